@@ -159,6 +159,9 @@ class Settings(BaseSettings):
         None, description="the console offers to send a request many times (true for --embedded)"
     )
     docs: bool = Field(True, description="serve /docs and /openapi.json")
+    tokenizers: Path | None = Field(
+        None, description="folder with a tokenizer folder for each LLM backend, by the name of its model"
+    )
     early_exit_key: str | None = Field(None, min_length=16, description="key for signed early exits", repr=False)
     log_tensors: Literal["off", "shapes"] = Field(
         "off", description="log the name, datatype and shape of each tensor, with the request id"

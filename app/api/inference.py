@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import choice
@@ -22,10 +22,11 @@ from app.api.explaining import Explaining
 from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.core.answer import Answer, Ending
-from app.core.engine import Engine
+from app.core.engine import Engine, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest
 from app.core.model import Capacity
+from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import NoTracer, SpanKind, Tracer, end_stream_span
@@ -69,6 +70,12 @@ class InferenceCall(Struct, frozen=True, eq=False):
     record: RequestRecord
     caller: Caller
     problem_of: ProblemOf = problem_of
+    further: Sequence[InferenceRequest] = ()
+    """Further requests of the same answer, which run at the same time and in the same slot."""
+
+    def abandon(self) -> None:
+        for request in (self.inference, *self.further):
+            self.target.abandon(request)
 
 
 @dataclass(slots=True)
@@ -199,20 +206,20 @@ class Inference:
     async def answer_in(self, slot: Slot, call: InferenceCall) -> Ending:
         """One unary answer of a call that has its slot. Also calls the ``cancel`` model, as :meth:`answer` does."""
         record, target = call.record, call.target
-        request = target.prepared(call.inference, call.deadline).with_trace(record.trace)
-        record.triton_request_id = request.request_id
+        requests = _prepared(call, record.trace)
+        record.triton_request_id = requests[0].request_id
         started = record.triton_at = time.perf_counter()
         is_abandoned = False
         try:
             responded = slot.output if target.decoupled else None
-            ending = await run(self.engine, request, call.deadline, call.answer, responded)
+            ending = await run(self.engine, requests, call.deadline, call.answer, responded)
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
             is_abandoned = True
             raise
         finally:
             record.triton_s = time.perf_counter() - started
             if is_abandoned or call.answer.has_enough:
-                target.abandon(call.inference)
+                call.abandon()
         record.exit_early(ending.early_exit)
         return ending
 
@@ -255,10 +262,10 @@ class Inference:
     def _plan_of(self, call: InferenceCall, recorder: "StreamRecorder") -> StreamPlan:
         record, target = call.record, call.target
         record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
-        request = target.prepared(call.inference, call.deadline).with_trace(recorder.span.trace)
+        requests = _prepared(call, recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
-            responses=self.engine.infer_stream(request, call.deadline),
+            responses=responses_of(self.engine, requests, call.deadline),
             answer=call.answer,
             deadline=call.deadline,
             first_s=target.stream.longest_first_s,
@@ -281,6 +288,10 @@ class Inference:
         stream.start().add_done_callback(forget)
 
 
+def _prepared(call: InferenceCall, trace: TraceContext | None) -> list[InferenceRequest]:
+    return [call.target.prepared(each, call.deadline).with_trace(trace) for each in (call.inference, *call.further)]
+
+
 async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
     try:
         async with asyncio.timeout(commit_s):
@@ -300,7 +311,8 @@ class StreamRecorder:
         self._slot = slot
         self._inference = inference
         self._record = record
-        self._abandon = partial(call.target.abandon, call.inference.without_inputs())
+        without_inputs = [each.without_inputs() for each in call.further]
+        self._abandon = replace(call, inference=call.inference.without_inputs(), further=without_inputs).abandon
         self.span = inference.tracer.start(f"stream {name}", SpanKind.INTERNAL, record.trace)
         metrics = inference.metrics.of_pipeline(name)
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs

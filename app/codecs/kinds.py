@@ -7,6 +7,7 @@ The conversions are selected once, when a pipeline is compiled. Callers do not s
 import base64
 import binascii
 import codecs
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,15 @@ def from_one_element_of(kind: str) -> FromArray:
 def _from_bytes_of(kind: str) -> Callable[[bytes], Any]:
     if kind == "text":
         return lambda value: value.decode("utf-8", "replace")
-    return orjson.loads if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
+    return _from_json if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
+
+
+def _from_json(text: bytes) -> Any:
+    """Python's own writer, which many models use, writes NaN and Infinity. They become None. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return json.loads(text, parse_constant=lambda _: None)
 
 
 def kind_fits(kind: str, datatype: str) -> bool:
@@ -105,6 +114,14 @@ def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
     except UnicodeDecodeError as exc:
         raise ValueError("is not UTF-8 text") from exc
     return content
+
+
+def bytes_of_json(value: Any) -> bytes:
+    """Encodes a decoded value. Raises ValueError for texts that are not Unicode."""
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as exc:
+        raise ValueError("cannot be written as JSON") from exc
 
 
 def _check_media_type(media_type: str, kind: str) -> None:

@@ -3,9 +3,12 @@
 The interface for observers of inference calls: metrics, the tensor log, tracing, the health of models.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
+
+from msgspec.structs import replace
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
@@ -52,6 +55,46 @@ class Engine(Protocol):
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
+
+
+def responses_of(
+    engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline
+) -> AsyncGenerator[InferenceResponse]:
+    """Runs all requests at the same time, and yields their responses as they arrive. Raises the first error."""
+    if len(requests) == 1:
+        return engine.infer_stream(requests[0], deadline)
+    return _merged(engine, requests, deadline)
+
+
+async def _merged(
+    engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline
+) -> AsyncGenerator[InferenceResponse]:
+    arrived = asyncio.Queue[InferenceResponse | Exception | None](maxsize=len(requests))
+
+    async def read(choice: int, request: InferenceRequest) -> None:
+        try:
+            async with aclosing(engine.infer_stream(request, deadline)) as responses:
+                async for response in responses:
+                    await arrived.put(replace(response, choice=choice))
+            await arrived.put(None)
+        except GatewayError as exc:
+            await arrived.put(exc)
+
+    reading = [asyncio.create_task(read(choice, request)) for choice, request in enumerate(requests)]
+    try:
+        missing = len(requests)
+        while missing:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                missing -= 1
+            else:
+                yield item
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def discard_stream(engine: Engine, request: InferenceRequest, deadline: Deadline) -> None:

@@ -153,6 +153,8 @@ class InferenceResponse(Struct, frozen=True, eq=False):
     """The version of the model that answered."""
     is_behind: bool = False
     """Whether Triton keeps later responses, because earlier ones were not read in time."""
+    choice: int = 0
+    """The index of its request, if one answer has several requests."""
 
 
 FLOOR_S = 0.05

@@ -14,7 +14,8 @@ import msgspec
 from app.codecs.json_scan import check_depth, is_json, malformed, members_of
 from app.core.errors import FieldProblem, InvalidInput, InvalidJson
 from app.core.text import nearest, shown
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
+from app.pipelines.parameters import ParameterField
 
 LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
@@ -158,6 +159,8 @@ def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, 
 
 def _form_value(field: Field, part: Part) -> Any:
     if isinstance(field, ParameterField):
+        if field.spec.type in ("object", "integers"):
+            return _decoded(field, memoryview(_text_of(part).encode()))
         return msgspec.convert(_text_of(part), field.json_type, strict=False)
     if field.is_file:
         return part.encode() if isinstance(part, str) else part

@@ -13,10 +13,11 @@ from app.config.watch import FollowedFile
 from app.core.engine import Engine
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.text import nearest
-from app.pipelines.compile import CompileContext, derived_spec
+from app.pipelines.compile import CompileContext
 from app.pipelines.file import GatewayFile, followed_gateway_file
 from app.pipelines.models import Lookup, OipModels, look_up, read_index
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.resolve import derived_spec
 from app.pipelines.run import run_sample
 from app.pipelines.spec import PipelineSpec
 from app.pipelines.version import PipelineVersion, VersionState

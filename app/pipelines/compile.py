@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from app.codecs.kinds import kind_fits, shape_text
@@ -12,13 +13,15 @@ from app.core.text import nearest
 from app.pipelines.body import BodyReader
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.graph import graph_of
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.mapping import compile_openai
 from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder
 from app.pipelines.refusals import check_fields
-from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
+from app.pipelines.resolve import resolved
+from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,21 @@ class CompileContext:
     """Whether callers of pipelines see the messages of models."""
     exposes_oip_errors: bool = False
     """Whether callers of ``/v2`` do."""
+    tokenizers: Path | None = None
+    """A folder with the tokenizer folders of models with a preset, by the model's name."""
 
 
 def compile_pipeline(
     name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], context: CompileContext
 ) -> Pipeline:
     """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
-    inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
+    spec = resolved(spec, config, context.tokenizers)
+    inputs, sent, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
+    parameters = [field for field in sent if field.is_settable]
+    if spec.adapters:
+        parameters.append(_adapter_field(spec, sent))
     graph = graph_of(config, models, spec.version)
-    _check_whole(spec, config, inputs, parameters)
+    _check_whole(spec, config, inputs, sent)
     _check_rules(spec, config, has_key=context.early_exit_key is not None)
     check_fields(spec.refusals, [*(each.name for each in inputs), *(each.name for each in parameters)])
     with mismatch_at("inputs"):
@@ -59,7 +68,7 @@ def compile_pipeline(
         builder=RequestBuilder(
             spec,
             inputs,
-            parameters,
+            sent,
             config.max_batch_size,
             takes_traceparent=takes_traceparent(config, models),
         ),
@@ -69,11 +78,6 @@ def compile_pipeline(
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),
     )
-
-
-def derived_spec(model: str) -> PipelineSpec:
-    """The declaration of a ready model's pipeline if there is no file."""
-    return PipelineSpec(model=model, stream=StreamSpec())
 
 
 def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
@@ -90,29 +94,46 @@ def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
 def _parameters(spec: PipelineSpec, config: ModelConfig) -> list[ParameterField]:
     fields = []
     for name, given in spec.parameters.items():
-        location = ("parameters", name, "tensor")
-        tensor = None if given.tensor is None else tensor_named(config.inputs, given.tensor, location)
+        tensors = {
+            key: None if tensor is None else tensor_named(config.inputs, tensor, ("parameters", name, key))
+            for key, tensor in (("tensor", given.tensor), ("member_of", given.member_of))
+        }
         with mismatch_at("parameters", name):
-            fields.append(ParameterField.compile(name, given, tensor, max_batch_size=config.max_batch_size))
+            fields.append(
+                ParameterField.compile(
+                    name,
+                    given,
+                    tensor=tensors["tensor"],
+                    json_tensor=tensors["member_of"],
+                    max_batch_size=config.max_batch_size,
+                )
+            )
     return fields
+
+
+def _adapter_field(spec: PipelineSpec, parameters: Iterable[ParameterField]) -> ParameterField:
+    fields = {field.name: field for field in parameters}
+    for adapter, values in spec.adapters.items():
+        for name, value in values.items():
+            with mismatch_at("adapters", adapter, name):
+                fields[name].converted(value)
+    return adapter_field(list(spec.adapters))
 
 
 def _outputs(spec: PipelineSpec, config: ModelConfig) -> list[OutputField]:
     outputs = _derived_outputs(config) if spec.outputs is None else spec.outputs
-    return [
-        OutputField.compile(
-            name,
-            given,
-            _tensor(config.outputs, given, ("outputs", name)),
-            max_batch_size=config.max_batch_size,
-            batch=spec.batch,
-        )
-        for name, given in outputs.items()
-    ]
+    fields = []
+    for name, given in outputs.items():
+        tensor = _tensor(config.outputs, given, ("outputs", name))
+        with mismatch_at("outputs", name):
+            fields.append(
+                OutputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=spec.batch)
+            )
+    return fields
 
 
 def _derived_inputs(spec: PipelineSpec, config: ModelConfig) -> dict[str, InputSpec]:
-    taken = {parameter.tensor for parameter in spec.parameters.values()}
+    taken = {name for each in spec.parameters.values() for name in (each.tensor, each.member_of)}
     return {
         tensor.name: InputSpec(tensor=tensor.name, kind=_kind_of(tensor), optional=tensor.optional)
         for tensor in config.inputs
@@ -162,11 +183,15 @@ def _check_whole(
             raise PipelineMismatch(("parameters", parameter.name), text)
     given = [field.tensor.name for field in inputs]
     given += [field.tensor.name for field in parameters if field.tensor is not None]
+    given += {field.json_tensor.name for field in parameters if field.json_tensor is not None}
     for tensor in config.inputs:
         if tensor.name not in given and not tensor.optional:
             raise PipelineMismatch(("inputs",), f"do not have '{tensor.name}', which the model requires")
         if given.count(tensor.name) > 1:
             raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
+    for name, output in (spec.outputs or {}).items():
+        if output.reaches is not None:
+            _check_limit(output.reaches, ("outputs", name, "reaches"), parameters)
     for name, contract in spec.contract.items():
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
@@ -196,8 +221,15 @@ def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> N
             )
 
 
+def _check_limit(parameter: str, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
+    names = [field.name for field in parameters if field.spec.type == "integer"]
+    if parameter not in names:
+        text = f"'{parameter}' is not an integer parameter{nearest(parameter, names)}"
+        raise PipelineMismatch(location, text)
+
+
 def _check_max_items(contract: ContractSpec, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
-    names = [field.name for field in parameters if field.spec.type == "integer" and field.tensor is None]
+    names = [field.name for field in parameters if field.spec.type == "integer" and field.is_request_parameter]
     if isinstance(contract.max_items, str) and contract.max_items not in names:
         raise PipelineMismatch(
             location, f"'{contract.max_items}' is not an integer parameter" + nearest(contract.max_items, names)

@@ -16,7 +16,8 @@ import orjson
 from app.codecs.kinds import is_bare_item
 from app.config.document import read_regular_file
 from app.core.inference import INTEGER_DATATYPES
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
+from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import SAMPLE, InputSpec, ParameterSpec, PipelineSpec
 
@@ -97,9 +98,12 @@ def _parameter_value(field: ParameterField) -> Any:
     spec = field.spec
     if spec.type == "boolean":
         return False
-    if spec.type == "string":
+    if spec.type == "object":
+        return {}
+    if spec.type in ("string", "strings"):
         return spec.enum[0] if spec.enum else "text"
-    return _number(spec, is_integer=spec.type == "integer")
+    number = _number(spec, is_integer=spec.type != "number")
+    return [number] if spec.type == "integers" else number
 
 
 def _number(spec: InputSpec | ParameterSpec, *, is_integer: bool) -> Any:

@@ -1,5 +1,6 @@
-"""The inputs and parameters of a request, compiled for one model signature."""
+"""The inputs of a request, compiled for one model signature."""
 
+import base64
 import dataclasses
 import functools
 import math
@@ -11,22 +12,25 @@ import numpy as np
 from msgspec import Meta
 
 from app.codecs.json_scan import has_more_elements
-from app.codecs.kinds import ToArray, bytes_of_base64, fits, is_bare_item, json_bytes_of, shape_text, to_array_of
-from app.codecs.numbers import Bounds, NumberCodec, NumberLists, float_type, integer_type, number_codec, number_type
-from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Parameter, Tensor
+from app.codecs.kinds import (
+    ToArray,
+    bytes_of_base64,
+    check_image,
+    fits,
+    is_bare_item,
+    json_bytes_of,
+    shape_text,
+    to_array_of,
+)
+from app.codecs.numbers import Bounds, NumberCodec, NumberLists, number_codec, number_type
+from app.core.inference import Array, Tensor
 from app.core.model import TensorSpec
-from app.pipelines.spec import InputSpec, ParameterSpec
+from app.pipelines.spec import InputSpec
 
 MAX_ELEMENTS = 65_536
 """Limit of a list of texts or files with a free dimension, because an element needs more memory than its text."""
 
 _FILE_KINDS = {"image", "binary"}
-_DATATYPES_BY_TYPE = {
-    "integer": INTEGER_DATATYPES,
-    "number": FLOAT_DATATYPES,
-    "boolean": frozenset({"BOOL"}),
-    "string": frozenset({BYTES}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,60 +132,13 @@ class InputField:
         return shape
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterField:
-    name: str
-    spec: ParameterSpec
-    tensor: TensorSpec | None
-    json_type: Any
-    has_batch: bool
-    _to_array: ToArray | None
-    """None for a request parameter, which is not a tensor."""
-
-    @classmethod
-    def compile(
-        cls, name: str, spec: ParameterSpec, tensor: TensorSpec | None, *, max_batch_size: int
-    ) -> "ParameterField":
-        """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
-        if tensor is not None:
-            _check_parameter_tensor(spec, tensor)
-        kind = "text" if spec.type == "string" else "number"
-        to_array = None if tensor is None else to_array_of(kind, tensor.datatype)
-        field = cls(name, spec, tensor, _parameter_type(spec, tensor), max_batch_size > 0, to_array)
-        if spec.default is not None:
-            field.checked(_converted(spec.default, field.json_type))
-        return field
-
-    @property
-    def is_required(self) -> bool:
-        return not self.spec.optional and self.spec.default is None
-
-    def checked(self, value: Any) -> Parameter:
-        """Checks a decoded value and returns the value of the request parameter. Raises ValueError."""
-        if self.spec.type != "number":
-            return value  # type: ignore[no-any-return]
-        number = float(value)
-        if not math.isfinite(number):
-            raise ValueError("must be a finite number")
-        if self.spec.enum is not None and number not in self.spec.enum:
-            raise ValueError("is not one of the allowed values")
-        return number
-
-    def read(self, value: Any, batch_size: int) -> Tensor:
-        """Returns the parameter as a tensor with one element, repeated for each item. Raises ValueError."""
-        assert self.tensor is not None
-        assert self._to_array is not None
-        array = self._to_array(self.checked(value)).reshape(self.tensor.dims)
-        if self.has_batch:
-            array = np.repeat(array[np.newaxis], batch_size, axis=0)
-        return Tensor(self.tensor.name, self.tensor.datatype, array)
-
-
 def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
     """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
-    to_array = to_array_of(spec.kind, datatype)
+    to_array = to_array_of("binary" if spec.base64 else spec.kind, datatype)
     if spec.kind == "json":
         return lambda value: to_array(json_bytes_of(value))
+    if spec.base64:
+        return lambda value: to_array(_base64_of(value, spec.kind))
     if spec.kind in _FILE_KINDS:
         return lambda value: to_array(_content_of(value, spec.kind))
     return to_array
@@ -196,18 +153,21 @@ def _max_elements(spec: InputSpec, tensor: TensorSpec, items: int) -> int | None
     return None if spec.kind == "number" else MAX_ELEMENTS
 
 
-def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
-    if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
-        raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
-    if any(dim not in (-1, 1) for dim in tensor.dims):
-        raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
-
-
 def _content_of(value: Any, kind: str) -> Any:
     """Returns the bytes of a file, from the bytes of a form or the base64 of JSON; lists keep their nesting."""
     if isinstance(value, list):
         return [_content_of(item, kind) for item in value]
     return bytes_of_base64(value, kind) if isinstance(value, str) else value
+
+
+def _base64_of(value: Any, kind: str) -> Any:
+    """Returns the base64 text of a file as bytes, for models that decode it themselves; lists keep their nesting."""
+    if isinstance(value, list):
+        return [_base64_of(item, kind) for item in value]
+    content = _content_of(value, kind)
+    if kind == "image":
+        check_image(content)
+    return base64.b64encode(content)
 
 
 def _converted(default: Any, json_type: Any) -> Any:
@@ -241,14 +201,5 @@ def _element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
     return Annotated[str, Meta(extra_json_schema=schema)]
 
 
-def _parameter_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
-    """``tensor``: the input for the parameter, if it is a tensor. Raises ValueError."""
-    if spec.type == "integer":
-        return integer_type("INT64" if tensor is None else tensor.datatype, _bounds_of(spec))
-    if spec.type == "number":
-        return float_type(_bounds_of(spec))
-    return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str
-
-
-def _bounds_of(spec: InputSpec | ParameterSpec) -> Bounds:
+def _bounds_of(spec: InputSpec) -> Bounds:
     return Bounds(spec.minimum, spec.maximum, spec.enum)

@@ -3,9 +3,10 @@
 ``OutputField`` is compiled for one model signature; ``ContractCheck`` is made for one request.
 """
 
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from app.codecs.kinds import (
     FromArray,
@@ -37,6 +38,8 @@ class OutputField:
     join: str
     is_text_run: bool
     """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
+    is_count: bool
+    """Whether the responses count, and the output tells at the end whether a limit was reached."""
     _dims: tuple[int, ...]
     """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
     _is_list_of_items: bool
@@ -49,6 +52,8 @@ class OutputField:
     ) -> "OutputField":
         takes_batch = max_batch_size > 0 and not batch
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
+        if depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
+            raise ValueError("has accumulates, none, reaches or join: sum, which only a single value can have")
         join = spec.join or ("concatenate" if spec.kind == "text" else "list")
         return cls(
             name=name,
@@ -59,6 +64,7 @@ class OutputField:
             is_bare=depth == 0,
             join=join,
             is_text_run=depth == 0 and spec.kind == "text" and join == "concatenate",
+            is_count=spec.reaches is not None,
             _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
             _is_list_of_items=depth == 1 and is_bare_item(tensor),
             _from_array=from_array_of(spec.kind, tensor.datatype) if depth else from_one_element_of(spec.kind),
@@ -94,9 +100,51 @@ class OutputField:
     def value_of(self, array: Array) -> Any:
         """Returns the value of a non-empty array. Raises ContractViolation if the bytes are not valid JSON."""
         try:
-            return self._from_array(array.reshape(-1) if self._is_list_of_items else array)
+            value = self._from_array(array.reshape(-1) if self._is_list_of_items else array)
         except ValueError as exc:
             raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
+        return None if self.spec.none is not None and value == self.spec.none else value
+
+    def text_decoder(self) -> "TextDecoder":
+        """Returns a decoder for the pieces of one text."""
+        return TextDifferences(self.tensor.name) if self.spec.accumulates else _UTF8("replace")
+
+
+class TextDecoder(Protocol):
+    def decode(self, raw: bytes, final: bool = False) -> str:
+        """Returns the complete characters of the next piece."""
+
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TextDifferences:
+    """Turns texts that each repeat everything so far into pieces.
+
+    U+FFFD at the end of a text is the beginning of a character, which the next text has whole.
+    """
+
+    def __init__(self, tensor: str) -> None:
+        self._tensor = tensor
+        self._text = ""
+        self._rest = ""
+
+    def decode(self, raw: bytes, final: bool = False) -> str:
+        """Raises ContractViolation for a text that does not repeat the text so far."""
+        if final and not raw:
+            rest, self._rest = self._rest, ""
+            return rest
+        text = raw.decode("utf-8", "replace")
+        if not text.startswith(self._text):
+            raise ContractViolation(
+                f"Output '{self._tensor}' does not begin with the text so far.",
+                tensor=self._tensor,
+                hint="With accumulates: true, each response must repeat the text so far. "
+                "Remove accumulates if the model sends only new text.",
+            )
+        complete = text.rstrip("\ufffd")
+        piece, self._text, self._rest = complete[len(self._text) :], complete, text[len(complete) :]
+        return piece
 
 
 @dataclass(frozen=True, slots=True)

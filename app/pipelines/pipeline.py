@@ -17,9 +17,10 @@ from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
 from app.pipelines.graph import Graph
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.parameters import ADAPTER, ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
 from app.pipelines.spec import PipelineSpec, StreamSpec
 
@@ -27,7 +28,10 @@ _Problems = list[FieldProblem]
 
 
 class RequestBuilder:
-    """``max_batch_size``: of the model. It limits the items of a request where the pipeline says ``batch: true``."""
+    """``parameters``: all, with those that callers cannot set. ``max_batch_size``: of the model.
+
+    It limits the items of a request where the pipeline says ``batch: true``.
+    """
 
     def __init__(
         self,
@@ -45,16 +49,23 @@ class RequestBuilder:
         self._takes_traceparent = takes_traceparent
         self._max_items = max_batch_size if spec.batch else None
         self._inputs = tuple(inputs)
+        self._adapters = spec.adapters
+        self._parameters = {field.name: field for field in parameters}
         self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
-        self._request_parameters = tuple(field for field in parameters if field.tensor is None)
+        self._json_objects = json_objects(parameters, max_batch_size=max_batch_size)
+        self._request_parameters = tuple(field for field in parameters if field.is_request_parameter)
 
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
         """A request whose types, shapes and data agree. Raises InvalidInput."""
         problems: _Problems = []
+        if self._adapters and ADAPTER in values:
+            values = {**values, **self._adapters[values[ADAPTER]]}
         tensors = self._input_tensors(values, problems)
         batch_size = 1 if self._max_items is None else _batch_size(tensors, self._max_items, problems)
         if self._tensor_parameters:
             tensors += self._parameter_tensors(values, batch_size, problems)
+        for json_object in self._json_objects:
+            tensors.append(json_object.read(_checked(json_object.fields, values, problems), batch_size))
         parameters = self._parameter_values(values, problems) if self._request_parameters else {}
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
@@ -67,6 +78,16 @@ class RequestBuilder:
             idempotent=self._idempotent,
             takes_traceparent=self._takes_traceparent,
         )
+
+    def number_of(self, parameter: str, request: InferenceRequest) -> float | None:
+        """Returns the value that a request has for a parameter that is a number."""
+        field = self._parameters[parameter]
+        if field.is_request_parameter:
+            value = request.parameters.get(parameter)
+        else:
+            sent = {tensor.name: tensor.array for tensor in request.inputs}
+            value = field.value_in(sent)
+        return None if value is None else float(value)
 
     def _input_tensors(self, values: Mapping[str, Any], problems: _Problems) -> list[Tensor]:
         tensors: list[Tensor] = []
@@ -83,7 +104,7 @@ class RequestBuilder:
 
     def _parameter_tensors(self, values: Mapping[str, Any], batch_size: int, problems: _Problems) -> Iterable[Tensor]:
         for field in self._tensor_parameters:
-            value = values.get(field.name, field.spec.default)
+            value = _value_of(field, values)
             if value is None:
                 continue
             try:
@@ -92,16 +113,26 @@ class RequestBuilder:
                 problems.append(FieldProblem(field.name, str(exc)))
 
     def _parameter_values(self, values: Mapping[str, Any], problems: _Problems) -> dict[str, Parameter]:
-        parameters: dict[str, Parameter] = {}
-        for field in self._request_parameters:
-            value = values.get(field.name, field.spec.default)
-            if value is None:
-                continue
-            try:
-                parameters[field.name] = field.checked(value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-        return parameters
+        return _checked(self._request_parameters, values, problems)
+
+
+def _checked(fields: Iterable[ParameterField], values: Mapping[str, Any], problems: _Problems) -> dict[str, Any]:
+    """Returns the checked values that are sent, by field name."""
+    checked: dict[str, Any] = {}
+    for field in fields:
+        value = _value_of(field, values)
+        if value is None:
+            continue
+        try:
+            checked[field.name] = field.checked(value)
+        except ValueError as exc:
+            problems.append(FieldProblem(field.name, str(exc)))
+    return checked
+
+
+def _value_of(field: ParameterField, values: Mapping[str, Any]) -> Any:
+    """The value to send; None for none."""
+    return values.get(field.name, field.spec.default) if field.spec.send is None else field.spec.send
 
 
 def _batch_size(tensors: Sequence[Tensor], most: int, problems: _Problems) -> int:

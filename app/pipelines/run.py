@@ -5,9 +5,9 @@ answer ended. ``Canceller`` cancels abandoned requests, and ``run_sample`` runs 
 """
 
 import asyncio
-import codecs
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Values
-from app.core.engine import Engine, discard_stream
+from app.core.engine import Engine, discard_stream, responses_of
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
@@ -37,9 +37,9 @@ class Collector:
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
         self._contract = ContractCheck(pipeline.contracts.of(request.parameters))
-        self._texts = {
-            field.name: codecs.getincrementaldecoder("utf-8")("replace") for field in self._fields if field.is_text_run
-        }
+        self._texts = {field.name: field.text_decoder() for field in self._fields if field.is_text_run}
+        self._counts = {field.name: 0 for field in self._fields if field.is_count}
+        self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
 
@@ -52,8 +52,8 @@ class Collector:
         if self._pipeline.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
-        if response.is_final and self._texts:
-            for name, rest in self._rests_of_text().items():
+        if response.is_final and (self._texts or self._counts):
+            for name, rest in self._rests().items():
                 values[name] = (values[name] or "") + rest
         return values
 
@@ -69,7 +69,7 @@ class Collector:
         reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules else None
         if reason is None and not self._decoupled:
             self._check_complete()
-        rests = self._rests_of_text() if self._texts else None
+        rests = self._rests() if self._texts or self._counts else None
         return Ending(reason, [{**self.empty_values(), **rests}]) if rests else self._exit_with(reason)
 
     def empty_values(self) -> Values:
@@ -93,12 +93,18 @@ class Collector:
         array = None if tensor is None else field.array_of(tensor)
         if array is None or not array.size:
             return self._empty_value(field)
+        if field.is_count:
+            self._counts[field.name] += int(array.sum())
+            return None
         text = self._texts.get(field.name)
         return field.value_of(array) if text is None else text.decode(array.flat[0])
 
-    def _rests_of_text(self) -> Values:
-        """Returns U+FFFD for each remaining byte of an incomplete character."""
-        rests = {name: decoder.decode(b"", final=True) for name, decoder in self._texts.items()}
+    def _rests(self) -> Values:
+        """Returns, once, U+FFFD for each remaining byte of an incomplete character, and whether limits were reached."""
+        rests: dict[str, str] = {name: decoder.decode(b"", final=True) for name, decoder in self._texts.items()}
+        for name, count in self._counts.items():
+            rests[name] = "length" if count >= self._limits.get(name, math.inf) else "stop"
+        self._counts = {}
         return {name: rest for name, rest in rests.items() if rest}
 
     def _empty_value(self, field: OutputField) -> Any:
@@ -136,20 +142,30 @@ class WholeAnswer(Collector):
 
 def _start_of(field: OutputField) -> Any:
     """The initial value of a joined output of a decoupled model."""
-    if field.join == "last":
+    if field.join in ("last", "sum") or field.is_count:
         return field.empty_value
-    return "" if field.join == "concatenate" and field.is_bare else []
+    return "" if field.is_text_run else []
 
 
 def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
     if value is None:
         return so_far
-    if field.join == "last":
+    if field.join == "last" or field.is_count:
         return value
+    if field.join == "sum":
+        return value if so_far is None else so_far + value
     if isinstance(so_far, str):
         return so_far + value
-    so_far.extend(value if isinstance(value, list) and not field.is_bare else [value])
+    is_several = isinstance(value, list) and (not field.is_bare or field.join == "concatenate")
+    so_far.extend(value if is_several else [value])
     return so_far
+
+
+def _limits_of(pipeline: Pipeline, request: InferenceRequest) -> dict[str, float]:
+    """Returns the limit of each count: the value that the request has for the parameter."""
+    counts = [(field.name, field.spec.reaches) for field in pipeline.outputs]
+    limits = {name: pipeline.builder.number_of(limit, request) for name, limit in counts if limit is not None}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _whole(joined: Any) -> Any:
@@ -163,22 +179,23 @@ def _whole(joined: Any) -> Any:
 
 async def run(
     engine: Engine,
-    request: InferenceRequest,
+    requests: Sequence[InferenceRequest],
     deadline: Deadline,
     answer: Answer,
     responded: Callable[[], None] | None,
 ) -> Ending:
-    """Runs one unary request. Raises GatewayError; cancelling the task cancels the work in Triton.
+    """Runs the requests of one unary answer. Raises GatewayError; cancelling the task cancels the work in Triton.
 
     ``responded``: is called for each response; None for a model that is not decoupled.
     """
     try:
-        if responded is None:
-            answer.add(await engine.infer(request, deadline))
+        if responded is None and len(requests) == 1:
+            answer.add(await engine.infer(requests[0], deadline))
         else:
-            async with aclosing(engine.infer_stream(request, deadline)) as responses:
+            async with aclosing(responses_of(engine, requests, deadline)) as responses:
                 async for response in responses:
-                    responded()
+                    if responded is not None:
+                        responded()
                     answer.add(response)
                     if answer.has_enough:
                         break
@@ -229,7 +246,7 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     request = replace(pipeline.request_of_json(body), is_probe=True)
     responded = _ignore if pipeline.config.decoupled else None
     deadline = Deadline.after(pipeline.sample_timeout_s)
-    await run(engine, request, deadline, WholeAnswer(pipeline, request), responded)
+    await run(engine, [request], deadline, WholeAnswer(pipeline, request), responded)
 
 
 def _ignore() -> None:

@@ -8,8 +8,9 @@ from app.codecs.kinds import is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.json import Schema, enum_of, with_types
 from app.core.model import TensorSpec
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
 from app.pipelines.outputs import OutputField
+from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
 
 _LARGEST_BY_DATATYPE: dict[str, float] = {
@@ -108,7 +109,7 @@ def _output_schema(field: OutputField, *, joined: bool) -> Schema:
 def _joined_schema(field: OutputField, element: Schema) -> Schema:
     if field.is_text_run:
         return {"type": "string"}
-    if field.join == "last" and field.is_bare:
+    if (field.join in ("last", "sum") or field.is_count) and field.is_bare:
         return {"anyOf": [element, {"type": "null"}]} if element else {}
     return _nested(element, max(field.depth, 1))
 
@@ -120,6 +121,8 @@ def _nested(element: Schema, depth: int) -> Schema:
 
 
 def _element_schema(field: OutputField) -> Schema:
+    if field.is_count:
+        return enum_of(["length", "stop"])
     if field.spec.kind == "number":
         return _number_schema(field.tensor.datatype)
     if field.spec.kind == "json":

@@ -8,9 +8,10 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from app.config.document import JsonValue, Name, Section
 from app.core.errors import FailureCode
 from app.pipelines.openai.spec import OpenAISpec
+from app.pipelines.preset import PresetName, with_preset
 
 Kind = Literal["number", "text", "json", "image", "binary"]
-Join = Literal["concatenate", "list", "last"]
+Join = Literal["concatenate", "list", "last", "sum"]
 
 
 Enum = Annotated[list[JsonValue], Field(min_length=1)]
@@ -19,6 +20,7 @@ Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(al
 Names = Annotated[list[str], Field(min_length=1)]
 GrpcCode = Literal[FailureCode, "any"]
 ExampleName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Examples = Annotated[dict[ExampleName, dict[str, JsonValue]], Field(max_length=16)]
 
 SAMPLE = "sample"
@@ -63,6 +65,8 @@ class InputSpec(Section):
     kind: Kind = "number"
     single: bool = False
     """The tensor has one free dimension, but always one element: a single value, as for the dims [1]."""
+    base64: bool = False
+    """The tensor has the file as base64 text instead of its bytes."""
     optional: bool = False
     default: JsonValue = None
     minimum: Bound | None = None
@@ -74,6 +78,8 @@ class InputSpec(Section):
     def _constraints_fit(self) -> Self:
         is_number, is_text = self.kind == "number", self.kind == "text"
         _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
+        if self.base64 and self.kind not in ("image", "binary"):
+            raise ValueError("has base64: true, which only the kinds image and binary can have")
         return self
 
 
@@ -83,29 +89,77 @@ class OutputSpec(Section):
     single: bool = False
     """The tensor has one free dimension, but always one element: a single value."""
     join: Join | None = None
+    accumulates: bool = False
+    """Each response repeats the text so far. Callers get the differences."""
+    none: str | None = None
+    """A text that means that there is no value."""
+    reaches: Name | None = None
+    """The output is ``length`` if the numbers of all responses reach the value of this parameter, else ``stop``."""
     description: str = ""
 
     @model_validator(mode="after")
-    def _only_text_is_concatenated(self) -> Self:
-        if self.join == "concatenate" and self.kind != "text":
-            raise ValueError("has join: concatenate, which only kind: text can have")
+    def _keys_fit_the_kind(self) -> Self:
+        if self.join == "concatenate" and self.kind not in ("text", "json"):
+            raise ValueError("has join: concatenate, which only the kinds text and json can have")
+        if self.join == "sum" and self.kind != "number":
+            raise ValueError("has join: sum, which only kind: number can have")
+        if self.none is not None and self.kind != "text":
+            raise ValueError("has none, which only kind: text can have")
+        if self.accumulates and (self.kind != "text" or self.join not in (None, "concatenate")):
+            raise ValueError("has accumulates: true, which only kind: text with join: concatenate can have")
+        if self.reaches is not None and (self.kind != "number" or self.join is not None):
+            raise ValueError("has reaches, which only kind: number without join can have")
         return self
 
 
+ParameterType = Literal["integer", "number", "string", "boolean", "strings", "integers", "object"]
+_SEVERAL = frozenset({"strings", "integers", "object"})
+
+
 class ParameterSpec(Section):
-    type: Literal["integer", "number", "string", "boolean"]
+    """Sent as a parameter of Triton's request; with ``tensor`` as a tensor; with ``member_of`` in a JSON object."""
+
+    type: ParameterType
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
     default: JsonValue = None
     optional: bool = False
     tensor: str | None = None
+    member_of: str | None = None
+    """A text tensor with a JSON object, of which this parameter is a member."""
+    member: str | None = None
+    """The name of the member; left out: that of the parameter."""
+    as_text: bool = False
+    """The member is the value's JSON as a text."""
+    send: JsonValue = None
+    """The value of every request. Callers cannot set the parameter."""
+    hidden: bool = False
+    """Callers cannot set the parameter; an adapter can."""
     description: str = ""
 
     @model_validator(mode="after")
     def _constraints_fit(self) -> Self:
-        is_number, is_text = self.type in ("integer", "number"), self.type == "string"
-        _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
+        is_number, is_text = self.type in ("integer", "number", "integers"), self.type == "string"
+        _check_constraints(
+            self, ordered=is_number, listed=self.type != "integers" and (is_number or is_text), text=is_text
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if self.tensor is not None and self.member_of is not None:
+            raise ValueError("has both tensor and member_of")
+        if self.member_of is None and (self.member is not None or self.as_text):
+            raise ValueError("has member or as_text, which need member_of")
+        if self.type in _SEVERAL and self.tensor is None and self.member_of is None:
+            raise ValueError(f"is of type {self.type}, which needs tensor or member_of")
+        return self
+
+    @model_validator(mode="after")
+    def _is_set_once(self) -> Self:
+        if self.send is not None and (self.default is not None or self.hidden or self.optional):
+            raise ValueError("has send, which excludes default, optional and hidden")
         return self
 
 
@@ -198,11 +252,15 @@ class LimitsSpec(Section):
 
 class PipelineSpec(Section):
     model: str
+    preset: PresetName | None = None
+    """The LLM backend that the model is: its keys are added to those of the file."""
     version: str = ""
     description: str = ""
     inputs: dict[Name, InputSpec] | None = None
     outputs: dict[Name, OutputSpec] | None = None
     parameters: dict[Name, ParameterSpec] = {}
+    adapters: dict[AdapterName, dict[Name, JsonValue]] = {}
+    """Adapter (LoRA) -> the values of the hidden parameters that select it."""
     early_exit: list[EarlyExitRule] = []
     stream: StreamSpec | None = None
     contract: dict[str, ContractSpec] = {}
@@ -224,6 +282,11 @@ class PipelineSpec(Section):
     """Further valid requests by name, in the form of ``sample``. The gateway never runs them on its own."""
     limits: LimitsSpec | None = None
     openai: OpenAISpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, given: Any) -> Any:
+        return with_preset(given) if isinstance(given, dict) else given
 
     @field_validator("stream", mode="before")
     @classmethod
@@ -250,9 +313,21 @@ class PipelineSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _adapters_set_hidden_parameters(self) -> Self:
+        if self.adapters and "adapter" in {*self.parameters, *(self.inputs or ())}:
+            raise ValueError("the name 'adapter' is used for a field, and the pipeline has adapters")
+        for adapter, values in self.adapters.items():
+            for name in values:
+                if name not in self.parameters or not self.parameters[name].hidden:
+                    raise ValueError(
+                        f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _parameters_are_the_models(self) -> Self:
         for name, parameter in self.parameters.items():
-            if parameter.tensor is None and RESERVED_PARAMETERS.fullmatch(name):
+            if parameter.tensor is None and parameter.member_of is None and RESERVED_PARAMETERS.fullmatch(name):
                 raise ValueError(f"the parameter '{name}' is reserved by Triton")
         deadline = self.deadline_parameter
         if deadline is not None and (deadline in self.parameters or RESERVED_PARAMETERS.fullmatch(deadline)):

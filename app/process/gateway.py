@@ -276,7 +276,11 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
         engine,
         settings.config_path,
         CompileContext(
-            settings.timeout_s, key, settings.expose_model_errors == "true", settings.expose_model_errors != "false"
+            timeout_s=settings.timeout_s,
+            early_exit_key=key,
+            exposes_errors=settings.expose_model_errors == "true",
+            exposes_oip_errors=settings.expose_model_errors != "false",
+            tokenizers=settings.tokenizers,
         ),
         triton.grpc_url,
     )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,13 @@ class TestJson:
         assert written("json", BYTES, bytes_array([orjson.dumps(value)] * 2, (2, 1))) == [[value], [value]]
 
     def test_an_output_with_invalid_json_is_an_error(self) -> None:
-        with pytest.raises(orjson.JSONDecodeError):
+        with pytest.raises(json.JSONDecodeError):
             from_array_of("json", BYTES)(bytes_array([b"{"], (1,)))
+
+    def test_nan_and_infinity_become_null(self) -> None:
+        assert written("json", BYTES, bytes_array([b'{"a": NaN, "b": [-Infinity]}'], (1,))) == [
+            {"a": None, "b": [None]}
+        ]
 
     def test_json_must_be_utf_8(self) -> None:
         assert json_bytes_of('"ü"'.encode()) == '"ü"'.encode()

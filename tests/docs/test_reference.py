@@ -39,6 +39,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "openai: chat": spec_module.ChatSpec,
     "openai: embeddings": spec_module.EmbeddingsSpec,
     "openai: usage": spec_module.UsageSpec,
+    "openai: logprobs": spec_module.LogprobsSpec,
 }
 """The models of the file, by heading of docs/reference/gateway-yaml.md."""
 PAGES_WITH_CHART_VALUES = (

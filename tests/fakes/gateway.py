@@ -46,9 +46,10 @@ async def served(
     explains: bool | None = None,
     collector_url: str | None = None,
     rules: BrowserRules | None = None,
+    tokenizers: Path | None = None,
 ) -> AsyncIterator[Served]:
     """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
-    catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY))
+    catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY, tokenizers=tokenizers))
     catalog.load_file()
     await catalog.refresh()
     await catalog.warm_up()

@@ -289,7 +289,7 @@ class TestErrors:
         [
             ({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
             ({"model": "embed"}, openai.NotFoundError, "model_not_found"),
-            ({"n": 2}, openai.BadRequestError, "invalid_input"),
+            ({"n": 0}, openai.BadRequestError, "invalid_input"),
             ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "invalid_input"),
             ({"max_completion_tokens": 10_000}, openai.BadRequestError, "invalid_input"),
             ({"messages": []}, openai.BadRequestError, "invalid_input"),

@@ -56,7 +56,7 @@ def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
             "7: pipelines.ocr.early_exit.0.eror is not a known key; did you mean 'error'?",
         ),
         (GOOD.replace("pipelines:", "pipes:"), "1: pipes is not a known key; did you mean 'pipelines'?"),
-        (GOOD + "    zzz: 1\n", "6: pipelines.ocr.zzz is not a known key; valid here: batch, "),
+        (GOOD + "    zzz: 1\n", "6: pipelines.ocr.zzz is not a known key; valid here: adapters, "),
         (GOOD + "    model: other\n", "6: pipelines.ocr.model is used twice"),
         (GOOD + "  ocr: {model: m}\n", "6: pipelines.ocr is used twice"),
         (GOOD.replace("    model: ocr_ensemble\n", ""), "2: pipelines.ocr.model is missing: add `model:`"),

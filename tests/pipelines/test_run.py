@@ -31,7 +31,7 @@ async def ran(p: Pipeline, *answers: Answer) -> tuple[dict[str, Any], str | None
 
 async def run_with(engine: FakeEngine, p: Pipeline) -> Ending:
     request, responded = p.request_of_json(b"{}"), (lambda: None) if p.config.decoupled else None
-    return await run(engine, request, Deadline.after(20), WholeAnswer(p, request), responded)
+    return await run(engine, [request], Deadline.after(20), WholeAnswer(p, request), responded)
 
 
 def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool = True) -> InferenceResponse:

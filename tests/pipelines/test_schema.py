@@ -154,7 +154,7 @@ async def test_a_joined_result_matches_its_schema() -> None:
 
 async def joined(p: Pipeline, *answers: InferenceResponse) -> Any:
     engine, request = FakeEngine(answers=list(answers)), p.request_of_json(b"{}")
-    ending = await run(engine, request, Deadline.after(20), WholeAnswer(p, request), lambda: None)
+    ending = await run(engine, [request], Deadline.after(20), WholeAnswer(p, request), lambda: None)
     return as_read({**ending.outputs[0], "early_exit": ending.early_exit})
 
 

@@ -13,7 +13,21 @@ import triton_python_backend_utils as pb_utils
 
 LETTERS = 'abcdefghij \n"\\<é日😀'
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "seed", "n", "stop", "logprobs"}
+SAMPLING = {
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "n",
+    "stop",
+    "logprobs",
+    "ignore_eos",
+}
+CONTEXT = 2000
+"""The longest prompt of vLLM, in characters."""
 
 
 class TritonPythonModel:
@@ -98,6 +112,11 @@ def vllm(_model, request):
     if set(sampling) - SAMPLING:
         yield _failure("Error generating stream: 'NoneType' object has no attribute 'lora_name'")
         return
+    if len(given["text_input"]) > CONTEXT:
+        length = len(given["text_input"])
+        text = f"The decoder prompt (length {length}) is longer than the maximum model length of {CONTEXT}"
+        yield _failure(f"Error generating stream: {text}")
+        return
     lengths = [choices.randint(1, 12) for _ in range(sampling.get("n", 1))]
     if not given.get("stream", False):
         before = b"" if given.get("exclude_input_in_output", False) else given["text_input"]
@@ -118,12 +137,20 @@ def _of_vllm(given, texts, reasons, tokens):
     if given.get("return_cumulative_logprob", False):
         outputs.append(pb_utils.Tensor("cumulative_logprob", np.full(len(texts), np.nan, np.float32)))
     if given.get("return_logprobs", False):
-        outputs.append(_texts("logprobs", [b"null" for _ in texts]))
+        count = json.loads(given.get("sampling_parameters", b"{}")).get("logprobs")
+        outputs.append(_texts("logprobs", [b"null" if count is None else _logprobs(text) for text in texts]))
     if given.get("return_num_input_tokens", False):
         outputs.append(pb_utils.Tensor("num_input_tokens", np.array(7, np.uint32)))
     if given.get("return_num_output_tokens", False):
         outputs.append(pb_utils.Tensor("num_output_tokens", np.full(len(texts), tokens, np.uint32)))
     return outputs
+
+
+def _logprobs(text):
+    """The chosen token, and another one."""
+    chosen = {"logprob": -0.5, "rank": 1, "decoded_token": text.decode()}
+    other = {"logprob": -1.5, "rank": 2, "decoded_token": "?"}
+    return json.dumps([{"11": chosen, "12": other}]).encode()
 
 
 def tensorrt_llm(_model, request):

@@ -14,7 +14,15 @@ from app.api.access import allows_pipeline
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.embeddings import MAX_INPUTS
 from app.api.openai.errors import openai_status_of
-from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
+from app.api.openai.requests import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    NEUTRAL_OF_EMBEDDINGS,
+    NEUTRAL_OF_TEXTS,
+    Labels,
+    Neutral,
+    ids_of,
+)
 from app.api.openapi.answers import (
     ANYWHERE,
     INFERENCE_ERRORS,
@@ -108,12 +116,12 @@ _MESSAGES: Schema = {"type": "array", "items": _REQUEST_MESSAGE, "minItems": 1}
 
 
 def completion_schema(pipeline: Pipeline, form: TextForm) -> Schema:
-    schema = _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline, form))
+    schema = _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline, form, chat=False))
     return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}
 
 
 def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
-    schema = _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline, form))
+    schema = _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline, form, chat=True))
     return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
 
 
@@ -135,16 +143,26 @@ def example_text_of(pipeline: Pipeline, field: str) -> Any:
     return example_of(pipeline).get(field, "text")
 
 
-def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
+def _text_fields(pipeline: Pipeline, form: TextForm, *, chat: bool) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
     stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
     fields = _schemas_of(NEUTRAL_OF_TEXTS)
     fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": enum_of([False, None])}
+    fields["n"] = _integer_to(MAX_CHOICES, 1)
+    if not chat:
+        fields["echo"] = {"type": ["boolean", "null"]}
+    if form.logprobs is not None:
+        fields |= {"logprobs": {"type": ["boolean", "null"]}, "top_logprobs": _integer_to(MAX_LOGPROBS)}
+        fields |= {} if chat else {"logprobs": _integer_to(MAX_LOGPROBS)}
     if pipeline.spec.stream is not None:
-        usage = enum_of([False, True, None] if form.usage is not None else [False, None])
+        usage: Schema = {"type": ["boolean", "null"]}
         options = {"type": ["object", "null"], "properties": {"include_usage": usage}, "additionalProperties": False}
         fields |= {"stream": {"type": ["boolean", "null"]}, "stream_options": options}
     return fields
+
+
+def _integer_to(most: int, least: int = 0) -> Schema:
+    return {"type": ["integer", "null"], "minimum": least, "maximum": most}
 
 
 _OPTIONS_OF_STREAMS: Schema = {
@@ -169,15 +187,20 @@ _ONE_LIMIT: Schema = {
 def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:
     """Requires ``model``, ``needed`` and the pipeline's required fields other than the prompt."""
     known = request_schema(pipeline)
-    own = {name: known["properties"][field] for name, field in form.field_by_parameter.items()}
+    own = {name: known["properties"][field] for name, field in form.field_by_parameter.items() if name != "stop"}
     required = [name for name, field in form.field_by_parameter.items() if field in known.get("required", [])]
     return {
         "title": pipeline.name,
         "type": "object",
         "required": ["model", *needed, *required],
-        "properties": {"model": const_of(pipeline.name), **needed, **fields, **own},
+        "properties": {"model": _model_of(pipeline), **needed, **fields, **own},
         "additionalProperties": False,
     }
+
+
+def _model_of(pipeline: Pipeline) -> Schema:
+    ids = ids_of(pipeline)
+    return enum_of(ids) if len(ids) > 1 else const_of(pipeline.name)
 
 
 Form = TypeVar("Form", TextForm, EmbeddingsForm)

@@ -27,6 +27,7 @@ from app.core.text import nearest, shown
 from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.catalog import Catalog
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
+from app.pipelines.parameters import ADAPTER
 from app.pipelines.pipeline import Pipeline
 
 MAX_TEXT_CHARACTERS = 1024
@@ -81,7 +82,7 @@ _BOOKKEEPING = {
 NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
 NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
     "best_of": Neutral("only 1", values=[1], otherwise="is not supported"),
-    "echo": Neutral("only `false`", values=[False]),
+    "echo": Neutral("only `false`; of chats", values=[False]),
     "frequency_penalty": Neutral("only 0", values=[0]),
     "function_call": Neutral("only `none` and `auto`", values=["none", "auto"]),
     "functions": Neutral("only `[]`", values=[[]]),
@@ -90,7 +91,6 @@ NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
     "logprobs": Neutral("only `false`", values=[False]),
     "min_tokens": Neutral("only 0", values=[0]),
     "modalities": Neutral('only `["text"]`', values=[["text"]]),
-    "n": Neutral("only 1", values=[1], otherwise="is not supported: a request has one answer"),
     "parallel_tool_calls": Neutral("true or false; there are no tools", type=bool),
     "prediction": Neutral("an object; the answer is generated without it", type=dict[str, Any]),
     "presence_penalty": Neutral("only 0", values=[0]),
@@ -245,40 +245,101 @@ class _Message(Struct, forbid_unknown_fields=True):
     annotations: None = None
 
 
+MAX_CHOICES = 16
+"""Limit of ``n``: each choice is a request to the model."""
+_Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+MAX_LOGPROBS = 20
+"""Limit of the alternatives for a token: OpenAI's for chats."""
+_Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The caller's options for the answer."""
+    """The caller's options for the answer. ``logprobs``: the number of alternatives for a token; None for none."""
 
-    stream: bool
-    include_usage: bool
-    stops: tuple[str, ...]
+    stream: bool = False
+    include_usage: bool = False
+    stops: tuple[str, ...] = ()
+    choices: int = 1
+    echo: bool = False
+    logprobs: int | None = None
 
 
-def take_options(members: Members, form: TextForm) -> ResponseOptions:
+class Prompt(Struct, frozen=True):
+    """``text``: empty unless it is echoed. ``name``: of the caller's field. ``tokens``: if the gateway counts them."""
+
+    text: str
+    name: str = "prompt"
+    tokens: int | None = None
+
+
+def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOptions:
     """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
     stream = take(members, "stream", bool, False)
     has_options = "stream_options" in members
     options = take(members, "stream_options", _StreamOptions, _StreamOptions())
     if has_options and not stream:
         raise refused([FieldProblem("stream_options", "is only allowed with stream: true")])
-    if options.include_usage and form.usage is None:
-        raise refused([FieldProblem("stream_options.include_usage", "is not supported: this model counts no tokens")])
-    return ResponseOptions(stream, bool(options.include_usage), _stops_of(take(members, "stop", _Stop, [])))
+    return ResponseOptions(
+        stream=stream,
+        include_usage=bool(options.include_usage),
+        stops=_stops_of(take(members, "stop", _Stop, [])),
+        choices=take(members, "n", _Choices, 1),
+        echo=False if chat else take(members, "echo", bool, False),
+        logprobs=_take_logprobs(members, chat=chat) if form.logprobs else None,
+    )
 
 
-def completion_request(pipeline: Pipeline, form: TextForm, members: Members) -> InferenceRequest:
-    """Raises InvalidInput, InvalidRequest or InvalidJson."""
-    prompt = members.pop("prompt", None)
+def _take_logprobs(members: Members, *, chat: bool) -> int | None:
+    """Returns the number of alternatives for a token. Raises InvalidInput or InvalidJson."""
+    if not chat:
+        return take(members, "logprobs", _Logprobs, None)
+    wanted = take(members, "logprobs", bool, False)
+    most = take(members, "top_logprobs", _Logprobs, 0)
+    if most and not wanted:
+        raise refused([FieldProblem("top_logprobs", "is only allowed with logprobs: true")])
+    return most if wanted else None
+
+
+def completion_requests(
+    named: "NamedRequest", form: TextForm, options: ResponseOptions
+) -> tuple[Prompt, Sequence[InferenceRequest]]:
+    """Returns the prompt, and a request for each choice. Raises InvalidInput, InvalidRequest or InvalidJson."""
+    prompt = named.members.pop("prompt", None)
     if prompt is None:
         raise required("prompt")
-    return _request_of(pipeline, form, members, prompt, "prompt")
+    text = ""
+    if options.echo or _counts(form, options):
+        given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
+        text = given if isinstance(given, str) else given[0]
+    return _prompt_of(text, "prompt", form, options), _requests_of(named, form, options, prompt, "prompt")
 
 
-def chat_request(pipeline: Pipeline, form: TextForm, members: Members) -> InferenceRequest:
-    """Renders the messages to the prompt with the pipeline's chat template. Raises InvalidInput or InvalidJson."""
+def chat_requests(
+    named: "NamedRequest", form: TextForm, options: ResponseOptions
+) -> tuple[Prompt, Sequence[InferenceRequest]]:
+    """Renders the messages to the prompt with the pipeline's chat template.
+
+    Returns the prompt, and a request for each choice. Raises InvalidInput or InvalidJson.
+    """
     assert form.template is not None
-    prompt = msgspec.json.encode(form.template.render(_take_messages(members)))
-    return _request_of(pipeline, form, members, memoryview(prompt), "messages")
+    text = form.template.render(_take_messages(named.members))
+    prompt, encoded = _prompt_of(text, "messages", form, options), memoryview(msgspec.json.encode(text))
+    del text  # frees the memory before the requests are made
+    return prompt, _requests_of(named, form, options, encoded, "messages")
+
+
+def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
+    tokens = None
+    if _counts(form, options) and form.tokenizer is not None and form.tokenizer.count_tokens is not None:
+        tokens = form.tokenizer.count_tokens(text, add_special_tokens=True)
+    return Prompt(text if options.echo else "", name, tokens)
+
+
+def _counts(form: TextForm, options: ResponseOptions) -> bool:
+    """Whether the answer has usage that the model does not count."""
+    can_count = form.tokenizer is not None and form.tokenizer.count_tokens is not None
+    return can_count and form.usage is None and (options.include_usage or not options.stream)
 
 
 def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
@@ -289,15 +350,36 @@ def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
     return [_as_template_has_it(message) for message in messages]
 
 
-def _request_of(
-    pipeline: Pipeline, form: TextForm, members: Members, prompt: memoryview, prompt_name: str
-) -> InferenceRequest:
-    body = body_of_fields({form.prompt: prompt}, members, form.field_by_parameter, NEUTRAL_OF_TEXTS)
-    try:
-        return pipeline.request_of_json(body)
-    except InvalidInput as exc:
-        given = {form.field_by_parameter[name]: name for name in members if name in form.field_by_parameter}
-        raise renamed(exc, {**given, form.prompt: prompt_name}) from exc
+def _requests_of(
+    named: "NamedRequest", form: TextForm, options: ResponseOptions, prompt: memoryview, prompt_name: str
+) -> Sequence[InferenceRequest]:
+    """Returns a request for each choice. Choices have different seeds if the caller sets one."""
+    members, names = named.members, form.field_by_parameter
+    fields: dict[str, Body] = {form.prompt: prompt}
+    if options.stops and "stop" in names:
+        fields[names["stop"]] = msgspec.json.encode(options.stops)
+    if options.logprobs is not None and form.logprobs is not None:
+        fields[form.logprobs.parameter] = msgspec.json.encode(options.logprobs)
+    if named.adapter:
+        fields[ADAPTER] = msgspec.json.encode(named.adapter)
+    requests = []
+    for seed in _seeds_of(members, options.choices) if "seed" in names else [None] * options.choices:
+        varied = members if seed is None else {**members, "seed": seed}
+        body = body_of_fields(fields, varied, names, NEUTRAL_OF_TEXTS)
+        try:
+            requests.append(named.pipeline.request_of_json(body))
+        except InvalidInput as exc:
+            given = {names[name]: name for name in [*members, "stop"] if name in names}
+            raise renamed(exc, {**given, form.prompt: prompt_name}) from exc
+    return requests
+
+
+def _seeds_of(members: Members, choices: int) -> Sequence[memoryview | None]:
+    """Returns the caller's seed for the first choice, and the following numbers for the others."""
+    seed = None if choices == 1 else take(dict(members), "seed", int, None)
+    if seed is None:
+        return [None] * choices
+    return [memoryview(msgspec.json.encode(seed + choice)) for choice in range(choices)]
 
 
 def _as_template_has_it(message: _Message) -> Mapping[str, Any]:
@@ -321,8 +403,14 @@ class NamedRequest:
     """The members of a body and their model, before the members are decoded."""
 
     pipeline: Pipeline
+    model_id: str
+    """The pipeline's name, or ``name:adapter``."""
     body: memoryview
     members: Members
+
+    @property
+    def adapter(self) -> str:
+        return self.model_id[len(self.pipeline.name) + 1 :]
 
     async def read(self, read: Callable[[], Read]) -> Read:
         """Returns ``read(members)``; runs in a thread if the body is large."""
@@ -346,22 +434,35 @@ async def read_named_request(exchange: Exchange, inference: Inference, limits: L
     model = take(members, "model", str, "")
     if not model:
         raise required("model")
-    check_model(exchange, inference.catalog, model)
-    return NamedRequest(inference.admit(exchange, model, "unary"), body, members)
+    name = checked_model(exchange, inference.catalog, model)
+    return NamedRequest(inference.admit(exchange, name, "unary"), model, body, members)
 
 
 def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
-    """The pipelines that declare ``openai:``, whose model is known, and that the key allows."""
+    """The ids of the models: the pipelines that declare ``openai:``, and each adapter as ``name:adapter``.
+
+    Only pipelines whose model is known, and that the key allows.
+    """
     pipelines = (entry.pipeline for name, entry in catalog.entries.items() if allows_pipeline(key, name))
-    return [each.name for each in pipelines if each is not None and each.openai is not None]
+    served = [each for each in pipelines if each is not None and each.openai is not None]
+    return [model for each in served for model in ids_of(each)]
 
 
-def check_model(exchange: Exchange, catalog: Catalog, name: str) -> None:
-    """Raises Forbidden, or UnknownPipeline for a name that no pipeline has."""
+def ids_of(pipeline: Pipeline) -> list[str]:
+    """The pipeline's name, and ``name:adapter`` for each adapter."""
+    return [pipeline.name, *(f"{pipeline.name}:{adapter}" for adapter in pipeline.spec.adapters)]
+
+
+def checked_model(exchange: Exchange, catalog: Catalog, model: str) -> str:
+    """Returns the name of the pipeline. Raises Forbidden, or UnknownPipeline for an id that no model has."""
+    name, colon, adapter = model.partition(":")
     check_pipeline(exchange, catalog, name)
     catalog.check_known()
-    if name not in catalog.entries:
-        raise UnknownPipeline(f"There is no model with this id{nearest(name, models_of(catalog))[:512]}")
+    entry = catalog.entries.get(name)
+    pipeline = None if entry is None else entry.pipeline
+    if entry is None or (colon and (pipeline is None or adapter not in pipeline.spec.adapters)):
+        raise UnknownPipeline(f"There is no model with this id{nearest(model, models_of(catalog))[:512]}")
+    return name
 
 
 def _timeout_of(pick: Pick[Any], pipeline: Pipeline) -> float | None:

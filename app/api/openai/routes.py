@@ -12,7 +12,7 @@ from app.api.limits import Limits
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.errors import openai_error_response
 from app.api.openai.openapi import described
-from app.api.openai.requests import check_model, models_of
+from app.api.openai.requests import checked_model, models_of
 from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
 from app.api.responses import JsonResponse
 from app.api.routing import router_of
@@ -47,10 +47,10 @@ class OpenAIRoutes:
         return JsonResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def get_model(self, name: str, request: Request) -> Response:
-        check_model(exchange_of(request), self._catalog, name)
-        if self._catalog.pipeline(name).openai is None:
+        pipeline = checked_model(exchange_of(request), self._catalog, name)
+        if self._catalog.pipeline(pipeline).openai is None:
             raise UnknownPipeline(
-                f"Pipeline '{name}' does not declare `openai:`.", hint="GET /v1/models lists the models."
+                f"Pipeline '{pipeline}' does not declare `openai:`.", hint="GET /v1/models lists the models."
             )
         return JsonResponse(self._model(name))
 

@@ -1,8 +1,7 @@
 """Answers completions and chat completions, whole or as a stream.
 
-``TextRoute`` serves both addresses. ``TextCollector`` and ``ChunkCollector`` collect the responses of a request: the
-text up to a stop text, its finish reason and its token count. A ``Rendering`` makes the objects of the answer from
-them.
+``TextRoute`` serves both addresses. ``TextCollector`` and ``ChunkCollector`` collect the choices of an answer. A
+``Rendering`` makes the objects of the answer from their texts, finish reasons, log probabilities and token counts.
 """
 
 import time
@@ -19,12 +18,15 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.errors import openai_error_of, openai_names
+from app.api.openai.choices import Choice, Piece, Usage, joined, usage_of
+from app.api.openai.errors import openai_error_of
+from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.openai.requests import (
-    Members,
     NamedRequest,
-    chat_request,
-    completion_request,
+    Prompt,
+    ResponseOptions,
+    chat_requests,
+    completion_requests,
     form_of,
     read_named_request,
     take_options,
@@ -35,69 +37,35 @@ from app.core.answer import Ending, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
-from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector
 from app.streams.events import Event
-
-Usage = dict[str, int]
-
-
-class TokenCount:
-    """Counts the tokens of one answer from the tensors that ``usage`` names.
-
-    ``prompt_tokens`` is the value of its tensor; ``completion_tokens`` is the number of elements of its tensor.
-    """
-
-    def __init__(self, spec: UsageSpec | None) -> None:
-        self._spec = spec
-        self._prompt = 0
-        self._completion = 0
-
-    def add(self, response: InferenceResponse) -> None:
-        if self._spec is None:
-            return
-        prompt = response.outputs.get(self._spec.prompt_tokens)
-        if prompt is not None and prompt.array.size:
-            self._prompt = int(prompt.array.flat[0])
-        written = response.outputs.get(self._spec.completion_tokens or "")
-        if written is not None:
-            self._completion += written.array.size
-
-    @property
-    def usage(self) -> Usage | None:
-        """None if the pipeline does not count tokens."""
-        if self._spec is None:
-            return None
-        total = self._prompt + self._completion
-        return {"prompt_tokens": self._prompt, "completion_tokens": self._completion, "total_tokens": total}
 
 
 class Rendering(ABC):
     """Renders one answer, a completion or a chat completion, whole or in chunks.
 
-    Source: the types of OpenAI's Python client. ``usage`` is omitted if the pipeline does not count tokens.
+    Source: the types of OpenAI's Python client. ``usage`` is omitted if the tokens cannot be counted.
     """
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str]
-    prompt_name: ClassVar[str] = "prompt"
 
-    def __init__(self, model: str, request_id: str, *, include_usage: bool) -> None:
+    def __init__(self, model: str, request_id: str, options: ResponseOptions) -> None:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
+        self._include_usage = options.include_usage
+        self._top_logprobs = options.logprobs or 0
 
-    def whole(self, text: str, finish_reason: str, usage: Usage | None) -> Values:
-        values = self._object(self.whole_object, [self._choice(text, finish_reason)])
+    def whole(self, pieces: Sequence[Piece], usage: Usage | None) -> Values:
+        values = self._object(self.whole_object, [self._choice(index, piece) for index, piece in enumerate(pieces)])
         return values if usage is None else {**values, "usage": usage}
 
-    def chunk(self, text: str) -> Values:
-        return self._chunk([self._chunk_choice(text, None)])
+    def chunk(self, index: int, piece: Piece) -> Values:
+        return self._chunk([self._chunk_choice(index, piece)])
 
-    def last_chunks(self, finish_reason: str, usage: Usage | None) -> Sequence[Values]:
-        last = self._chunk([self._chunk_choice("", finish_reason)])
-        return [last, {**self._chunk([]), "usage": usage}] if self._include_usage else [last]
+    def usage_chunks(self, usage: Usage | None) -> Sequence[Values]:
+        is_last = self._include_usage and usage is not None
+        return [{**self._chunk([]), "usage": usage}] if is_last else []
 
     def _chunk(self, choices: Sequence[Values]) -> Values:
         values = self._object(self.chunk_object, choices)
@@ -107,18 +75,19 @@ class Rendering(ABC):
         return {**self._head, "object": name, "choices": choices}
 
     @abstractmethod
-    def _choice(self, text: str, finish_reason: str) -> Values: ...
+    def _choice(self, index: int, piece: Piece) -> Values: ...
 
     @abstractmethod
-    def _chunk_choice(self, text: str, finish_reason: str | None) -> Values: ...
+    def _chunk_choice(self, index: int, piece: Piece) -> Values: ...
 
 
 class CompletionRendering(Rendering):
     whole_object = chunk_object = "text_completion"
     id_prefix = "cmpl"
 
-    def _choice(self, text: str, finish_reason: str | None) -> Values:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, index: int, piece: Piece) -> Values:
+        logprobs = completion_logprobs(piece.tokens, piece.offset)
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     _chunk_choice = _choice
 
@@ -127,133 +96,79 @@ class ChatRendering(Rendering):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl"
-    prompt_name = "messages"
-    _has_begun = False
 
-    def _choice(self, text: str, finish_reason: str) -> Values:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    def __init__(self, model: str, request_id: str, options: ResponseOptions) -> None:
+        super().__init__(model, request_id, options)
+        self._begun: set[int] = set()
 
-    def _chunk_choice(self, text: str, finish_reason: str | None) -> Values:
-        """The first chunk has the role."""
-        delta = {} if self._has_begun else {"role": "assistant"}
-        if text or not self._has_begun:
-            delta["content"] = text
-        self._has_begun = True
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, index: int, piece: Piece) -> Values:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        logprobs = chat_logprobs(piece.tokens, self._top_logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
-
-class StopMatcher:
-    """Ends a text before the caller's first stop text, for any division of the text into pieces.
-
-    If several stop texts end at the same place, the longest one counts. Keeps text that may be the beginning of a stop
-    text.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-        self.has_stopped = False
-
-    def add(self, piece: str) -> str:
-        """Returns the text that cannot be part of a stop text; empty after a stop text."""
-        if not self._stops or self.has_stopped:
-            return "" if self.has_stopped else piece
-        text = self._held + piece
-        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
-        if found:
-            self.has_stopped, self._held = True, ""
-            return text[: min(found)[1]]
-        certain = len(text) - self._length_in_doubt(text)
-        self._held = text[certain:]
-        return text[:certain]
-
-    def rest(self) -> str:
-        """Returns the kept text after the last piece."""
-        held, self._held = self._held, ""
-        return held
-
-    def _length_in_doubt(self, text: str) -> int:
-        """The length of the longest suffix of the text that is a prefix of a stop text."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        lengths = (length for length in range(longest, 0, -1) if self._could_begin(text[-length:]))
-        return next(lengths, 0)
-
-    def _could_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
+    def _chunk_choice(self, index: int, piece: Piece) -> Values:
+        """The first chunk of a choice has the role."""
+        delta = {} if index in self._begun else {"role": "assistant"}
+        if piece.text or index not in self._begun:
+            delta["content"] = piece.text
+        self._begun.add(index)
+        logprobs = chat_logprobs(piece.tokens, self._top_logprobs)
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
 
 class ChunkCollector:
-    """The answer of a stream: a chunk for each piece of the text. Implements :class:`app.core.answer.Answer`.
+    """The answer of a stream: a chunk for each piece of a text. Implements :class:`app.core.answer.Answer`."""
 
-    The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        form: TextForm,
-        request: InferenceRequest,
-        rendering: Rendering,
-        stops: Sequence[str] = (),
-    ) -> None:
-        self._form = form
-        self._collector = Collector(pipeline, request)
+    def __init__(self, choices: Sequence[Choice], rendering: Rendering) -> None:
+        self._choices = choices
         self._rendering = rendering
-        self._matcher = StopMatcher(stops)
-        self._count = TokenCount(form.usage)
-        self._finish_reason = "stop"
-        self._texts: list[str] = []
 
     @property
     def has_enough(self) -> bool:
-        """Whether a stop text was found."""
-        return self._matcher.has_stopped
+        """Whether a stop text was found in every choice."""
+        return all(choice.has_stopped for choice in self._choices)
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Raises the errors of :meth:`Collector.add`."""
-        text = self._text_of(response)
-        return self._rendering.chunk(text) if text else None
+        piece = self._choices[response.choice].add(response)
+        return self._rendering.chunk(response.choice, piece) if piece else None
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`Collector.finish`."""
-        text, early_exit = self._rest(error)
-        chunks = [self._rendering.chunk(text)] if text else []
-        return Ending(early_exit, [*chunks, *self._rendering.last_chunks(self._finish_reason, self._count.usage)])
+        chunks = []
+        for index, choice in enumerate(self._choices):
+            rest, last = choice.finish(error)
+            chunks += [self._rendering.chunk(index, piece) for piece in (rest, last) if piece]
+        return Ending(self._early_exit, [*chunks, *self._rendering.usage_chunks(self._usage)])
 
-    def _text_of(self, response: InferenceResponse) -> str:
-        self._count.add(response)
-        values = self._collector.add(response)
-        return "" if values is None else self._matcher.add(self._read(values))
+    @property
+    def _early_exit(self) -> str | None:
+        return next((choice.early_exit for choice in self._choices if choice.early_exit is not None), None)
 
-    def _rest(self, error: GatewayError | None) -> tuple[str, str | None]:
-        """The end of the text, and the reason of an early exit."""
-        if self._matcher.has_stopped:
-            self._finish_reason = "stop"
-            return "", None
-        with openai_names({self._rendering.prompt_name: self._form.prompt, **self._form.field_by_parameter}):
-            ending = self._collector.finish(error)
-        pieces = [self._matcher.add(self._read(values)) for values in ending.outputs]
-        return "".join([*pieces, self._matcher.rest()]), ending.early_exit
-
-    def _read(self, values: Values) -> str:
-        if self._form.finish_reason is not None and values[self._form.finish_reason]:
-            self._finish_reason = "length" if values[self._form.finish_reason] == "length" else "stop"
-        return values[self._form.text] or ""
+    @property
+    def _usage(self) -> Usage | None:
+        return usage_of([choice.count for choice in self._choices])
 
 
 class TextCollector(ChunkCollector):
-    """The answer of a unary request: the whole text."""
+    """The answer of a unary request: the whole texts."""
+
+    def __init__(self, choices: Sequence[Choice], rendering: Rendering) -> None:
+        super().__init__(choices, rendering)
+        self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
-        self._texts.append(self._text_of(response))
+        piece = self._choices[response.choice].add(response)
+        if piece:
+            self._pieces[response.choice].append(piece)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`Collector.finish`."""
-        text, early_exit = self._rest(error)
-        whole = "".join([*self._texts, text])
-        return Ending(early_exit, [self._rendering.whole(whole, self._finish_reason, self._count.usage)])
+        for index, choice in enumerate(self._choices):
+            self._pieces[index] += choice.finish(error)
+        whole = self._rendering.whole([joined(pieces) for pieces in self._pieces], self._usage)
+        return Ending(self._early_exit, [whole])
 
 
 _FRAME = ServerSentEvent("%b", sep="\n").encode()
@@ -275,12 +190,12 @@ class Address:
 
     what: str
     form_of: Callable[[OpenAIMapping], TextForm | None]
-    request_of: Callable[[Pipeline, TextForm, Members], InferenceRequest]
+    requests_of: Callable[[NamedRequest, TextForm, ResponseOptions], tuple[Prompt, Sequence[InferenceRequest]]]
     rendering: type[Rendering]
 
 
-COMPLETIONS = Address("completions", lambda form: form.completions, completion_request, CompletionRendering)
-CHAT = Address("chat completions", lambda form: form.chat, chat_request, ChatRendering)
+COMPLETIONS = Address("completions", lambda form: form.completions, completion_requests, CompletionRendering)
+CHAT = Address("chat completions", lambda form: form.chat, chat_requests, ChatRendering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +229,16 @@ class TextRoute:
         return ChunkResponse.of(stream, opening, self.limits)
 
     def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> InferenceCall:
-        target, deadline = self.inference.target_of(read.pipeline), deadline_of(exchange, timeout_s)
-        collector, record = read.collector, exchange.record
-        return InferenceCall(target, read.inference, collector, deadline, record, exchange.caller, openai_error_of)
+        return InferenceCall(
+            target=self.inference.target_of(read.pipeline),
+            inference=read.requests[0],
+            answer=read.collector,
+            deadline=deadline_of(exchange, timeout_s),
+            record=exchange.record,
+            caller=exchange.caller,
+            problem_of=openai_error_of,
+            further=read.requests[1:],
+        )
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
@@ -328,12 +250,12 @@ class TextRoute:
 
     def _read_members(self, named: NamedRequest, form: TextForm, request_id: str) -> "_Read":
         """Raises InvalidInput, InvalidRequest or InvalidJson."""
-        options = take_options(named.members, form)
-        inference = self.address.request_of(named.pipeline, form, named.members)
-        rendering = self.address.rendering(named.pipeline.name, request_id, include_usage=options.include_usage)
+        options = take_options(named.members, form, chat=self.address is CHAT)
+        prompt, requests = self.address.requests_of(named, form, options)
+        choices = [Choice(named.pipeline, form, request, options, prompt) for request in requests]
+        rendering = self.address.rendering(named.model_id, request_id, options)
         kind = ChunkCollector if options.stream else TextCollector
-        collector = kind(named.pipeline, form, inference, rendering, options.stops)
-        return _Read(named.pipeline, inference, collector, options.stream)
+        return _Read(named.pipeline, requests, kind(choices, rendering), options.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +263,6 @@ class _Read:
     """A parsed request."""
 
     pipeline: Pipeline
-    inference: InferenceRequest
+    requests: Sequence[InferenceRequest]
     collector: ChunkCollector
     streams: bool

@@ -16,9 +16,10 @@ from app.lint.findings import Code, Severity
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd, GraphStep
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.outputs import OutputField
+from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
 from app.pipelines.spec import EarlyExitRule
@@ -290,8 +291,13 @@ def _output(field: OutputField, pipeline: Pipeline) -> PipelineOutput:
     return PipelineOutput(**_field(field), join=field.join if pipeline.config.decoupled else None)
 
 
+_OF_THE_MODEL = {"member_of", "member", "as_text", "hidden"}
+"""How the model gets a parameter, which is of no use for callers."""
+
+
 def _parameter(field: ParameterField) -> dict[str, Any]:
-    return {"name": field.name, "required": field.is_required, **field.spec.model_dump(exclude_none=True)}
+    spec = field.spec.model_dump(exclude_none=True, exclude=_OF_THE_MODEL)
+    return {"name": field.name, "required": field.is_required, **spec}
 
 
 def _field(field: InputField | OutputField) -> dict[str, Any]:

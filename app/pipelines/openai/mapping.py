@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.model import ModelConfig
 from app.core.text import nearest
-from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
-from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec, UsageSpec
+from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, LogprobsSpec, OpenAISpec, UsageSpec
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import TokenizerFolder
 from app.pipelines.outputs import OutputField
+from app.pipelines.parameters import ADAPTER, ParameterField
 
 FINISH_REASON = "finish_reason"
 
@@ -30,6 +31,7 @@ class TextForm:
     field_by_parameter: Mapping[str, str]
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
     template: ChatTemplate | None = None
+    logprobs: LogprobsSpec | None = None
     tokenizer: TokenizerFolder | None = None
     """Of ``chat``; counts tokens, if it can."""
 
@@ -85,6 +87,7 @@ class _Names:
             usage=self._spec.usage,
             field_by_parameter=self._settable(spec.prompt, key),
             template=_template_of(spec, key) if isinstance(spec, ChatSpec) else None,
+            logprobs=self._logprobs(),
             tokenizer=self._spec.chat.folder if self._spec.chat else None,
         )
 
@@ -114,7 +117,8 @@ class _Names:
         return {name: name for name in self._fields if name not in renamed.values()} | renamed
 
     def _settable(self, prompt: str, key: str) -> dict[str, str]:
-        names = {name: field for name, field in self._by_parameter.items() if field != prompt}
+        others = {prompt, ADAPTER, self._spec.logprobs.parameter if self._spec.logprobs else None}
+        names = {name: field for name, field in self._by_parameter.items() if field not in others}
         if key == "chat" and "max_tokens" in names:
             names.setdefault("max_completion_tokens", names["max_tokens"])
         return names
@@ -137,11 +141,24 @@ class _Names:
             raise _mismatch(location, f"'{name}' is not an output of the pipeline{nearest(name, list(self._outputs))}")
         return self._outputs[name]
 
+    def _logprobs(self) -> LogprobsSpec | None:
+        spec = self._spec.logprobs
+        if spec is None:
+            return None
+        if spec.parameter not in self._fields:
+            text = f"'{spec.parameter}' is not a parameter of the pipeline{nearest(spec.parameter, list(self._fields))}"
+            raise _mismatch(("logprobs", "parameter"), text)
+        output = self._output(spec.output, ("logprobs", "output"))
+        if output.spec.kind != "json" or not output.is_bare:
+            raise _mismatch(("logprobs", "output"), f"'{spec.output}' must have kind: json and one element")
+        return spec
+
     def _finish_reason(self) -> str | None:
         name = self._spec.finish_reason
         if name is None:
             return FINISH_REASON if FINISH_REASON in self._outputs else None
-        self._check_text_output(name, ("finish_reason",))
+        if not self._output(name, ("finish_reason",)).is_count:
+            self._check_text_output(name, ("finish_reason",))
         return name
 
 
@@ -175,7 +192,7 @@ def _mismatch_in(folder: TokenizerFolder, template: str, key: str) -> Iterator[N
 
 
 def _check_usage(usage: UsageSpec | None, config: ModelConfig) -> None:
-    for key, name in usage.model_dump(exclude_none=True).items() if usage else ():
+    for key, name in usage.model_dump(exclude_none=True, exclude={"completion_count"}).items() if usage else ():
         location = ("openai", "usage", key)
         tensor = tensor_named(config.outputs, name, location)
         if tensor.datatype not in INTEGER_DATATYPES:

@@ -1,5 +1,6 @@
 """The keys of ``openai:`` of a pipeline in ``gateway.yaml``."""
 
+from collections.abc import Set
 from typing import Literal, Self
 
 from pydantic import PrivateAttr, model_validator
@@ -7,7 +8,9 @@ from pydantic import PrivateAttr, model_validator
 from app.config.document import JsonValue, Name, Section
 from app.pipelines.openai.tokenizer import TokenizerFolder
 
-Parameter = Literal["max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"]
+Parameter = Literal[
+    "max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "stop", "ignore_eos"
+]
 """OpenAI's parameters that a model can have."""
 
 
@@ -63,6 +66,15 @@ class UsageSpec(Section):
 
     prompt_tokens: str
     completion_tokens: str | None = None
+    completion_count: Literal["elements", "sum", "last"] = "elements"
+    """What counts: the elements of its tensor, the sum of their values, or the last value."""
+
+
+class LogprobsSpec(Section):
+    """``parameter``: the number of alternatives for a token. ``output``: a JSON list with an object for each token."""
+
+    parameter: Name = "logprobs"
+    output: Name = "logprobs"
 
 
 class OpenAISpec(Section):
@@ -72,9 +84,19 @@ class OpenAISpec(Section):
     finish_reason: Name | None = None
     parameters: dict[Parameter, Name] = {}
     usage: UsageSpec | None = None
+    logprobs: LogprobsSpec | None = None
 
     @model_validator(mode="after")
     def _offers_something(self) -> Self:
         if self.completions is None and self.chat is None and self.embeddings is None:
             raise ValueError("needs one of completions, chat and embeddings")
         return self
+
+    def without(self, tensors: Set[str], outputs: Set[str]) -> Self:
+        """Returns the section without the parts whose output tensor or output is not among these."""
+        changed: dict[str, None] = {}
+        if self.usage is not None and not {self.usage.prompt_tokens, self.usage.completion_tokens} <= {None, *tensors}:
+            changed["usage"] = None
+        if self.logprobs is not None and self.logprobs.output not in outputs:
+            changed["logprobs"] = None
+        return self.model_copy(update=changed)

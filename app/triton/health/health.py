@@ -268,7 +268,8 @@ class _TimedCall(ObservedCall):
         if error is None or self._has_response:
             return
         if not (isinstance(error, DeadlineExceeded) and self._progress.may_be_busy(model)):
-            self._progress.breakers.failed(model, error, time.monotonic() - self._since)
+            waited_s = min(time.monotonic() - self._since, self._timeout_s)  # a busy gateway notices a deadline late
+            self._progress.breakers.failed(model, error, waited_s)
 
     def _is_unanswered(self, code: str) -> bool:
         if code == "DEADLINE_EXCEEDED" and not self._has_response:

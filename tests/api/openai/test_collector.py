@@ -6,6 +6,8 @@ from typing import TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.openai.choices import Choice
+from app.api.openai.requests import Prompt, ResponseOptions
 from app.api.openai.text import ChatRendering, ChunkCollector, TextCollector
 from app.core.inference import InferenceResponse
 from app.pipelines.openai.mapping import TextForm
@@ -26,8 +28,9 @@ def collector(kind: type[Kind], stops: Sequence[str]) -> Kind:
     assert P.openai is not None
     form = P.openai.completions
     assert isinstance(form, TextForm)
-    rendering = ChatRendering("p", "rid", include_usage=True)
-    return kind(P, form, P.request_of_json(b'{"prompt": "x"}'), rendering, stops)
+    options = ResponseOptions(include_usage=True, stops=tuple(stops))
+    choice = Choice(P, form, P.request_of_json(b'{"prompt": "x"}'), options, Prompt("x"))
+    return kind([choice], ChatRendering("p", "rid", options))
 
 
 def responses_of(pieces: Sequence[bytes]) -> list[InferenceResponse]:
@@ -63,7 +66,7 @@ def test_chunks_add_up_to_the_whole_answer(text: str, places: list[int], stops: 
     assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
     assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
     assert chunks[-1] is not None
-    assert chunks[-1]["usage"] == whole["usage"]
+    assert chunks[-1].get("usage") == whole.get("usage")
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     assert streamed.has_enough == bool(ends)
     if not ends:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from app.api.openai.embeddings import embeddings_request
-from app.api.openai.requests import chat_request, completion_request, read_members, take_options
+from app.api.openai.requests import (
+    NamedRequest,
+    chat_requests,
+    completion_requests,
+    read_members,
+    take_options,
+)
 from app.core.errors import InvalidInput
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
@@ -33,15 +39,17 @@ EMBED = pipeline(
 
 
 def complete(body: bytes) -> Any:
-    members = read_members(body)
-    take_options(members, text_form("completions"))
-    return completion_request(WRITE, text_form("completions"), members)
+    return _read(body, "completions", completion_requests)
 
 
 def chat(body: bytes) -> Any:
-    members = read_members(body)
-    take_options(members, text_form("chat"))
-    return chat_request(WRITE, text_form("chat"), members)
+    return _read(body, "chat", chat_requests)
+
+
+def _read(body: bytes, name: str, read: Callable[..., Any]) -> Any:
+    members, form = read_members(body), text_form(name)
+    options = take_options(members, form, chat=name == "chat")
+    return read(NamedRequest(WRITE, "p", memoryview(body), members), form, options)[1][0]
 
 
 def embed(body: bytes) -> Any:

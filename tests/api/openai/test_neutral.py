@@ -33,7 +33,6 @@ OF_TEXTS: dict[str, Any] = OF_EMBEDDINGS | {
     "logprobs": False,
     "min_tokens": 0,
     "modalities": ["text"],
-    "n": 1,
     "parallel_tool_calls": True,
     "prediction": {"type": "content", "content": "def"},
     "presence_penalty": 0,
@@ -46,7 +45,18 @@ OF_TEXTS: dict[str, Any] = OF_EMBEDDINGS | {
     "top_p": 1,
     "verbosity": "low",
 }
-READ = {"model", "stream", "stream_options", "stop", "prompt", "messages", "input", "dimensions", "encoding_format"}
+READ = {
+    "model",
+    "n",
+    "stream",
+    "stream_options",
+    "stop",
+    "prompt",
+    "messages",
+    "input",
+    "dimensions",
+    "encoding_format",
+}
 OF_PIPELINES = {"max_tokens", "max_completion_tokens", "temperature", "seed"}
 CHANGING_THE_ANSWER = {"audio", "moderation", "web_search_options"}
 
@@ -119,7 +129,7 @@ async def test_a_text_part_may_be_a_breakpoint_of_the_cache(chat: Any) -> None:
         ({"verbosity": "loud"}, "'verbosity' is not one of the allowed values."),
         ({"ignore_eos": True}, "'ignore_eos' is not supported by this model."),
         ({"min_tokens": 4}, "'min_tokens' is not supported by this model."),
-        ({"n": 2}, "'n' is not supported: a request has one answer."),
+        ({"n": 17}, "'n' must be an integer <= 16."),
         ({"reasoning_effort": "high"}, "'reasoning_effort' is not supported by this model."),
         ({"functions": [{"name": "f"}]}, "'functions' is not supported by this model."),
         ({"top_logprobs": 2}, "'top_logprobs' is not supported by this model."),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.openai.text import StopMatcher
+from app.api.openai.choices import StopMatcher
 
 
 def cut(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:

@@ -1,0 +1,182 @@
+"""One choice of an answer: its text up to a stop text, its finish reason, its tokens and their count."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from app.api.openai.errors import openai_names
+from app.api.openai.logprobs import Alternatives, alternatives_of
+from app.api.openai.requests import Prompt, ResponseOptions
+from app.core.answer import Values
+from app.core.errors import GatewayError
+from app.core.inference import InferenceRequest, InferenceResponse
+from app.pipelines.openai.mapping import TextForm
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Collector
+
+Usage = dict[str, int]
+
+
+class Piece(Struct, frozen=True):
+    """A part of a text. ``offset``: the number of characters before it. ``tokens``: as the model describes them."""
+
+    text: str = ""
+    tokens: Sequence[Alternatives] | None = None
+    finish_reason: str | None = None
+    offset: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.tokens or self.finish_reason)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    tokens = [token for piece in pieces for token in piece.tokens or ()]
+    has_tokens = any(piece.tokens is not None for piece in pieces)
+    reason = next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), None)
+    return Piece("".join(piece.text for piece in pieces), tokens if has_tokens else None, reason)
+
+
+class TokenCount:
+    """The tokens of one request: from the tensors that ``usage`` names, or counted by the tokenizer."""
+
+    def __init__(self, form: TextForm, prompt: Prompt) -> None:
+        self._spec = form.usage
+        self._count = form.tokenizer.count_tokens if form.tokenizer and prompt.tokens is not None else None
+        self.prompt = prompt.tokens
+        """None if it is not known."""
+        self.completion = 0
+
+    def finish(self, text: str) -> None:
+        """``text``: the whole text of the model."""
+        if self._count is not None:
+            self.completion = self._count(text)
+
+    def add(self, response: InferenceResponse) -> None:
+        if self._spec is None:
+            return
+        prompt = response.outputs.get(self._spec.prompt_tokens)
+        if prompt is not None and prompt.array.size:
+            self.prompt = int(prompt.array.flat[0])
+        written = response.outputs.get(self._spec.completion_tokens or "")
+        if written is None or not written.array.size:
+            return
+        if self._spec.completion_count == "elements":
+            self.completion += written.array.size
+        elif self._spec.completion_count == "sum":
+            self.completion += int(written.array.sum())
+        else:
+            self.completion = int(written.array.flat[-1])
+
+
+def usage_of(counts: Sequence[TokenCount]) -> Usage | None:
+    """The tokens of all choices. The prompt counts once. None if the model did not count them."""
+    prompt = next((count.prompt for count in counts if count.prompt is not None), None)
+    if prompt is None:
+        return None
+    completion = sum(count.completion for count in counts)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class StopMatcher:
+    """Ends a text before the caller's first stop text, for any division of the text into pieces.
+
+    If several stop texts end at the same place, the longest one counts. Keeps text that may be the beginning of a stop
+    text.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.has_stopped = False
+
+    def add(self, piece: str) -> str:
+        """Returns the text that cannot be part of a stop text; empty after a stop text."""
+        if not self._stops or self.has_stopped:
+            return "" if self.has_stopped else piece
+        text = self._held + piece
+        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
+        if found:
+            self.has_stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        certain = len(text) - self._length_in_doubt(text)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def rest(self) -> str:
+        """Returns the kept text after the last piece."""
+        held, self._held = self._held, ""
+        return held
+
+    def _length_in_doubt(self, text: str) -> int:
+        """The length of the longest suffix of the text that is a prefix of a stop text."""
+        longest = min(len(text), max(map(len, self._stops)) - 1)
+        lengths = (length for length in range(longest, 0, -1) if self._could_begin(text[-length:]))
+        return next(lengths, 0)
+
+    def _could_begin(self, end: str) -> bool:
+        return any(stop.startswith(end) for stop in self._stops)
+
+
+class Choice:
+    """Collects the responses of one request.
+
+    The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, form: TextForm, request: InferenceRequest, options: ResponseOptions, prompt: Prompt
+    ) -> None:
+        self._form = form
+        self._names = {prompt.name: form.prompt, **form.field_by_parameter}
+        self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
+        self._collector = Collector(pipeline, request)
+        self._matcher = StopMatcher(options.stops)
+        self._echo = prompt.text if options.echo else ""
+        self._length = 0
+        self._finish_reason = "stop"
+        self._texts: list[str] | None = None if prompt.tokens is None else []
+        """The text for the tokenizer."""
+        self.count = TokenCount(form, prompt)
+        self.early_exit: str | None = None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop text was found."""
+        return self._matcher.has_stopped
+
+    def add(self, response: InferenceResponse) -> Piece:
+        """Raises the errors of :meth:`Collector.add`."""
+        self.count.add(response)
+        values = None if self.has_stopped else self._collector.add(response)
+        return Piece() if values is None else self._piece_of(values)
+
+    def finish(self, error: GatewayError | None = None) -> tuple[Piece, Piece]:
+        """Returns the rest of the text, and the end. Raises the errors of :meth:`Collector.finish`."""
+        rest = self._piece("") if self.has_stopped else self._rest(error)
+        self.count.finish("".join(self._texts or ()))
+        return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
+
+    def _rest(self, error: GatewayError | None) -> Piece:
+        with openai_names(self._names):
+            ending = self._collector.finish(error)
+        self.early_exit = ending.early_exit
+        pieces = [self._piece_of(values) for values in ending.outputs]
+        return joined([*pieces, self._piece(self._matcher.rest())])
+
+    def _piece_of(self, values: Values) -> Piece:
+        if self._form.finish_reason is not None and values[self._form.finish_reason]:
+            self._finish_reason = "length" if values[self._form.finish_reason] == "length" else "stop"
+        name, text = self._tokens_field, values[self._form.text] or ""
+        tokens = None if name is None else alternatives_of(values[name], name)
+        if self._texts is not None:
+            self._texts.append(text)
+        piece = self._piece(self._matcher.add(text), tokens)
+        if self.has_stopped:
+            self._finish_reason = "stop"
+        return piece
+
+    def _piece(self, text: str, tokens: Sequence[Alternatives] | None = None) -> Piece:
+        text, self._echo = self._echo + text, ""
+        piece = Piece(text, tokens, offset=self._length)
+        self._length += len(text)
+        return piece

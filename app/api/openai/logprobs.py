@@ -1,0 +1,74 @@
+"""Log probabilities of tokens: the model's form -> OpenAI's.
+
+The model writes a list with an object for each token: token id -> ``{"logprob", "rank", "decoded_token"}``, the chosen
+token first. Source: vLLM's ``Logprob``, and the types of OpenAI's Python client.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from app.core.answer import Values
+from app.core.errors import ContractViolation
+
+Alternatives = Mapping[str, Mapping[str, Any]]
+"""The chosen token, then the most probable ones."""
+LEAST = -9999.0
+"""OpenAI's number for a token that has no probability."""
+
+
+def alternatives_of(value: Any, output: str) -> Sequence[Alternatives]:
+    """Reads the tokens of one response, the value of an output. Raises ContractViolation."""
+    try:
+        return msgspec.convert(value or [], list[dict[str, dict[str, Any]]])
+    except msgspec.ValidationError as exc:
+        text = f"Output '{output}' is not a list with an object for each token."
+        raise ContractViolation(text, tensor=output) from exc
+
+
+def completion_logprobs(tokens: Sequence[Alternatives] | None, offset: int) -> Values | None:
+    """``offset``: the number of characters before the first token."""
+    if tokens is None:
+        return None
+    texts = [_text_of(_chosen(token)) for token in tokens]
+    offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+    return {
+        "tokens": texts,
+        "token_logprobs": [_logprob_of(_chosen(token)) for token in tokens],
+        "top_logprobs": [{_text_of(each): _logprob_of(each) for each in token.values()} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(tokens: Sequence[Alternatives] | None, most: int) -> Values | None:
+    """``most``: the number of alternatives for a token."""
+    if tokens is None:
+        return None
+    content = [
+        {**_described(_chosen(token)), "top_logprobs": [_described(each) for each in _most_probable(token)[:most]]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chosen(token: Alternatives) -> Mapping[str, Any]:
+    return next(iter(token.values()), {})
+
+
+def _most_probable(token: Alternatives) -> list[Mapping[str, Any]]:
+    return sorted(token.values(), key=_logprob_of, reverse=True)
+
+
+def _described(alternative: Mapping[str, Any]) -> Values:
+    text = _text_of(alternative)
+    return {"token": text, "logprob": _logprob_of(alternative), "bytes": list(text.encode())}
+
+
+def _text_of(alternative: Mapping[str, Any]) -> str:
+    return str(alternative.get("decoded_token") or "")
+
+
+def _logprob_of(alternative: Mapping[str, Any]) -> float:
+    number = alternative.get("logprob")
+    return max(float(number), LEAST) if isinstance(number, int | float) else LEAST

@@ -1,0 +1,217 @@
+"""The parameters of a request, compiled for one model signature.
+
+A parameter becomes a parameter of Triton's request, a tensor, or a member of a JSON object in a text tensor.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from app.codecs.kinds import ToArray, bytes_of_json, shape_text, to_array_of
+from app.codecs.numbers import Bounds, float_type, integer_type
+from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
+from app.core.model import TensorSpec
+from app.pipelines.spec import ParameterSpec
+
+ADAPTER = "adapter"
+"""The field that names one of the pipeline's adapters."""
+MAX_ITEMS = 1024
+"""Limit of the elements of a list."""
+MAX_TEXT_CHARACTERS = 65_536
+"""Limit of a text in a list."""
+
+_DATATYPES_BY_TYPE = {
+    "integer": INTEGER_DATATYPES,
+    "number": FLOAT_DATATYPES,
+    "boolean": frozenset({"BOOL"}),
+    "string": frozenset({BYTES}),
+    "strings": frozenset({BYTES}),
+    "integers": INTEGER_DATATYPES,
+    "object": frozenset({BYTES}),
+}
+_LISTS = frozenset({"strings", "integers"})
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterField:
+    """``tensor``: the input that has the value alone. ``json_tensor``: the text input whose JSON object has it."""
+
+    name: str
+    spec: ParameterSpec
+    tensor: TensorSpec | None
+    json_tensor: TensorSpec | None
+    json_type: Any
+    _has_batch: bool
+    _to_array: ToArray | None
+    """None for a parameter that is not a tensor of its own."""
+
+    @classmethod
+    def compile(
+        cls,
+        name: str,
+        spec: ParameterSpec,
+        *,
+        tensor: TensorSpec | None = None,
+        json_tensor: TensorSpec | None = None,
+        max_batch_size: int = 0,
+    ) -> "ParameterField":
+        """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
+        if tensor is not None:
+            _check_tensor(spec, tensor)
+        if json_tensor is not None:
+            check_json_tensor(json_tensor)
+        to_array = None if tensor is None else _to_array_of(spec, tensor)
+        field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), max_batch_size > 0, to_array)
+        for value in (spec.default, spec.send):
+            if value is not None:
+                field.converted(value)
+        return field
+
+    @property
+    def member(self) -> str:
+        """Its name in the JSON object."""
+        return self.spec.member or self.name
+
+    @property
+    def is_required(self) -> bool:
+        return self.is_settable and not self.spec.optional and self.spec.default is None
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether a caller may set it."""
+        return self.spec.send is None and not self.spec.hidden
+
+    @property
+    def is_request_parameter(self) -> bool:
+        return self.tensor is None and self.json_tensor is None
+
+    def converted(self, value: Any) -> Any:
+        """Checks a value of the configuration like a caller's, and returns it. Raises ValueError."""
+        try:
+            return self.checked(msgspec.convert(value, self.json_type))
+        except msgspec.ValidationError as exc:
+            raise ValueError(f"has a value that does not fit: {exc}") from exc
+
+    def checked(self, value: Any) -> Any:
+        """Checks a decoded value and returns the value to send. Raises ValueError."""
+        if self.spec.type in _LISTS:
+            return value if isinstance(value, list) else [value]
+        if self.spec.type != "number":
+            return value
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError("must be a finite number")
+        if self.spec.enum is not None and number not in self.spec.enum:
+            raise ValueError("is not one of the allowed values")
+        return number
+
+    def value_in(self, arrays: Mapping[str, Array]) -> Any:
+        """Returns the value that a request has, from its input tensors by name; None for none."""
+        tensor = self.tensor or self.json_tensor
+        array = None if tensor is None else arrays.get(tensor.name)
+        if array is None or not array.size:
+            return None
+        first = array.reshape(-1)[0]
+        return first if self.json_tensor is None else msgspec.json.decode(first).get(self.member)
+
+    def read(self, value: Any, batch_size: int) -> Tensor:
+        """Returns the tensor, repeated for each item of a batch. Raises ValueError."""
+        assert self.tensor is not None
+        assert self._to_array is not None
+        array = self._to_array(self.checked(value))
+        if self.spec.type not in _LISTS:
+            array = array.reshape(self.tensor.dims)
+        return _repeated(self.tensor, array, batch_size, has_batch=self._has_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """The parameters that are members of the JSON object in one text tensor. The tensor is always sent."""
+
+    tensor: TensorSpec
+    fields: tuple[ParameterField, ...]
+    has_batch: bool
+
+    def read(self, values: Mapping[str, Any], batch_size: int) -> Tensor:
+        """``values``: checked values by field name."""
+        members = {}
+        for field in self.fields:
+            value = values.get(field.name)
+            if value is not None:
+                members[field.member] = bytes_of_json(value).decode() if field.spec.as_text else value
+        array = np.empty((1,), np.object_)
+        array[0] = bytes_of_json(members)
+        return _repeated(self.tensor, array, batch_size, has_batch=self.has_batch)
+
+
+def json_objects(fields: Sequence[ParameterField], *, max_batch_size: int) -> tuple[JsonObject, ...]:
+    """Returns the JSON objects of these parameters, one for each tensor."""
+    tensors = {field.json_tensor.name: field.json_tensor for field in fields if field.json_tensor is not None}
+    return tuple(
+        JsonObject(tensor, tuple(field for field in fields if field.json_tensor == tensor), max_batch_size > 0)
+        for tensor in tensors.values()
+    )
+
+
+def adapter_field(names: Sequence[str]) -> ParameterField:
+    """The field that names an adapter. It is not sent: it sets hidden parameters."""
+    spec = ParameterSpec(type="string", enum=list(names), optional=True, description="The adapter of the model.")
+    return ParameterField.compile(ADAPTER, spec)
+
+
+def _repeated(tensor: TensorSpec, array: Any, batch_size: int, *, has_batch: bool) -> Tensor:
+    if has_batch:
+        array = np.repeat(array[np.newaxis], batch_size, axis=0)
+    return Tensor(tensor.name, tensor.datatype, array)
+
+
+def check_json_tensor(tensor: TensorSpec) -> None:
+    """Raises ValueError if the tensor is not a single text."""
+    if tensor.datatype != BYTES or tensor.dims not in ((1,), (-1,), ()):
+        text = f"{tensor.datatype} {shape_text(tensor.dims)}"
+        raise ValueError(f"is a member of '{tensor.name}', which is {text} and not a single text")
+
+
+def _check_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
+    if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
+        raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
+    if spec.type in _LISTS:
+        if len(tensor.dims) != 1:
+            raise ValueError(f"is a list, which does not fit the dimensions {shape_text(tensor.dims)}")
+    elif any(dim not in (-1, 1) for dim in tensor.dims):
+        raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
+
+
+def _to_array_of(spec: ParameterSpec, tensor: TensorSpec) -> ToArray:
+    if spec.type == "object":
+        to_array = to_array_of("json", tensor.datatype)
+        return lambda value: to_array(bytes_of_json(value))
+    return to_array_of("text" if spec.type in ("string", "strings") else "number", tensor.datatype)
+
+
+def _json_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
+    """``tensor``: the input for the parameter, if it is a tensor. Raises ValueError."""
+    bounds = Bounds(spec.minimum, spec.maximum, spec.enum)
+    datatype = "INT64" if tensor is None else tensor.datatype
+    if spec.type == "integer":
+        return integer_type(datatype, bounds)
+    if spec.type == "number":
+        return float_type(bounds)
+    if spec.type == "integers":
+        return _list_of(integer_type(datatype, bounds), tensor)
+    if spec.type == "strings":
+        text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
+        return text | _list_of(text, tensor)
+    if spec.type == "object":
+        return dict[str, Any]
+    return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str
+
+
+def _list_of(element: Any, tensor: TensorSpec | None) -> Any:
+    size = -1 if tensor is None else tensor.dims[0]
+    return Annotated[list[element], Meta(min_length=max(size, 1), max_length=MAX_ITEMS if size == -1 else size)]

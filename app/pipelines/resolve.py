@@ -1,0 +1,89 @@
+"""Fits the declaration of a pipeline over an LLM backend to its model, before it is compiled."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from app.core.model import ModelConfig
+from app.pipelines.mismatch import mismatch_at
+from app.pipelines.openai.spec import ChatSpec
+from app.pipelines.openai.tokenizer import read_folder
+from app.pipelines.preset import Preset, preset_of, recognized
+from app.pipelines.spec import InputSpec, OutputSpec, ParameterSpec, PipelineSpec, StreamSpec
+
+Spec = TypeVar("Spec", InputSpec, OutputSpec, ParameterSpec)
+
+
+def derived_spec(model: str) -> PipelineSpec:
+    """The declaration of a ready model's pipeline if there is no file."""
+    return PipelineSpec(model=model, stream=StreamSpec())
+
+
+def resolved(spec: PipelineSpec, config: ModelConfig, tokenizers: Path | None = None) -> PipelineSpec:
+    """Returns the declaration without what the model of a preset does not have.
+
+    A pipeline that declares nothing gets the preset that recognizes its model. A preset without ``chat`` gets it if the
+    folder ``tokenizers`` has a tokenizer folder with the name of the model. Raises PipelineMismatch.
+    """
+    name = spec.preset
+    if name is None and spec == derived_spec(spec.model):
+        name = recognized(config)
+        if name is not None:
+            spec = PipelineSpec.model_validate({"model": spec.model, "preset": name})
+    if name is None:
+        return spec
+    fitted = _fitted(spec, config, preset_of(name))
+    return fitted if tokenizers is None else _with_chat(fitted, tokenizers / spec.model)
+
+
+def _with_chat(spec: PipelineSpec, tokenizer: Path) -> PipelineSpec:
+    openai = spec.openai
+    if openai is None or openai.chat is not None or not tokenizer.is_dir():
+        return spec
+    with mismatch_at("openai", "chat", "tokenizer"):
+        chat = ChatSpec(tokenizer=str(tokenizer)).with_folder(read_folder(tokenizer))
+    return spec.model_copy(update={"openai": openai.model_copy(update={"chat": chat})})
+
+
+def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> PipelineSpec:
+    given = {tensor.name for tensor in config.inputs}
+    written = {tensor.name for tensor in config.outputs}
+    parameters = _present(spec.parameters, given, preset, "parameters")
+    if not config.decoupled:
+        parameters = {name: each for name, each in parameters.items() if name not in preset.only_decoupled}
+    outputs = _present(spec.outputs or {}, written, preset, "outputs")
+    if config.parameter(preset.accumulates_if).lower() == "true":
+        outputs = {name: _accumulating(each) for name, each in outputs.items()}
+    changed: dict[str, Any] = {
+        "inputs": _present(spec.inputs or {}, given, preset, "inputs"),
+        "parameters": parameters,
+        "outputs": outputs,
+    }
+    if spec.openai is not None:
+        changed["openai"] = spec.openai.without(written, set(outputs))
+    return spec.model_copy(update=changed)
+
+
+def _present(specs: dict[str, Spec], tensors: set[str], preset: Preset, key: str) -> dict[str, Spec]:
+    """Omits what the preset declares and the model does not have, unless no request works without it."""
+    optional = set(preset.pipeline[key])
+    return {
+        name: each
+        for name, each in specs.items()
+        if name not in optional or _tensor_of(each) in {None, *tensors} or _is_needed(each, preset)
+    }
+
+
+def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:
+    return spec.tensor or (spec.member_of if isinstance(spec, ParameterSpec) else None)
+
+
+def _is_needed(spec: InputSpec | OutputSpec | ParameterSpec, preset: Preset) -> bool:
+    if isinstance(spec, OutputSpec):
+        return spec.tensor in preset.outputs
+    return isinstance(spec, InputSpec) and not spec.optional
+
+
+def _accumulating(spec: OutputSpec) -> OutputSpec:
+    """A text that is joined piece by piece is then declared to repeat the text so far."""
+    is_text = spec.kind == "text" and spec.join in (None, "concatenate")
+    return spec.model_copy(update={"accumulates": True}) if is_text else spec

@@ -1,0 +1,250 @@
+"""OpenAI's fields over the presets of LLM backends."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.errors import ModelError, UpstreamError
+from app.core.inference import InferenceResponse
+from tests.api.openai.conftest import chunks, refusal
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import response, tensor
+from tests.pipelines.test_presets import LLM_API, VLLM
+
+CONFIG = """
+pipelines:
+  llama:
+    model: model
+    preset: vllm
+    warmup: false
+    adapters: {french: {lora_name: fr-v2}}
+    openai: {chat: {template_text: "{{ messages[0].content }}"}}
+"""
+
+
+def step(
+    text: bytes, *, reason: bytes = b"None", count: int = 1, logprobs: object = None, is_final: bool = False
+) -> InferenceResponse:
+    """A response of vLLM."""
+    return response(
+        tensor("text_output", "BYTES", [text]),
+        tensor("finish_reason", "BYTES", [reason]),
+        tensor("logprobs", "BYTES", [json.dumps(logprobs).encode()]),
+        tensor("num_input_tokens", "UINT32", 7),
+        tensor("num_output_tokens", "UINT32", [count]),
+        is_final=is_final,
+    )
+
+
+HELLO = [step(b"Hel"), step(b"lo", reason=b"length", count=2, is_final=True)]
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    async with served(FakeEngine.of(VLLM, answers=HELLO), tmp_path / "gateway.yaml") as gateway:
+        yield gateway
+
+
+async def complete(api: Served, **body: Any) -> httpx.Response:
+    return await api.client.post("/v1/completions", json={"model": "llama", "prompt": "Hi"} | body)
+
+
+async def chat(api: Served, **body: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": "Hi"}]
+    return await api.client.post("/v1/chat/completions", json={"model": "llama", "messages": messages} | body)
+
+
+def sampling(api: Served, index: int = -1) -> Any:
+    inputs = {each.name: each.array for each in api.engine.requests[index].inputs}
+    return json.loads(inputs["sampling_parameters"].item())
+
+
+async def test_usage_is_the_sum_of_the_counts(api: Served) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    answer = (await chat(api)).json()
+    assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
+    *_, last, _done = chunks(await chat(api, stream=True, stream_options={"include_usage": True}))
+    assert last["usage"] == usage
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        ({"max_completion_tokens": 5}, {"max_tokens": 5}),
+        ({"temperature": 0, "top_p": 0.5, "seed": 3}, {"temperature": 0, "top_p": 0.5, "seed": 3}),
+        ({"min_tokens": 2, "ignore_eos": True, "top_k": 4}, {"min_tokens": 2, "ignore_eos": True, "top_k": 4}),
+        ({"min_p": 0.1, "repetition_penalty": 1.2}, {"min_p": 0.1, "repetition_penalty": 1.2}),
+        ({"stop": "\n"}, {"stop": ["\n"]}),
+    ],
+)
+async def test_a_field_reaches_the_backend(api: Served, body: Any, sent: Any) -> None:
+    assert (await chat(api, **body)).status_code == 200
+    assert sampling(api) == {"max_tokens": 1024, **sent}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"adapter": "french"}, "adapter"),
+        ({"lora_name": "x"}, "lora_name"),
+        ({"foo": 1}, "foo"),
+    ],
+)
+async def test_a_wrong_field_never_reaches_the_backend(api: Served, body: Any, param: str) -> None:
+    assert refusal(await chat(api, **body)) == (400, "invalid_input", param)
+    assert api.engine.requests == []
+
+
+async def test_a_stop_text_also_ends_the_text_here(api: Served) -> None:
+    answer = (await chat(api, stop=["l"])).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("He", "stop")
+
+
+class TestSeveralChoices:
+    async def test_each_choice_is_a_request_with_a_seed_of_its_own(self, api: Served) -> None:
+        answer = (await complete(api, n=3, seed=10)).json()
+        assert [(each["index"], each["text"]) for each in answer["choices"]] == [
+            (0, "Hello"),
+            (1, "Hello"),
+            (2, "Hello"),
+        ]
+        assert sorted(sampling(api, index)["seed"] for index in range(3)) == [10, 11, 12]
+        assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}
+
+    async def test_without_a_seed_the_backend_chooses(self, api: Served) -> None:
+        assert (await complete(api, n=2)).status_code == 200
+        assert ["seed" in sampling(api, index) for index in range(2)] == [False, False]
+
+    async def test_the_chunks_name_their_choice(self, api: Served) -> None:
+        *events, last, _done = chunks(await chat(api, n=2, stream=True, stream_options={"include_usage": True}))
+        for index in range(2):
+            own = [each for event in events for each in event["choices"] if each["index"] == index]
+            assert "".join(each["delta"].get("content", "") for each in own) == "Hello"
+            assert [each["delta"].get("role") for each in own] == ["assistant"] + [None] * (len(own) - 1)
+            assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
+        assert last["usage"]["completion_tokens"] == 6
+
+    async def test_one_failing_choice_fails_the_request(self, api: Served) -> None:
+        error = ModelError("Model 'model' failed.")
+        api.engine.answers = [step(b"He"), error]
+        assert (await complete(api, n=2)).status_code == 502
+        assert api.engine.closed == 2
+
+
+class TestEcho:
+    async def test_the_prompt_precedes_the_text(self, api: Served) -> None:
+        assert (await complete(api, echo=True)).json()["choices"][0]["text"] == "HiHello"
+        first, *_ = chunks(await complete(api, echo=True, stream=True))
+        assert first["choices"][0]["text"] == "HiHel"
+
+    async def test_the_prompt_is_not_searched_for_stop_texts(self, api: Served) -> None:
+        assert (await complete(api, echo=True, prompt="lo", stop="lo")).json()["choices"][0]["text"] == "loHel"
+
+
+TOKEN = {
+    "11": {"logprob": -0.5, "rank": 2, "decoded_token": "Hel"},
+    "12": {"logprob": -0.25, "rank": 1, "decoded_token": "Hol"},
+}
+
+
+class TestLogprobs:
+    async def test_chat_has_the_tokens_with_their_alternatives(self, api: Served) -> None:
+        api.engine.answers = [step(b"Hel", logprobs=[TOKEN], reason=b"stop", is_final=True)]
+        choice = (await chat(api, logprobs=True, top_logprobs=1)).json()["choices"][0]
+        hol = {"token": "Hol", "logprob": -0.25, "bytes": [72, 111, 108]}
+        hel = {"token": "Hel", "logprob": -0.5, "bytes": [72, 101, 108], "top_logprobs": [hol]}
+        assert choice["logprobs"] == {"content": [hel], "refusal": None}
+        assert sampling(api)["logprobs"] == 1
+
+    async def test_completions_have_lists(self, api: Served) -> None:
+        api.engine.answers = [
+            step(b"Hel", logprobs=[TOKEN]),
+            step(b"lo", logprobs=[{"3": {"logprob": None, "decoded_token": "lo"}}], reason=b"stop", is_final=True),
+        ]
+        choice = (await complete(api, logprobs=2)).json()["choices"][0]
+        assert choice["logprobs"] == {
+            "tokens": ["Hel", "lo"],
+            "token_logprobs": [-0.5, -9999.0],
+            "top_logprobs": [{"Hel": -0.5, "Hol": -0.25}, {"lo": -9999.0}],
+            "text_offset": [0, 3],
+        }
+
+    async def test_each_chunk_has_its_own_tokens(self, api: Served) -> None:
+        api.engine.answers = [step(b"Hel", logprobs=[TOKEN]), step(b"", logprobs=[], reason=b"stop", is_final=True)]
+        first, *_ = chunks(await chat(api, logprobs=True, stream=True))
+        assert [each["token"] for each in first["choices"][0]["logprobs"]["content"]] == ["Hel"]
+
+    async def test_without_the_field_there_are_none(self, api: Served) -> None:
+        assert (await chat(api)).json()["choices"][0]["logprobs"] is None
+        assert "logprobs" not in sampling(api)
+
+    async def test_tokens_in_another_form_are_a_violation(self, api: Served) -> None:
+        api.engine.answers = [step(b"Hel", logprobs=[["Hel", -0.5]], reason=b"stop", is_final=True)]
+        assert (await chat(api, logprobs=True)).status_code == 502
+
+
+class TestAdapters:
+    async def test_an_adapter_is_a_model(self, api: Served) -> None:
+        models = (await api.client.get("/v1/models")).json()["data"]
+        assert [each["id"] for each in models] == ["llama", "llama:french"]
+        assert (await api.client.get("/v1/models/llama:french")).json()["id"] == "llama:french"
+        answer = (await chat(api, model="llama:french")).json()
+        assert (answer["model"], sampling(api)["lora_name"]) == ("llama:french", "fr-v2")
+
+    async def test_an_unknown_adapter_is_an_unknown_model(self, api: Served) -> None:
+        answer = await chat(api, model="llama:latin")
+        assert refusal(answer)[:2] == (404, "model_not_found")
+        assert api.engine.requests == []
+
+
+async def test_a_prompt_beyond_the_context_is_the_callers_error(api: Served) -> None:
+    error = ModelError("Model 'model' failed.")
+    text = "Error generating stream: The decoder prompt (length 4001) is longer than the maximum model length of 512"
+    error.upstream = UpstreamError(None, text)
+    api.engine.answers = [error]
+    assert refusal(await chat(api)) == (400, "context_length_exceeded", "messages")
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "Hi": 1, "there": 2}, "unk_token": "[UNK]"},
+    "pre_tokenizer": {"type": "Whitespace"},
+}
+
+
+@pytest.fixture
+async def counting(tmp_path: Path) -> AsyncIterator[Served]:
+    """A backend that counts no tokens, with a folder of tokenizers and no gateway.yaml."""
+    folder = tmp_path / "tokenizers" / "model"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    answers = [
+        response(
+            tensor("text_output", "BYTES", [text]), tensor("finish_reason", "BYTES", [why]), is_final=why != b"None"
+        )
+        for text, why in ((b"Hi", b"None"), (b"Hi there you", b"stop"))
+    ]
+    async with served(FakeEngine.of(LLM_API, answers=answers), None, tokenizers=folder.parent) as gateway:
+        yield gateway
+
+
+async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+    answer = (await chat(counting, model="model")).json()
+    assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("Hi there you", usage)
+    *_, last, _done = chunks(await chat(counting, model="model", stream=True, stream_options={"include_usage": True}))
+    assert last["usage"] == usage

@@ -1,0 +1,135 @@
+"""LLM backends without a gateway.yaml: OpenAI's client over stand-ins with the tensors and habits of each backend."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.zoo.kinds import BY_NAME
+from tests.zoo.repository import write_models
+
+BACKENDS = ("vllm", "tensorrt_llm", "tensorrt_llm_api")
+COUNTING = ("vllm", "tensorrt_llm")
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+TOKENIZER = {
+    "version": "1.0",
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"},
+    "pre_tokenizer": {"type": "Whitespace"},
+}
+
+
+@pytest.fixture(scope="module")
+def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    repository = tmp_path_factory.mktemp("backends")
+    write_models(repository, [BY_NAME[name] for name in BACKENDS])
+    with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("llms")
+    for name in BACKENDS:
+        tokenizer = folder / "tokenizers" / name
+        tokenizer.mkdir(parents=True)
+        (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+        (tokenizer / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    settings = {"triton_url": backends.grpc_url, "tokenizers": str(folder / "tokenizers")}
+    with running_gateway(folder / "gateway", **settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def openai_client(llms: GatewayProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{llms.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def text_of_triton(gateway: GatewayProcess, name: str, prompt: str) -> str:
+    """The text that the stand-in writes, read from Triton's own protocol."""
+    fields = {
+        "vllm": {"stream": True, "exclude_input_in_output": True},
+        "tensorrt_llm": {"max_tokens": 1024, "stream": False},
+        "tensorrt_llm_api": {"sampling_param_max_tokens": 1024, "streaming": False},
+    }[name]
+    answer = httpx.post(f"{gateway.url}/v2/models/{name}/generate_stream", json={"text_input": prompt, **fields})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    return "".join(each["text_output"] for each in events)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+class TestEachBackend:
+    def test_a_completion_is_the_text_of_the_backend(
+        self, openai_client: OpenAI, llms: GatewayProcess, name: str
+    ) -> None:
+        whole = openai_client.completions.create(model=name, prompt="Once")
+        chunks = list(openai_client.completions.create(model=name, prompt="Once", stream=True))
+        assert whole.choices[0].text == text_of_triton(llms, name, "Once")
+        assert "".join(each.choices[0].text for each in chunks) == whole.choices[0].text
+        assert whole.choices[0].finish_reason in ("stop", "length")
+        assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+    def test_a_chat_uses_the_template_of_the_tokenizer_folder(
+        self, openai_client: OpenAI, llms: GatewayProcess, name: str
+    ) -> None:
+        answer = openai_client.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi"}])
+        assert answer.choices[0].message.content == text_of_triton(llms, name, "<user>Hi")
+        assert answer.usage is not None or name == "tensorrt_llm"
+
+    def test_the_pipeline_has_fields_of_usual_names(self, llms: GatewayProcess, name: str) -> None:
+        described = httpx.get(f"{llms.url}/v1/pipelines/{name}").json()
+        names = {each["name"] for each in described["parameters"]}
+        assert (next(each["name"] for each in described["inputs"]), "max_tokens" in names) == ("prompt", True)
+        answer = httpx.post(f"{llms.url}/v1/pipelines/{name}", json={"prompt": "Once", "max_tokens": 8}).json()
+        assert answer["text"]
+
+    def test_a_wrong_parameter_is_named(self, openai_client: OpenAI, name: str) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            openai_client.completions.create(model=name, prompt="Once", max_tokens=0)
+        assert caught.value.param == "max_tokens"
+
+
+def test_the_models_are_listed(openai_client: OpenAI) -> None:
+    assert {each.id for each in openai_client.models.list()} == set(BACKENDS)
+
+
+def test_vllm_counts_tokens(openai_client: OpenAI) -> None:
+    answer = openai_client.completions.create(model="vllm", prompt="Once")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens > 0) == (7, True)
+
+
+def test_several_choices_are_several_requests(openai_client: OpenAI, llms: GatewayProcess) -> None:
+    answer = openai_client.completions.create(model="vllm", prompt="Once", n=3, seed=1)
+    text = text_of_triton(llms, "vllm", "Once")
+    assert [(each.index, each.text) for each in answer.choices] == [(0, text), (1, text), (2, text)]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 7
+
+
+def test_logprobs_of_vllm(openai_client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = openai_client.chat.completions.create(
+        model="vllm",
+        messages=messages,
+        logprobs=True,
+        top_logprobs=2,  # type: ignore[arg-type]
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(each.token for each in choice.logprobs.content) == choice.message.content
+    assert {len(each.top_logprobs) for each in choice.logprobs.content} == {2}
+
+
+def test_a_prompt_beyond_the_context_is_the_callers_error(openai_client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai_client.completions.create(model="vllm", prompt="x" * 5000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")

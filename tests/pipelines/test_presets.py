@@ -1,0 +1,255 @@
+"""The presets of LLM backends, against the tensors that the backends have."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.answer import Values
+from app.core.errors import ContractViolation, InvalidInput
+from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.core.model import ModelConfig
+from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.preset import NAMES, recognized
+from app.pipelines.resolve import derived_spec
+from app.pipelines.run import Collector, WholeAnswer
+from tests.fakes.models import model, pipeline, response, tensor
+
+FLAGS = ("return_finish_reason", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens")
+VLLM = model(
+    [
+        "text_input BYTES [1]",
+        "image BYTES [-1] optional",
+        "sampling_parameters BYTES [1] optional",
+        *(f"{name} BOOL [1] optional" for name in ("stream", "exclude_input_in_output", *FLAGS)),
+    ],
+    [
+        "text_output BYTES [-1]",
+        "finish_reason BYTES [-1]",
+        "logprobs BYTES [-1]",
+        "num_input_tokens UINT32 [1]",
+        "num_output_tokens UINT32 [-1]",
+    ],
+    backend="vllm",
+    decoupled=True,
+)
+ENGINE = model(
+    [
+        "text_input BYTES [1]",
+        "max_tokens INT32 [1]",
+        *(f"{name} BYTES [-1] optional" for name in ("stop_words", "bad_words")),
+        *(f"{name} FP32 [1] optional" for name in ("temperature", "top_p", "repetition_penalty")),
+        "seed UINT64 [1] optional",
+        "lora_task_id UINT64 [1] optional",
+        *(f"{name} BOOL [1] optional" for name in ("stream", "exclude_input_in_output", *FLAGS[2:])),
+    ],
+    ["text_output BYTES [-1]", "num_input_tokens INT32 [1]", "num_output_tokens INT32 [1]"],
+    max_batch_size=8,
+    decoupled=True,
+)
+LLM_API = model(
+    [
+        "text_input BYTES [-1]",
+        "sampling_param_max_tokens INT32 [1] optional",
+        "sampling_param_stop BYTES [-1] optional",
+        "sampling_param_seed UINT64 [1] optional",
+        *(f"{name} BOOL [1] optional" for name in ("streaming", "stop", "return_finish_reason")),
+    ],
+    ["text_output BYTES [-1]", "finish_reason BYTES [-1]"],
+    decoupled=True,
+)
+CONFIGS = {"vllm": VLLM, "tensorrt_llm": ENGINE, "tensorrt_llm_api": LLM_API}
+
+
+def served(name: str, config: ModelConfig | None = None, **keys: Any) -> Pipeline:
+    return pipeline(config or CONFIGS[name], preset=name, **keys)
+
+
+def request(p: Pipeline, **fields: Any) -> InferenceRequest:
+    return p.request_of_json(json.dumps({"prompt": "Hi", **fields}).encode())
+
+
+def sent(p: Pipeline, **fields: Any) -> dict[str, Any]:
+    """The values of the input tensors by name."""
+    return {each.name: each.array.reshape(-1).tolist() for each in request(p, **fields).inputs}
+
+
+def sampling(p: Pipeline, **fields: Any) -> Any:
+    return json.loads(sent(p, **fields)["sampling_parameters"][0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_recognized_by_its_tensors(name: str) -> None:
+    assert recognized(CONFIGS[name]) == name
+    derived = compile_pipeline("p", derived_spec("model"), CONFIGS[name], {}, CompileContext())
+    assert (derived.spec.preset, next(field.name for field in derived.inputs)) == (name, "prompt")
+    assert derived.openai is not None
+    assert derived.openai.completions is not None
+
+
+def test_another_model_of_texts_is_not_recognized() -> None:
+    assert recognized(model("text_input BYTES [1]", "text_output BYTES [1]")) is None
+
+
+class TestVllm:
+    def test_parameters_are_one_json_object(self) -> None:
+        p = served("vllm")
+        fields = {"temperature": 0.5, "stop": ["a", "b"], "seed": 2**62, "structured_outputs": {"choice": ["x"]}}
+        assert sampling(p, **fields) == {"max_tokens": 1024, **fields, "structured_outputs": '{"choice":["x"]}'}
+
+    def test_the_flags_are_always_sent(self) -> None:
+        tensors = sent(served("vllm"))
+        names = {"stream", "exclude_input_in_output", *FLAGS}
+        assert {name: tensors[name] for name in names} == {key: [True] for key in names}
+
+    def test_callers_cannot_set_the_flags(self) -> None:
+        with pytest.raises(InvalidInput, match="'stream' is not a field"):
+            request(served("vllm"), stream=False)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("temperature", -1),
+            ("max_tokens", 0),
+            ("top_p", 0),
+            ("logprobs", 21),
+            ("stop", [""]),
+            ("stop_token_ids", ["a"]),
+            ("structured_outputs", "json"),
+            ("foo", 1),
+            ("lora_name", "x"),
+        ],
+    )
+    def test_a_wrong_parameter_is_refused_with_its_name(self, field: str, value: Any) -> None:
+        with pytest.raises(InvalidInput, match=f"'{field}") as caught:
+            request(served("vllm"), **{field: value})
+        assert [each.field.split("[")[0] for each in caught.value.errors] == [field]
+
+    def test_an_image_is_sent_as_base64_without_its_data_url(self) -> None:
+        png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNiAAAABgADNjd8qAAAAABJRU5ErkJggg=="
+        assert sent(served("vllm"), images=[f"data:image/png;base64,{png}"])["image"] == [png.encode()]
+        with pytest.raises(InvalidInput, match="is not an image"):
+            request(served("vllm"), images=["aGVsbG8="])
+
+    def test_answers_have_text_reason_and_counts(self) -> None:
+        p = served("vllm")
+        outputs = [("Hel", b"None", 1), ("lo", b"length", 2)]
+        responses = [
+            response(
+                tensor("text_output", "BYTES", [text.encode()]),
+                tensor("finish_reason", "BYTES", [reason]),
+                tensor("logprobs", "BYTES", [b"null"]),
+                tensor("num_input_tokens", "UINT32", 7),
+                tensor("num_output_tokens", "UINT32", [count]),
+                is_final=text == "lo",
+            )
+            for text, reason, count in outputs
+        ]
+        assert whole(p, responses) == {
+            "text": "Hello",
+            "finish_reason": "length",
+            "logprobs": [],
+            "prompt_tokens": 7,
+            "completion_tokens": 3,
+        }
+
+    def test_an_adapter_sets_its_hidden_parameter(self) -> None:
+        p = served("vllm", adapters={"french": {"lora_name": "fr-v2"}})
+        assert sampling(p, adapter="french") == {"max_tokens": 1024, "lora_name": "fr-v2"}
+        with pytest.raises(InvalidInput, match="'adapter' is not one of"):
+            request(p, adapter="latin")
+
+    def test_a_key_of_the_file_overrides_the_presets(self) -> None:
+        p = served("vllm", parameters={"max_tokens": {"default": 64, "maximum": 100}})
+        assert sampling(p)["max_tokens"] == 64
+        with pytest.raises(InvalidInput):
+            request(p, max_tokens=101)
+
+    def test_what_the_model_lacks_is_omitted(self) -> None:
+        lacking = model(
+            ["text_input BYTES [1]", "sampling_parameters BYTES [1] optional"], "text_output BYTES [-1]", decoupled=True
+        )
+        p = served("vllm", lacking)
+        assert sent(p).keys() == {"text_input", "sampling_parameters"}
+        assert [field.name for field in p.outputs] == ["text"]
+        assert p.openai is not None
+        assert p.openai.completions is not None
+        assert (p.openai.completions.usage, p.openai.completions.logprobs) == (None, None)
+
+
+class TestTensorRtLlm:
+    def test_parameters_are_tensors_of_the_batch(self) -> None:
+        inputs = {each.name: each.array for each in request(served("tensorrt_llm"), stop=["a", "bc"]).inputs}
+        assert inputs["stop_words"].tolist() == [[b"a", b"bc"]]
+        tensors = sent(served("tensorrt_llm"), seed=2**62, temperature=0.5)
+        assert (tensors["max_tokens"], tensors["seed"], tensors["temperature"]) == ([1024], [2**62], [0.5])
+        assert (tensors["stream"], tensors["return_num_output_tokens"]) == ([True], [True])
+
+    @pytest.mark.parametrize(("limit", "reason"), [(3, "length"), (4, "stop")])
+    def test_the_finish_reason_follows_from_the_counts(self, limit: int, reason: str) -> None:
+        p = served("tensorrt_llm")
+        responses = [
+            response(
+                Tensor("text_output", "BYTES", bytes_array([b"x"], (1, 1))),
+                tensor("num_output_tokens", "INT32", [[1]]),
+                is_final=index == 2,
+            )
+            for index in range(3)
+        ]
+        collector = Collector(p, request(p, max_tokens=limit))
+        reasons = [(collector.add(each) or {})["finish_reason"] for each in responses]
+        assert reasons == [None, None, reason]
+        assert whole(p, responses, max_tokens=limit)["completion_tokens"] == 3
+
+    def test_a_model_that_does_not_stream_is_not_asked_to(self) -> None:
+        config = ModelConfig("model", "ensemble", 8, ENGINE.inputs, ENGINE.outputs, decoupled=False)
+        assert "stream" not in sent(served("tensorrt_llm", config))
+
+    def test_a_script_that_accumulates_is_known_by_its_configuration(self) -> None:
+        accumulates = (("accumulate_tokens", "true"),)
+        config = ModelConfig(
+            "model", "python", 8, ENGINE.inputs, ENGINE.outputs, decoupled=True, parameters=accumulates
+        )
+        assert next(field.spec.accumulates for field in served("tensorrt_llm", config).outputs)
+        assert not served("tensorrt_llm").outputs[0].spec.accumulates
+
+
+class TestLlmApi:
+    def test_texts_that_repeat_everything_become_pieces(self) -> None:
+        p = served("tensorrt_llm_api")
+        texts = ["", "He", "He said \ufffd", "He said \u00e9", "He said \u00e9"]
+        responses = [answer(text, is_final=index == 4) for index, text in enumerate(texts)]
+        collector = Collector(p, request(p))
+        assert [(collector.add(each) or {})["text"] for each in responses] == ["", "He", " said ", "\u00e9", ""]
+        assert whole(p, responses)["text"] == "He said \u00e9"
+
+    def test_a_character_that_stays_incomplete_is_not_lost(self) -> None:
+        p = served("tensorrt_llm_api")
+        assert whole(p, [answer("a\ufffd", is_final=True)])["text"] == "a\ufffd"
+
+    def test_a_model_that_sends_only_new_text_is_a_violation(self) -> None:
+        p = served("tensorrt_llm_api")
+        collector = Collector(p, request(p))
+        collector.add(answer("He", is_final=False))
+        with pytest.raises(ContractViolation, match="does not begin with the text so far"):
+            collector.add(answer(" said", is_final=False))
+
+    def test_the_input_that_cancels_is_not_a_field(self) -> None:
+        p = served("tensorrt_llm_api")
+        assert sent(p, stop="x")["sampling_param_stop"] == [b"x"]
+        assert "stop" not in sent(p, stop="x")
+
+
+def answer(text: str, *, is_final: bool) -> InferenceResponse:
+    reason = b"stop" if is_final else b"None"
+    return response(
+        tensor("text_output", "BYTES", [text.encode()]), tensor("finish_reason", "BYTES", [reason]), is_final=is_final
+    )
+
+
+def whole(p: Pipeline, responses: list[InferenceResponse], **fields: Any) -> Values:
+    collected = WholeAnswer(p, request(p, **fields))
+    for each in responses:
+        collected.add(each)
+    return collected.finish().outputs[0]

@@ -1,7 +1,8 @@
 """``triton-gateway init --triton``: writes a first ``gateway.yaml`` from the models of a running Triton.
 
 A model that an ensemble runs as a step gets no pipeline of its own. What the configuration of a model cannot tell is
-guessed from the names of its tensors, and marked with a comment. Each pipeline is compiled before it is written.
+guessed from the names of its tensors, and marked with a comment. An LLM backend gets its preset. Each pipeline is
+compiled before it is written.
 """
 
 import re
@@ -17,6 +18,7 @@ from app.core.inference import BYTES
 from app.core.model import ModelConfig, TensorSpec
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.preset import recognized
 from app.pipelines.spec import RESERVED_NAMES, PipelineSpec
 
 _KINDS = (
@@ -90,6 +92,8 @@ def _readable_first(config: ModelConfig) -> tuple[bool, bool, str]:
 
 def _keys_of(config: ModelConfig) -> dict[str, Any]:
     keys: dict[str, Any] = {"model": config.name}
+    if (preset := recognized(config)) is not None:
+        return {**keys, "preset": preset}
     if config.inputs:
         keys["inputs"] = _fields_of(config.inputs)
     keys["outputs"] = _fields_of(config.outputs)
@@ -139,6 +143,8 @@ def _lines_of(config: ModelConfig, keys: Mapping[str, Any], problem: str | None)
         yield f"  # The gateway cannot serve it like this: {problem}\n"
     yield f"{mark}{_scalar(config.name)}:\n"
     yield f"{mark}  model: {_scalar(config.name)}\n"
+    if "preset" in keys:
+        yield f"{mark}  preset: {keys['preset']}  # by its tensors; for chats openai: {{chat: {{tokenizer: DIR}}}}\n"
     for section in ("inputs", "outputs"):
         if keys.get(section):
             yield f"{mark}  {section}:\n"

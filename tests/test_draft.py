@@ -10,6 +10,7 @@ from app.draft import FileTaken, write_draft
 from app.pipelines.file import read_gateway_file
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.models import ensemble, model
+from tests.pipelines.test_presets import VLLM
 
 URL = "127.0.0.1:8001"
 
@@ -42,6 +43,13 @@ def test_the_file_has_fields_kinds_and_streams(tmp_path: Path) -> None:
     assert spec.inputs["input_image"].optional
     assert spec.stream is not None
     assert text.count("# a guess\n") == 5
+
+
+def test_an_llm_backend_gets_its_preset(tmp_path: Path) -> None:
+    text = drafted(tmp_path, VLLM)
+    (pipeline,) = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines.values()
+    assert (pipeline.model, pipeline.preset) == ("model", "vllm")
+    assert "    preset: vllm  # by its tensors" in text
 
 
 def test_steps_of_an_ensemble_get_no_pipeline(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,7 +15,8 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transports import open_transport
-from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models, wait_until_ready
+from tests.live.repairing import repairing_gateway
+from tests.processes import GatewayProcess, running_triton, scripted_models, wait_until_ready
 from tests.waiting import PATIENCE_S, eventually
 
 CONFIG = """
@@ -36,12 +37,7 @@ def own_triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> I
         yield server
 
 
-def gateway_of(
-    triton: EmbeddedTriton, folder: Path, *, repair: str, workers: str = "1"
-) -> AbstractContextManager[GatewayProcess]:
-    (folder / "gateway.yaml").write_text(CONFIG)
-    settings = {"config": str(folder / "gateway.yaml"), "triton_repair": repair, "workers": workers}
-    return running_gateway(folder / "gateway", triton_url=triton.grpc_url, **settings)
+gateway_of = partial(repairing_gateway, config=CONFIG)
 
 
 def processes_of(triton: int | None, model: str) -> list[int]:

@@ -114,12 +114,12 @@ class PacedCancels:
         """Returns the share of one of several processes that call the same Triton."""
         return cls(CANCELS_PER_S / processes, BURST / processes)
 
-    def cancel(self, call: Call, self_end_s: float) -> None:
-        """Cancels a unary call when its turn has come. ``self_end_s``: time to end without cancellation.
+    def cancel(self, call: Call) -> None:
+        """Cancels a unary call that has not ended after SETTLE_S, when its turn has come.
 
         A cancellation that arrives together with the response can crash Triton 2.51.
         """
-        asyncio.get_running_loop().call_later(self_end_s, self._cancel_now, call)
+        asyncio.get_running_loop().call_later(SETTLE_S, self._cancel_now, call)
 
     def _cancel_now(self, call: Call) -> None:
         """A no-op for a call that is done."""

@@ -28,7 +28,7 @@ from app.core.errors import (
 )
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
-from app.triton.cancellation import SELF_END_S, SETTLE_S, PacedCancels, cancel_abandoned
+from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
 from app.triton.codec import (
     document_of,
     document_request,
@@ -318,7 +318,7 @@ class TritonEngine(Engine):
             raise _deadline_passed() from exc
         finally:
             if call is not None and not call.done():
-                self._cancels.cancel(call, SETTLE_S)
+                self._cancels.cancel(call)
         if lease is not None:
             lease.settle()
         return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)

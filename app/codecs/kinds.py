@@ -116,7 +116,15 @@ def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
     return content
 
 
-def bytes_of_json(value: Any) -> bytes:
+def converted(value: Any, json_type: Any, name: str) -> Any:
+    """Converts a value of the configuration like a caller's. ``name``: what it is. Raises ValueError."""
+    try:
+        return msgspec.convert(value, json_type)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"has a {name} that does not fit: {exc}") from exc
+
+
+def encoded_json(value: Any) -> bytes:
     """Encodes a decoded value. Raises ValueError for texts that are not Unicode."""
     try:
         return orjson.dumps(value)

@@ -16,6 +16,7 @@ from app.codecs.kinds import (
     ToArray,
     bytes_of_base64,
     check_image,
+    converted,
     fits,
     is_bare_item,
     json_bytes_of,
@@ -117,7 +118,7 @@ class InputField:
         """Raises ValueError."""
         if self.spec.kind == "json":
             return self.read(msgspec.json.encode(self.spec.default))
-        return self.read(_converted(self.spec.default, self.json_type))
+        return self.read(converted(self.spec.default, self.json_type, "default"))
 
     def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape for Triton, without batch dimension, from the caller's shape. Raises ValueError."""
@@ -168,14 +169,6 @@ def _base64_of(value: Any, kind: str) -> Any:
     if kind == "image":
         check_image(content)
     return base64.b64encode(content)
-
-
-def _converted(default: Any, json_type: Any) -> Any:
-    """Converts a default like a value of a caller. Raises ValueError."""
-    try:
-        return msgspec.convert(default, json_type)
-    except msgspec.ValidationError as exc:
-        raise ValueError(f"has a default that does not fit: {exc}") from exc
 
 
 def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:

@@ -12,14 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from app.codecs.kinds import ToArray, bytes_of_json, shape_text, to_array_of
+from app.codecs.kinds import ToArray, converted, encoded_json, shape_text, to_array_of
 from app.codecs.numbers import Bounds, float_type, integer_type
 from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
 from app.core.model import TensorSpec
-from app.pipelines.spec import ParameterSpec
+from app.pipelines.spec import ADAPTER, ParameterSpec
 
-ADAPTER = "adapter"
-"""The field that names one of the pipeline's adapters."""
 MAX_ITEMS = 1024
 """Limit of the elements of a list."""
 MAX_TEXT_CHARACTERS = 65_536
@@ -67,9 +65,9 @@ class ParameterField:
             check_json_tensor(json_tensor)
         to_array = None if tensor is None else _to_array_of(spec, tensor)
         field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), max_batch_size > 0, to_array)
-        for value in (spec.default, spec.send):
+        for key, value in (("default", spec.default), ("value", spec.send)):
             if value is not None:
-                field.converted(value)
+                field.converted(value, key)
         return field
 
     @property
@@ -90,12 +88,9 @@ class ParameterField:
     def is_request_parameter(self) -> bool:
         return self.tensor is None and self.json_tensor is None
 
-    def converted(self, value: Any) -> Any:
+    def converted(self, value: Any, name: str = "value") -> Any:
         """Checks a value of the configuration like a caller's, and returns it. Raises ValueError."""
-        try:
-            return self.checked(msgspec.convert(value, self.json_type))
-        except msgspec.ValidationError as exc:
-            raise ValueError(f"has a value that does not fit: {exc}") from exc
+        return self.checked(converted(value, self.json_type, name))
 
     def checked(self, value: Any) -> Any:
         """Checks a decoded value and returns the value to send. Raises ValueError."""
@@ -143,9 +138,9 @@ class JsonObject:
         for field in self.fields:
             value = values.get(field.name)
             if value is not None:
-                members[field.member] = bytes_of_json(value).decode() if field.spec.as_text else value
+                members[field.member] = encoded_json(value).decode() if field.spec.as_text else value
         array = np.empty((1,), np.object_)
-        array[0] = bytes_of_json(members)
+        array[0] = encoded_json(members)
         return _repeated(self.tensor, array, batch_size, has_batch=self.has_batch)
 
 
@@ -190,7 +185,7 @@ def _check_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
 def _to_array_of(spec: ParameterSpec, tensor: TensorSpec) -> ToArray:
     if spec.type == "object":
         to_array = to_array_of("json", tensor.datatype)
-        return lambda value: to_array(bytes_of_json(value))
+        return lambda value: to_array(encoded_json(value))
     return to_array_of("text" if spec.type in ("string", "strings") else "number", tensor.datatype)
 
 

@@ -20,9 +20,9 @@ from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.outputs import Contracts, OutputField
-from app.pipelines.parameters import ADAPTER, ParameterField, json_objects
+from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
-from app.pipelines.spec import PipelineSpec, StreamSpec
+from app.pipelines.spec import ADAPTER, PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
 

@@ -26,6 +26,9 @@ Examples = Annotated[dict[ExampleName, dict[str, JsonValue]], Field(max_length=1
 SAMPLE = "sample"
 """The name of the pipeline's ``sample`` among its examples."""
 
+ADAPTER = "adapter"
+"""The field that names one of the pipeline's adapters."""
+
 RESERVED_NAMES = frozenset({"early_exit"})
 
 RESERVED_PARAMETERS = re.compile(
@@ -314,8 +317,8 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _adapters_set_hidden_parameters(self) -> Self:
-        if self.adapters and "adapter" in {*self.parameters, *(self.inputs or ())}:
-            raise ValueError("the name 'adapter' is used for a field, and the pipeline has adapters")
+        if self.adapters and ADAPTER in {*self.parameters, *(self.inputs or ())}:
+            raise ValueError(f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters")
         for adapter, values in self.adapters.items():
             for name in values:
                 if name not in self.parameters or not self.parameters[name].hidden:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
@@ -21,14 +22,15 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.codecs.json_scan import has_more_elements, malformed, members_of
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
-from app.core.inference import InferenceRequest
+from app.core.inference import InferenceRequest, new_request_id
 from app.core.json import enum_of, only, with_types
 from app.core.text import nearest, shown
 from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.catalog import Catalog
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
-from app.pipelines.parameters import ADAPTER
+from app.pipelines.openai.tokenizer import TokenCounter
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import ADAPTER
 
 MAX_TEXT_CHARACTERS = 1024
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -309,7 +311,7 @@ def completion_requests(
     if prompt is None:
         raise required("prompt")
     text = ""
-    if options.echo or _counts(form, options):
+    if options.echo or _counter_of(form, options):
         given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
         text = given if isinstance(given, str) else given[0]
     return _prompt_of(text, "prompt", form, options), _requests_of(named, form, options, prompt, "prompt")
@@ -330,16 +332,16 @@ def chat_requests(
 
 
 def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
-    tokens = None
-    if _counts(form, options) and form.tokenizer is not None and form.tokenizer.count_tokens is not None:
-        tokens = form.tokenizer.count_tokens(text, add_special_tokens=True)
+    counter = _counter_of(form, options)
+    tokens = None if counter is None else counter(text, add_special_tokens=True)
     return Prompt(text if options.echo else "", name, tokens)
 
 
-def _counts(form: TextForm, options: ResponseOptions) -> bool:
-    """Whether the answer has usage that the model does not count."""
-    can_count = form.tokenizer is not None and form.tokenizer.count_tokens is not None
-    return can_count and form.usage is None and (options.include_usage or not options.stream)
+def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:
+    """Returns the counter for an answer that has usage which the model does not count."""
+    if form.tokenizer is None or form.usage is not None or (options.stream and not options.include_usage):
+        return None
+    return form.tokenizer.count_tokens
 
 
 def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
@@ -362,24 +364,21 @@ def _requests_of(
         fields[form.logprobs.parameter] = msgspec.json.encode(options.logprobs)
     if named.adapter:
         fields[ADAPTER] = msgspec.json.encode(named.adapter)
-    requests = []
-    for seed in _seeds_of(members, options.choices) if "seed" in names else [None] * options.choices:
-        varied = members if seed is None else {**members, "seed": seed}
-        body = body_of_fields(fields, varied, names, NEUTRAL_OF_TEXTS)
+
+    def request_of(members: Members) -> InferenceRequest:
+        body = body_of_fields(fields, members, names, NEUTRAL_OF_TEXTS)
         try:
-            requests.append(named.pipeline.request_of_json(body))
+            return named.pipeline.request_of_json(body)
         except InvalidInput as exc:
             given = {names[name]: name for name in [*members, "stop"] if name in names}
             raise renamed(exc, {**given, form.prompt: prompt_name}) from exc
-    return requests
 
-
-def _seeds_of(members: Members, choices: int) -> Sequence[memoryview | None]:
-    """Returns the caller's seed for the first choice, and the following numbers for the others."""
-    seed = None if choices == 1 else take(dict(members), "seed", int, None)
-    if seed is None:
-        return [None] * choices
-    return [memoryview(msgspec.json.encode(seed + choice)) for choice in range(choices)]
+    seed = take(dict(members), "seed", int, None) if options.choices > 1 and "seed" in names else None
+    if seed is not None:
+        seeds = [memoryview(msgspec.json.encode(seed + choice)) for choice in range(options.choices)]
+        return [request_of({**members, "seed": each}) for each in seeds]
+    request = request_of(members)
+    return [request, *(replace(request, request_id=new_request_id()) for _ in range(options.choices - 1))]
 
 
 def _as_template_has_it(message: _Message) -> Mapping[str, Any]:

@@ -13,7 +13,8 @@ from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec,
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import TokenizerFolder
 from app.pipelines.outputs import OutputField
-from app.pipelines.parameters import ADAPTER, ParameterField
+from app.pipelines.parameters import ParameterField
+from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"
 

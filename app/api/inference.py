@@ -21,7 +21,7 @@ from app.api.exchange import Exchange
 from app.api.explaining import Explaining
 from app.api.problems import problem_of
 from app.api.workload import Workload
-from app.core.answer import Answer, Ending
+from app.core.answer import Answer, Ending, Tokens
 from app.core.engine import Engine, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest
@@ -218,6 +218,7 @@ class Inference:
             raise
         finally:
             record.triton_s = time.perf_counter() - started
+            record.add_tokens(call.answer.tokens)
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
         record.exit_early(ending.early_exit)
@@ -315,8 +316,9 @@ class StreamRecorder:
         self._abandon = replace(call, inference=call.inference.without_inputs(), further=without_inputs).abandon
         self.span = inference.tracer.start(f"stream {name}", SpanKind.INTERNAL, record.trace)
         metrics = inference.metrics.of_pipeline(name)
+        self._answer, self._metrics = call.answer, metrics
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
-        self._last_at = record.started
+        self._first_at = self._last_at = record.started
         self._has_output = False
 
     def responded(self) -> None:
@@ -324,8 +326,12 @@ class StreamRecorder:
 
     def output_written(self) -> None:
         now = time.perf_counter()
-        (self._gap if self._has_output else self._first).observe(now - self._last_at)
-        self._last_at, self._has_output = now, True
+        if self._has_output:
+            self._gap.observe(now - self._last_at)
+        else:
+            self._first.observe(now - self._last_at)
+            self._first_at, self._has_output = now, True
+        self._last_at = now
         self._count.inc()
 
     def abandoned(self) -> None:
@@ -340,9 +346,16 @@ class StreamRecorder:
         if record.explanation is not None:
             record.explanation.stream_ended = time.perf_counter()
         record.exit_early(stream.early_exit)
+        self._count_tokens(self._answer.tokens)
         if stream.error is not None:
             record.fail(stream.error)
         self._slot.leave(stream.error)
+
+    def _count_tokens(self, tokens: Tokens | None) -> None:
+        self._record.add_tokens(tokens)
+        if tokens is not None and tokens.completion > 1:
+            seconds = (self._last_at - self._first_at) / (tokens.completion - 1)
+            self._metrics.time_per_output_token.observe(seconds)
 
 
 class ResumableRecorder(StreamRecorder):

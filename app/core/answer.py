@@ -18,6 +18,17 @@ class Ending(Struct, frozen=True):
     outputs: Sequence[Values] = ()
 
 
+class Tokens(Struct):
+    """The numbers of tokens so far. ``prompt``: None if it is not known."""
+
+    prompt: int | None = None
+    completion: int = 0
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        known = [each.prompt for each in (self, other) if each.prompt is not None]
+        return Tokens(sum(known) if known else None, self.completion + other.completion)
+
+
 class Answer(Protocol):
     """Converts the responses of one request, without I/O. After an error of :meth:`add`, add no further response.
 
@@ -27,6 +38,10 @@ class Answer(Protocol):
     @property
     def has_enough(self) -> bool:
         """Whether the caller does not need further responses."""
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The tokens of a language model; None if nothing counts them."""
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the output of a response; None if nothing is to be written. Raises GatewayError."""

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from app.core.answer import Tokens
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome, TooManyRequests
 from app.core.inference import InferenceRequest
@@ -89,6 +90,13 @@ class Metrics:
         )
         self.inter_output = self._histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
         self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts of language models", "pipeline")
+        self.completion_tokens = self._counter("completion_tokens", "Tokens that language models wrote", "pipeline")
+        self.time_per_output_token = self._histogram(
+            "time_per_output_token_seconds",
+            "From the first to the last output of a stream, for each token after the first",
+            "pipeline",
+        )
         self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline", mode="livesum")
         self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline", mode="livesum")
         self.queue_time = self._histogram(
@@ -237,6 +245,14 @@ class PipelineMetrics:
         self._requests(transport, outcome).inc()
         self._request_duration(transport, outcome).observe(duration_s)
         self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
+
+    def count_tokens(self, tokens: Tokens) -> None:
+        self._metrics.prompt_tokens.labels(self._name).inc(tokens.prompt or 0)
+        self._metrics.completion_tokens.labels(self._name).inc(tokens.completion)
+
+    @cached_property
+    def time_per_output_token(self) -> Histogram:
+        return self._metrics.time_per_output_token.labels(self._name)
 
     @cached_property
     def queue_time(self) -> Histogram:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
 from app.core.inference import new_request_id
 from app.core.trace import TraceContext
@@ -53,6 +54,10 @@ class RequestRecord(Struct, eq=False):
     outcome: Outcome = Outcome.OK
     early_exit: str | None = None
     error: GatewayError | None = None
+    operation: str = ""
+    """What a language model does, as OpenTelemetry names it; empty for other models."""
+    tokens: Tokens | None = None
+    """The tokens of a language model; None if nothing counts them."""
     trace: TraceContext | None = None
     """The request's span, or the caller's span if this gateway records none."""
     explanation: "OpenExplanation | None" = None
@@ -60,6 +65,10 @@ class RequestRecord(Struct, eq=False):
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
+
+    def add_tokens(self, tokens: Tokens | None) -> None:
+        if tokens is not None:
+            self.tokens = tokens if self.tokens is None else self.tokens + tokens
 
     def handed_over(self) -> "RequestRecord":
         """Returns a copy for work that continues after this request, which then does not count as an inference."""
@@ -113,7 +122,10 @@ class RequestRecord(Struct, eq=False):
 
     def _count(self, metrics: Metrics, transport: str) -> None:
         elsewhere_s = self.queue_s + self.triton_s
-        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, self.total_s, elsewhere_s)
+        pipeline = metrics.of_pipeline(self.pipeline)
+        pipeline.count_request(transport, self.outcome, self.total_s, elsewhere_s)
+        if self.tokens is not None:
+            pipeline.count_tokens(self.tokens)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
         if self.error is not None:
@@ -152,6 +164,9 @@ class RequestRecord(Struct, eq=False):
             fields["key"] = self.key
         if self.triton_request_id:
             fields["triton_request_id"] = self.triton_request_id
+        if self.tokens is not None:
+            fields["prompt_tokens"] = self.tokens.prompt
+            fields["completion_tokens"] = self.tokens.completion
         if self.early_exit is not None:
             fields["early_exit"] = self.early_exit
         if self.trace is not None:

@@ -176,6 +176,7 @@ def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
     """Checks across fields: duplicate names, missing or duplicate inputs, and a missing batch dimension."""
+    _check_members(parameters)
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
@@ -197,6 +198,19 @@ def _check_whole(
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
     if spec.batch and config.max_batch_size == 0:
         raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
+
+
+def _check_members(parameters: list[ParameterField]) -> None:
+    """Rejects two parameters for one member of a JSON object, and a member that is both a value and an object."""
+    taken: dict[tuple[str, str, str], str] = {}
+    fields = [field for field in parameters if field.json_tensor is not None]
+    for field in fields:
+        tensor, place = field.spec.member_of or "", field.member
+        other = taken.setdefault((tensor, place.outer, place.name), field.name)
+        objects = {each.member.outer for each in fields if each.spec.member_of == tensor}
+        if other != field.name or (not place.outer and place.name in objects):
+            text = f"is the member '{place.name}' of '{tensor}', which another parameter is too"
+            raise PipelineMismatch(("parameters", field.name), text)
 
 
 def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec, config: ModelConfig) -> None:

@@ -100,7 +100,7 @@ def _parameter_value(field: ParameterField) -> Any:
         return False
     if spec.type == "object":
         return {}
-    if spec.type in ("string", "strings"):
+    if spec.type in ("string", "strings", "text_or_tokens"):
         return spec.enum[0] if spec.enum else "text"
     number = _number(spec, is_integer=spec.type != "number")
     return [number] if spec.type == "integers" else number

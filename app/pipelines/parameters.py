@@ -22,6 +22,8 @@ MAX_ITEMS = 1024
 """Limit of the elements of a list."""
 MAX_TEXT_CHARACTERS = 65_536
 """Limit of a text in a list."""
+MAX_TOKENS = 131_072
+"""Limit of the token ids in place of a text."""
 
 _DATATYPES_BY_TYPE = {
     "integer": INTEGER_DATATYPES,
@@ -32,7 +34,36 @@ _DATATYPES_BY_TYPE = {
     "integers": INTEGER_DATATYPES,
     "object": frozenset({BYTES}),
 }
+"""The datatypes of a tensor of its own."""
 _LISTS = frozenset({"strings", "integers"})
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPath:
+    """The place of a value in a JSON object: in the nested object ``outer``, if it is not empty."""
+
+    outer: str
+    name: str
+    in_list: bool
+    """Whether the member is a list with only the value."""
+
+    @classmethod
+    def parsed(cls, text: str) -> "MemberPath":
+        """``text``: as in ``member`` of :class:`app.pipelines.spec.ParameterSpec`."""
+        outer, _, name = text.removesuffix("[]").rpartition(".")
+        return cls(outer, name, text.endswith("[]"))
+
+    def put(self, value: Any, members: dict[str, Any]) -> None:
+        around = members.setdefault(self.outer, {}) if self.outer else members
+        around[self.name] = [value] if self.in_list else value
+
+    def value_in(self, members: Mapping[str, Any]) -> Any:
+        """Returns None for an object without the value."""
+        around = members.get(self.outer, {}) if self.outer else members
+        value = around.get(self.name)
+        return value[0] if self.in_list and value else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +75,8 @@ class ParameterField:
     tensor: TensorSpec | None
     json_tensor: TensorSpec | None
     json_type: Any
+    member: MemberPath
+    """The place of the value in the JSON object."""
     _has_batch: bool
     _to_array: ToArray | None
     """None for a parameter that is not a tensor of its own."""
@@ -64,25 +97,21 @@ class ParameterField:
         if json_tensor is not None:
             check_json_tensor(json_tensor)
         to_array = None if tensor is None else _to_array_of(spec, tensor)
-        field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), max_batch_size > 0, to_array)
+        member = MemberPath.parsed(spec.member or name)
+        field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), member, max_batch_size > 0, to_array)
         for key, value in (("default", spec.default), ("value", spec.send)):
             if value is not None:
                 field.converted(value, key)
         return field
 
     @property
-    def member(self) -> str:
-        """Its name in the JSON object."""
-        return self.spec.member or self.name
-
-    @property
     def is_required(self) -> bool:
-        return self.is_settable and not self.spec.optional and self.spec.default is None
+        return self.spec.is_required
 
     @property
     def is_settable(self) -> bool:
         """Whether a caller may set it."""
-        return self.spec.send is None and not self.spec.hidden
+        return self.spec.is_settable
 
     @property
     def is_request_parameter(self) -> bool:
@@ -112,7 +141,7 @@ class ParameterField:
         if array is None or not array.size:
             return None
         first = array.reshape(-1)[0]
-        return first if self.json_tensor is None else msgspec.json.decode(first).get(self.member)
+        return first if self.json_tensor is None else self.member.value_in(msgspec.json.decode(first))
 
     def read(self, value: Any, batch_size: int) -> Tensor:
         """Returns the tensor, repeated for each item of a batch. Raises ValueError."""
@@ -134,11 +163,11 @@ class JsonObject:
 
     def read(self, values: Mapping[str, Any], batch_size: int) -> Tensor:
         """``values``: checked values by field name."""
-        members = {}
+        members: dict[str, Any] = {}
         for field in self.fields:
             value = values.get(field.name)
             if value is not None:
-                members[field.member] = encoded_json(value).decode() if field.spec.as_text else value
+                field.member.put(encoded_json(value).decode() if field.spec.as_text else value, members)
         array = np.empty((1,), np.object_)
         array[0] = encoded_json(members)
         return _repeated(self.tensor, array, batch_size, has_batch=self.has_batch)
@@ -202,8 +231,8 @@ def _json_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
     if spec.type == "strings":
         text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
         return text | _list_of(text, tensor)
-    if spec.type == "object":
-        return dict[str, Any]
+    if spec.type in ("object", "text_or_tokens"):
+        return dict[str, Any] if spec.type == "object" else str | TokenIds
     return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str
 
 

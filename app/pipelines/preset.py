@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from app.core.model import ModelConfig
 
-PresetName = Literal["vllm", "tensorrt_llm", "tensorrt_llm_api"]
+PresetName = Literal["vllm", "tensorrt_llm", "tensorrt_llm_api", "vllm_embeddings"]
 NAMES: tuple[PresetName, ...] = get_args(PresetName)
 
 
@@ -21,15 +21,17 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: frozenset[str]
     outputs: frozenset[str]
     """The tensors by which a model is recognized."""
-    only_decoupled: frozenset[str]
+    only_decoupled: frozenset[str] = frozenset()
     """The parameters that a model without streams must not get."""
+    automatic: bool = True
+    """Whether a model without a declaration can get the preset."""
     accumulates_if: str = ""
     """The parameter of the model's configuration that says whether each response repeats the text so far."""
     pipeline: dict[str, Any]
 
     def recognizes(self, config: ModelConfig) -> bool:
         inputs, outputs = (frozenset(tensor.name for tensor in each) for each in (config.inputs, config.outputs))
-        return self.inputs <= inputs and self.outputs <= outputs
+        return self.automatic and self.inputs <= inputs and self.outputs <= outputs
 
 
 @functools.cache

@@ -80,7 +80,9 @@ def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:
 def _is_needed(spec: InputSpec | OutputSpec | ParameterSpec, preset: Preset) -> bool:
     if isinstance(spec, OutputSpec):
         return spec.tensor in preset.outputs
-    return isinstance(spec, InputSpec) and not spec.optional
+    if isinstance(spec, ParameterSpec):
+        return spec.is_required
+    return not spec.optional
 
 
 def _accumulating(spec: OutputSpec) -> OutputSpec:

@@ -16,13 +16,43 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
-from app.core.answer import Answer, Ending, Values
+from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.engine import Engine, discard_stream, responses_of
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
+from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import PipelineSpec
+
+
+class TokenCount:
+    """The tokens of one request of a language model, from the tensors that ``openai: usage`` names."""
+
+    def __init__(self, spec: UsageSpec) -> None:
+        self._spec = spec
+        self.tokens = Tokens()
+
+    @classmethod
+    def of(cls, spec: PipelineSpec) -> "TokenCount | None":
+        """Returns None for a pipeline whose model does not count tokens."""
+        usage = None if spec.openai is None else spec.openai.usage
+        return None if usage is None else cls(usage)
+
+    def add(self, response: InferenceResponse) -> None:
+        prompt = response.outputs.get(self._spec.prompt_tokens)
+        if prompt is not None and prompt.array.size:
+            self.tokens.prompt = int(prompt.array.sum())
+        written = response.outputs.get(self._spec.completion_tokens or "")
+        if written is None or not written.array.size:
+            return
+        if self._spec.completion_count == "elements":
+            self.tokens.completion += written.array.size
+        elif self._spec.completion_count == "sum":
+            self.tokens.completion += int(written.array.sum())
+        else:
+            self.tokens.completion = int(written.array.flat[-1])
 
 
 class Collector:
@@ -42,11 +72,22 @@ class Collector:
         self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
+        self._token_count = TokenCount.of(pipeline.spec)
+
+    @property
+    def tokens(self) -> Tokens | None:
+        return None if self._token_count is None else self._token_count.tokens
+
+    def count(self, response: InferenceResponse) -> None:
+        """Counts the tokens of a response whose values nobody needs."""
+        if self._token_count is not None:
+            self._token_count.add(response)
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
+        self.count(response)
         self._contract.check(response)
         self._written.update(response.outputs)
         if self._pipeline.rules:

@@ -19,6 +19,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
 GrpcCode = Literal[FailureCode, "any"]
+Member = Annotated[str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+)?(\[\])?$")]
 ExampleName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Examples = Annotated[dict[ExampleName, dict[str, JsonValue]], Field(max_length=16)]
@@ -115,7 +116,7 @@ class OutputSpec(Section):
         return self
 
 
-ParameterType = Literal["integer", "number", "string", "boolean", "strings", "integers", "object"]
+ParameterType = Literal["integer", "number", "string", "boolean", "strings", "integers", "object", "text_or_tokens"]
 _SEVERAL = frozenset({"strings", "integers", "object"})
 
 
@@ -131,8 +132,11 @@ class ParameterSpec(Section):
     tensor: str | None = None
     member_of: str | None = None
     """A text tensor with a JSON object, of which this parameter is a member."""
-    member: str | None = None
-    """The name of the member; left out: that of the parameter."""
+    member: Member | None = None
+    """The name of the member, ``outer.inner`` in a nested object, with ``[]`` behind it: alone in a list.
+
+    Left out: the name of the parameter.
+    """
     as_text: bool = False
     """The member is the value's JSON as a text."""
     send: JsonValue = None
@@ -155,6 +159,8 @@ class ParameterSpec(Section):
             raise ValueError("has both tensor and member_of")
         if self.member_of is None and (self.member is not None or self.as_text):
             raise ValueError("has member or as_text, which need member_of")
+        if self.type == "text_or_tokens" and self.member_of is None:
+            raise ValueError("is of type text_or_tokens, which needs member_of")
         if self.type in _SEVERAL and self.tensor is None and self.member_of is None:
             raise ValueError(f"is of type {self.type}, which needs tensor or member_of")
         return self
@@ -164,6 +170,15 @@ class ParameterSpec(Section):
         if self.send is not None and (self.default is not None or self.hidden or self.optional):
             raise ValueError("has send, which excludes default, optional and hidden")
         return self
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether a caller may set it."""
+        return self.send is None and not self.hidden
+
+    @property
+    def is_required(self) -> bool:
+        return self.is_settable and not self.optional and self.default is None
 
 
 class StreamSpec(Section):

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.answer import Ending
+from app.core.answer import Ending, Tokens
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import EventLog, ReplayLog
@@ -32,6 +32,7 @@ class FakeAnswer:
     enough_at: int | None = None
     """The number that makes the answer complete."""
     has_enough: bool = False
+    tokens: Tokens | None = None
 
     def add(self, given: InferenceResponse) -> dict[str, Any] | None:
         if self.breaks is not None:

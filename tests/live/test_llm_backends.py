@@ -28,7 +28,7 @@ TOKENIZER = {
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
     repository = tmp_path_factory.mktemp("backends")
-    write_models(repository, [BY_NAME[name] for name in BACKENDS])
+    write_models(repository, [BY_NAME[name] for name in (*BACKENDS, "vllm_embeddings")])
     with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
         yield triton
 
@@ -44,6 +44,19 @@ def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = {"triton_url": backends.grpc_url, "tokenizers": str(folder / "tokenizers")}
     with running_gateway(folder / "gateway", **settings) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="module")
+def embeddings(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    folder = tmp_path_factory.mktemp("embeddings")
+    config = {"pipelines": {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}}
+    (folder / "gateway.yaml").write_text(json.dumps(config))
+    settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
+    with (
+        running_gateway(folder / "gateway", **settings) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 @pytest.fixture
@@ -133,3 +146,21 @@ def test_a_prompt_beyond_the_context_is_the_callers_error(openai_client: OpenAI)
     with pytest.raises(openai.BadRequestError) as caught:
         openai_client.completions.create(model="vllm", prompt="x" * 5000)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+class TestEmbeddings:
+    def test_a_vector_for_each_text_in_order(self, embeddings: OpenAI) -> None:
+        answer = embeddings.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
+        assert [each.embedding for each in answer.data] == [[length, 0.5, 0.5, 0.5] for length in range(1, 101)]
+        assert answer.usage.prompt_tokens == sum(range(1, 101))
+
+    def test_token_ids_in_place_of_texts(self, embeddings: OpenAI) -> None:
+        one = embeddings.embeddings.create(model="embed", input=[7, 8])
+        several = embeddings.embeddings.create(model="embed", input=[[7, 8], [9]])
+        assert [each.embedding[0] for each in (*one.data, *several.data)] == [7, 7, 9]
+
+    def test_dimensions(self, embeddings: OpenAI) -> None:
+        assert len(embeddings.embeddings.create(model="embed", input="a", dimensions=2).data[0].embedding) == 2
+        with pytest.raises(openai.BadRequestError) as caught:
+            embeddings.embeddings.create(model="embed", input="a", dimensions=300)
+        assert caught.value.param == "dimensions"

@@ -3,6 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.core.answer import Tokens
 from app.core.errors import Outcome
 from app.core.inference import InferenceRequest
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
@@ -14,6 +15,9 @@ LABELS_BY_METRIC = {
     "time_to_first_output_seconds": {"pipeline"},
     "inter_output_seconds": {"pipeline"},
     "stream_outputs": {"pipeline"},
+    "prompt_tokens": {"pipeline"},
+    "completion_tokens": {"pipeline"},
+    "time_per_output_token_seconds": {"pipeline"},
     "in_flight_requests": {"pipeline"},
     "active_streams": {"pipeline"},
     "queue_seconds": {"pipeline"},
@@ -70,6 +74,8 @@ def filled() -> Metrics:
     for one in (pipeline.time_to_first_output, pipeline.inter_output):
         one.observe(0.1)
     pipeline.stream_outputs.inc()
+    pipeline.count_tokens(Tokens(7, 3))
+    pipeline.time_per_output_token.observe(0.02)
     pipeline.active_streams.inc()
     metrics.early_exits.labels("p", "no_text").inc()
     metrics.rejected.labels("draining").inc()

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from app.core.answer import Tokens
 from app.core.errors import GatewayError, InvalidInput, ModelError, Outcome
 from app.core.inference import InferenceRequest
 from app.core.trace import TraceContext
@@ -113,6 +115,25 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
         "triton_gateway.outcome": "early_exit",
         "triton_gateway.early_exit": "no_text",
     }
+
+
+@pytest.mark.parametrize(
+    ("operation", "tokens", "expected"),
+    [
+        ("chat", Tokens(7, 3), {"operation.name": "chat", "usage.input_tokens": 7, "usage.output_tokens": 3}),
+        ("", Tokens(None, 3), {"operation.name": "generate_content", "usage.output_tokens": 3}),
+        ("embeddings", None, {"operation.name": "embeddings"}),
+        ("", None, None),
+    ],
+)
+async def test_the_span_of_a_language_model_has_its_tokens(
+    tracer: Tracer, collector: Collector, operation: str, tokens: Tokens | None, expected: dict[str, Any] | None
+) -> None:
+    record = RequestRecord("rid", "POST", "/", pipeline="llama", operation=operation, tokens=tokens)
+    end_request_span(tracer.start("POST", SpanKind.SERVER, CALLER), record, None)
+    (seen,) = await sent(tracer, collector)
+    found = {name[7:]: value for name, value in seen.attributes.items() if name.startswith("gen_ai.")}
+    assert found == ({} if expected is None else {"provider.name": "triton", "request.model": "llama", **expected})
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from app.core.answer import Values
 from app.core.errors import ContractViolation, InvalidInput
 from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig
 from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.preset import NAMES, recognized
+from app.pipelines.preset import recognized
 from app.pipelines.resolve import derived_spec
 from app.pipelines.run import Collector, WholeAnswer
 from tests.fakes.models import model, pipeline, response, tensor
@@ -79,7 +81,7 @@ def sampling(p: Pipeline, **fields: Any) -> Any:
     return json.loads(sent(p, **fields)["sampling_parameters"][0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_is_recognized_by_its_tensors(name: str) -> None:
     assert recognized(CONFIGS[name]) == name
     derived = compile_pipeline("p", derived_spec("model"), CONFIGS[name], {}, CompileContext())
@@ -253,3 +255,44 @@ def whole(p: Pipeline, responses: list[InferenceResponse], **fields: Any) -> Val
     for each in responses:
         collected.add(each)
     return collected.finish().outputs[0]
+
+
+class TestMembers:
+    CONFIG = model(["REQUEST BYTES [1]", "OTHER BYTES [1] optional"], "TEXT BYTES [1]")
+
+    def sent(self, value: int, **spec: Any) -> Any:
+        p = pipeline(self.CONFIG, parameters={"size": {"type": "integer", "member_of": "REQUEST", **spec}})
+        (given,) = p.request_of_json(json.dumps({"size": value}).encode()).inputs
+        assert p.builder.number_of("size", p.request_of_json(json.dumps({"size": value}).encode())) == value
+        return json.loads(given.array.item())
+
+    @pytest.mark.parametrize(
+        ("member", "expected"),
+        [
+            (None, {"size": 3}),
+            ("n", {"n": 3}),
+            ("n[]", {"n": [3]}),
+            ("outer.n", {"outer": {"n": 3}}),
+            ("outer.n[]", {"outer": {"n": [3]}}),
+        ],
+    )
+    def test_the_place_of_a_member(self, member: str | None, expected: Any) -> None:
+        assert self.sent(3, **({} if member is None else {"member": member})) == expected
+
+    @pytest.mark.parametrize("members", [("a", "a"), ("a", "a.b"), ("a.b", "a"), ("a.b", "a.b[]")])
+    def test_two_parameters_for_one_member_are_refused(self, members: tuple[str, str]) -> None:
+        parameters = {
+            f"p{number}": {"type": "integer", "member_of": "REQUEST", "member": member}
+            for number, member in enumerate(members)
+        }
+        with pytest.raises(PipelineMismatch, match="which another parameter is too"):
+            pipeline(self.CONFIG, parameters=parameters)
+
+    @pytest.mark.parametrize("member", ["", ".a", "a.", "a.b.c", "a[0]", "[]", "a[].b"])
+    def test_a_path_that_is_not_one_is_refused(self, member: str) -> None:
+        with pytest.raises(ValidationError, match="member"):
+            pipeline(self.CONFIG, parameters={"p": {"type": "integer", "member_of": "REQUEST", "member": member}})
+
+    def test_text_or_tokens_needs_a_member(self) -> None:
+        with pytest.raises(ValidationError, match="is of type text_or_tokens, which needs member_of"):
+            pipeline(self.CONFIG, parameters={"p": {"type": "text_or_tokens", "tensor": "REQUEST"}})

@@ -102,6 +102,11 @@ IDS = {"input_ids": "INT64[1..128]", "attention_mask": "INT64[1..128]", "token_t
 FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs")
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
 OF_VLLM = dict.fromkeys(FLAGS + COUNTS, "BOOL[1]?")
+EMBEDDING = [
+    b'{"input": "Hello"}',
+    b'{"input": [3, 1, 2], "pooling_params": {"dimensions": [2]}}',
+    b'{"input": "Hello", "pooling_params": {"dimensions": [300]}}',
+]
 SAMPLING = [b'{"max_tokens": 8}', b'{"temperature": 0.5, "top_p": 0.9}', b'{"n": 3}', b'{"foo": 1}']
 
 KINDS = (
@@ -122,6 +127,15 @@ KINDS = (
         single=("text_output", "finish_reason"),
         pipeline={"openai": {"completions": {"prompt": "text_input", "text": "text_output"}}},
         fixed={"sampling_parameters": SAMPLING},
+    ),
+    Kind(
+        "vllm_embeddings",
+        {"text_input": "BYTES[1] of 0..8", "embedding_request": "BYTES[1]", "return_num_input_tokens": "BOOL[1]?"},
+        {"text_output": "BYTES[1..3]", "num_input_tokens": "UINT32[1]"},
+        responses=(1, 1),
+        habit="vllm_embeddings",
+        single=("text_output",),
+        fixed={"embedding_request": EMBEDDING},
     ),
     Kind(
         "tensorrt_llm",

@@ -146,6 +146,21 @@ def _of_vllm(given, texts, reasons, tokens):
     return outputs
 
 
+def vllm_embeddings(_model, request):
+    """The vLLM backend with an embedding model: a JSON list as text, of up to 256 numbers that tell the input."""
+    given = _first_elements(request)
+    wanted = json.loads(given["embedding_request"])
+    size = wanted.get("pooling_params", {}).get("dimensions", [4])[0]
+    if size > 256:
+        yield _failure("Error generating stream: Model only supports [2, 4, 256] matryoshka dimensions")
+        return
+    first = wanted["input"][0] if isinstance(wanted["input"], list) else len(wanted["input"])
+    outputs = [_texts("text_output", [json.dumps([first, *[0.5] * (size - 1)]).encode()])]
+    if given.get("return_num_input_tokens", False):
+        outputs.append(pb_utils.Tensor("num_input_tokens", np.array(len(wanted["input"]), np.uint32)))
+    yield pb_utils.InferenceResponse(outputs)
+
+
 def _logprobs(text):
     """The chosen token, and another one."""
     chosen = {"logprob": -0.5, "rank": 1, "decoded_token": text.decode()}

@@ -27,6 +27,8 @@ ONE_RESPONSE = (
 class OneResponse:
     """The answer of a unary request. Implements :class:`app.core.answer.Answer`."""
 
+    tokens = None
+
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self.responses: list[InferenceResponse] = []

@@ -142,6 +142,7 @@ class Generated:
     """
 
     has_enough = False
+    tokens = None
 
     def __init__(self, parsed: ParsedRequest) -> None:
         own_id = {"id": parsed.id} if parsed.id else {}

@@ -7,7 +7,7 @@ from msgspec import Struct
 from app.api.openai.errors import openai_names
 from app.api.openai.logprobs import Alternatives, alternatives_of
 from app.api.openai.requests import Prompt, ResponseOptions
-from app.core.answer import Values
+from app.core.answer import Tokens, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import TextForm
@@ -36,44 +36,18 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     return Piece("".join(piece.text for piece in pieces), tokens if has_tokens else None, reason)
 
 
-class TokenCount:
-    """The tokens of one request: from the tensors that ``usage`` names, or counted by the tokenizer."""
-
-    def __init__(self, form: TextForm, prompt: Prompt) -> None:
-        self._spec = form.usage
-        self._count = form.tokenizer.count_tokens if form.tokenizer and prompt.tokens is not None else None
-        self.prompt = prompt.tokens
-        """None if it is not known."""
-        self.completion = 0
-
-    def finish(self, text: str) -> None:
-        """``text``: the whole text of the model."""
-        if self._count is not None:
-            self.completion = self._count(text)
-
-    def add(self, response: InferenceResponse) -> None:
-        if self._spec is None:
-            return
-        prompt = response.outputs.get(self._spec.prompt_tokens)
-        if prompt is not None and prompt.array.size:
-            self.prompt = int(prompt.array.flat[0])
-        written = response.outputs.get(self._spec.completion_tokens or "")
-        if written is None or not written.array.size:
-            return
-        if self._spec.completion_count == "elements":
-            self.completion += written.array.size
-        elif self._spec.completion_count == "sum":
-            self.completion += int(written.array.sum())
-        else:
-            self.completion = int(written.array.flat[-1])
-
-
-def usage_of(counts: Sequence[TokenCount]) -> Usage | None:
-    """The tokens of all choices. The prompt counts once. None if the model did not count them."""
+def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
+    """The tokens of all choices. The prompt counts once. None if nothing counts them."""
+    counts = [choice.tokens for choice in choices if choice.tokens is not None]
     prompt = next((count.prompt for count in counts if count.prompt is not None), None)
-    if prompt is None:
+    return Tokens(prompt, sum(count.completion for count in counts)) if counts else None
+
+
+def usage_of(tokens: Tokens | None) -> Usage | None:
+    """Returns None if the number of the prompt's tokens is not known."""
+    if tokens is None or tokens.prompt is None:
         return None
-    completion = sum(count.completion for count in counts)
+    prompt, completion = tokens.prompt, tokens.completion
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
@@ -134,9 +108,11 @@ class Choice:
         self._echo = prompt.text if options.echo else ""
         self._length = 0
         self._finish_reason = "stop"
-        self._texts: list[str] | None = None if prompt.tokens is None else []
+        self._counted = None if prompt.tokens is None else Tokens(prompt.tokens)
+        """The tokens that ``prompt.counter`` counts; None if the model counts them, or nothing does."""
+        self._counter = prompt.counter
+        self._texts: list[str] = []
         """The text for the tokenizer."""
-        self.count = TokenCount(form, prompt)
         self.early_exit: str | None = None
 
     @property
@@ -144,16 +120,23 @@ class Choice:
         """Whether a stop text was found."""
         return self._matcher.has_stopped
 
+    @property
+    def tokens(self) -> Tokens | None:
+        return self._collector.tokens or self._counted
+
     def add(self, response: InferenceResponse) -> Piece:
         """Raises the errors of :meth:`Collector.add`."""
-        self.count.add(response)
-        values = None if self.has_stopped else self._collector.add(response)
+        if self.has_stopped:
+            self._collector.count(response)
+            return Piece()
+        values = self._collector.add(response)
         return Piece() if values is None else self._piece_of(values)
 
     def finish(self, error: GatewayError | None = None) -> tuple[Piece, Piece]:
         """Returns the rest of the text, and the end. Raises the errors of :meth:`Collector.finish`."""
         rest = self._piece("") if self.has_stopped else self._rest(error)
-        self.count.finish("".join(self._texts or ()))
+        if self._counted is not None and self._counter is not None:
+            self._counted.completion = self._counter("".join(self._texts))
         return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
 
     def _rest(self, error: GatewayError | None) -> Piece:
@@ -168,7 +151,7 @@ class Choice:
             self._finish_reason = "length" if values[self._form.finish_reason] == "length" else "stop"
         name, text = self._tokens_field, values[self._form.text] or ""
         tokens = None if name is None else alternatives_of(values[name], name)
-        if self._texts is not None:
+        if self._counted is not None:
             self._texts.append(text)
         piece = self._piece(self._matcher.add(text), tokens)
         if self.has_stopped:

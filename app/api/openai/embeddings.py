@@ -6,7 +6,7 @@ Collects the vectors of texts from batches of responses, and renders them as num
 import asyncio
 import base64
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -36,12 +36,13 @@ from app.api.openai.requests import (
     take,
 )
 from app.api.responses import JSON, send_parts
-from app.core.answer import Ending
+from app.core.answer import Ending, Tokens
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array, new_request_id
 from app.core.json import json_of
 from app.pipelines.body import refused
 from app.pipelines.openai.mapping import EmbeddingsForm, OpenAIMapping
+from app.pipelines.parameters import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
 
@@ -58,38 +59,44 @@ class BatchAnswer:
         self._pipeline = pipeline
         self._form = form
         self._request = request
-        self._items = 1 if pipeline.config.max_batch_size == 0 else request.inputs[0].shape[0]
-        self._early_exit: str | None = None
+        self._items = 1 if form.tensor is None else request.inputs[0].shape[0]
+        self._answers = [WholeAnswer(pipeline, request) for _ in range(self._items)]
         self.vectors: list[Array] = []
-        self.tokens: int | None = None
-        """None if the model does not count tokens."""
+
+    @property
+    def tokens(self) -> Tokens | None:
+        counts = [answer.tokens for answer in self._answers if answer.tokens is not None]
+        return sum(counts, Tokens()) if counts else None
 
     def add(self, response: InferenceResponse) -> None:
         """Raises ContractViolation."""
-        for index in range(self._items):
-            answer = WholeAnswer(self._pipeline, self._request)
+        for index, answer in enumerate(self._answers):
             answer.add(self._item(response, index))
-            self._take(answer.finish())
-        tokens = response.outputs.get(self._form.prompt_tokens or "")
-        if tokens is not None:
-            self.tokens = int(tokens.array.sum())
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the batch makes every vector empty."""
-        if error is not None:
-            with openai_names({"input": self._form.input, **self._form.field_by_parameter}):
-                ending = WholeAnswer(self._pipeline, self._request).finish(error)
-            for _ in range(self._items):
-                self._take(ending)
-        return Ending(self._early_exit)
+        with openai_names({"input": self._form.input, **self._form.field_by_parameter}):
+            endings = [answer.finish(error) for answer in self._answers]
+        self.vectors = [self._vector_of(ending) for ending in endings]
+        return Ending(next((ending.early_exit for ending in endings if ending.early_exit), None))
 
-    def _take(self, ending: Ending) -> None:
-        self.vectors.append(np.asarray(ending.outputs[0][self._form.embedding], np.float32))
-        self._early_exit = self._early_exit or ending.early_exit
+    def _vector_of(self, ending: Ending) -> Array:
+        """Raises ContractViolation."""
+        value = ending.outputs[0][self._form.embedding]
+        if value is None and ending.early_exit is not None:
+            value = []
+        name = self._form.embedding
+        try:
+            vector: Array = np.asarray(value, np.float32)
+        except (TypeError, ValueError) as exc:
+            raise _not_a_vector(name) from exc
+        if vector.ndim != 1:
+            raise _not_a_vector(name)
+        return vector
 
     def _item(self, response: InferenceResponse, index: int) -> InferenceResponse:
         """Raises ContractViolation."""
-        if self._pipeline.config.max_batch_size == 0:
+        if self._form.tensor is None:
             return response
         for name, tensor in response.outputs.items():
             if tensor.array.size and tensor.shape[0] != self._items:
@@ -102,12 +109,16 @@ class BatchAnswer:
         return replace(response, outputs=outputs)
 
 
+def _not_a_vector(output: str) -> ContractViolation:
+    return ContractViolation(f"Output '{output}' is not a list of numbers.", tensor=output)
+
+
 class Vectors:
     """The vectors of all texts, in order, and the number of tokens."""
 
     def __init__(self, answers: Sequence[BatchAnswer]) -> None:
         self._arrays = [array for answer in answers for array in answer.vectors]
-        counts = [answer.tokens for answer in answers if answer.tokens is not None]
+        counts = [answer.tokens.prompt for answer in answers if answer.tokens and answer.tokens.prompt is not None]
         self._usage = {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}} if counts else {}
 
     async def rendered(self, model: str, *, is_base64: bool) -> list[bytes]:
@@ -131,7 +142,12 @@ def _item(index: int, array: Array, *, is_base64: bool) -> dict[str, Any]:
 MAX_INPUTS = 2048
 """OpenAI's limit."""
 _BATCHES_AT_ONCE = 4
+_TEXTS_AT_ONCE = 32
+"""For a model without batches: one request for each text."""
+MAX_TOTAL_TOKENS = 300_000
+"""OpenAI's limit of the token ids of a request."""
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+_TextsOrTokens = Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +174,7 @@ class EmbeddingsRoute:
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
         """The result keeps no reference to the body."""
-        named = await read_named_request(exchange, self.inference, self.limits, _form_of)
+        named = await read_named_request(exchange, self.inference, self.limits, _form_of, "embeddings")
         form = form_of(named.pipeline, _form_of, "embeddings")
         request = await named.read(lambda: embeddings_request(named.pipeline, form, named.members))
         exchange.forget_body()
@@ -177,6 +193,7 @@ class EmbeddingsRoute:
             for batch, answer in zip(batches, answers, strict=True)
         ]
         waiting = iter(calls)
+        at_once = _BATCHES_AT_ONCE if request.form.tensor is not None else _TEXTS_AT_ONCE
 
         async def answer_some(slot: Slot) -> None:
             for call in waiting:
@@ -191,7 +208,7 @@ class EmbeddingsRoute:
         try:
             async with asyncio.TaskGroup() as group:
                 start(first)
-                for _ in range(min(_BATCHES_AT_ONCE, len(batches)) - 1):
+                for _ in range(min(at_once, len(batches)) - 1):
                     if (slot := self.inference.take_free_slot(calls[0])) is not None:
                         start(slot)
         except ExceptionGroup as exc:
@@ -213,34 +230,53 @@ def _form_of(openai: OpenAIMapping) -> EmbeddingsForm | None:
 
 def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Members) -> EmbeddingsRequest:
     """Raises InvalidInput, InvalidRequest or InvalidJson."""
-    texts: str | list[str] | None = take(members, "input", str | _Texts, None, max_elements=MAX_INPUTS)
-    if texts is None:
-        raise required("input")
+    items = _take_items(members, form)
     encoding = take(members, "encoding_format", Literal["float", "base64"], "float")
-    if take(members, "dimensions", int, form.length) != form.length:
+    if "dimensions" not in form.field_by_parameter and take(members, "dimensions", int, form.length) != form.length:
         raise refused([FieldProblem("dimensions", "is not the length of this model's vectors, which is fixed")])
-    texts = [texts] if isinstance(texts, str) else texts
     body = body_of_fields(
-        {form.input: msgspec.json.encode(texts[0])}, members, form.field_by_parameter, NEUTRAL_OF_EMBEDDINGS
+        {form.input: msgspec.json.encode(items[0])}, members, form.field_by_parameter, NEUTRAL_OF_EMBEDDINGS
     )
     try:
-        first = pipeline.request_of_json(body)
+        requests = _requests_of(pipeline, form, pipeline.reader.from_json(body), items)
     except InvalidInput as exc:
         given = {form.field_by_parameter[name]: name for name in members if name in form.field_by_parameter}
         raise renamed(exc, {**given, form.input: "input"}) from exc
-    tensor = next(field.tensor.name for field in pipeline.inputs if field.name == form.input)
-    return EmbeddingsRequest(pipeline, form, list(_batches(pipeline, first, tensor, texts)), encoding == "base64")
+    return EmbeddingsRequest(pipeline, form, requests, encoding == "base64")
 
 
-def _batches(
-    pipeline: Pipeline, first: InferenceRequest, tensor: str, texts: Sequence[str]
-) -> Iterator[InferenceRequest]:
-    """``first``: a request with only the first text. The other requests differ only in ``tensor``."""
-    size = max(pipeline.config.max_batch_size, 1)
-    for start in range(0, len(texts), size):
-        batch = texts[start : start + size]
-        inputs = tuple(_filled(each, batch if each.name == tensor else None, len(batch)) for each in first.inputs)
-        yield replace(first, inputs=inputs, request_id=new_request_id())
+def _take_items(members: Members, form: EmbeddingsForm) -> Sequence[Any]:
+    """Returns the texts, or the token ids of each text. Raises InvalidInput or InvalidJson."""
+    type_, most = (_TextsOrTokens, MAX_TOTAL_TOKENS) if form.takes_tokens else (_Texts, MAX_INPUTS)
+    given: str | list[Any] | None = take(members, "input", str | type_, None, max_elements=most)
+    if given is None:
+        raise required("input")
+    if isinstance(given, str):
+        return [given]
+    ids = sum(isinstance(each, int) for each in given)
+    if ids == len(given):
+        return [given]
+    if ids:
+        raise refused([FieldProblem("input", "has token ids beside texts or lists")])
+    if len(given) > MAX_INPUTS:
+        raise refused([FieldProblem("input", f"has more than {MAX_INPUTS} elements")])
+    return given
+
+
+def _requests_of(
+    pipeline: Pipeline, form: EmbeddingsForm, values: Mapping[str, Any], items: Sequence[Any]
+) -> Sequence[InferenceRequest]:
+    """``values``: of the request for the first item. Raises InvalidInput or InvalidRequest."""
+    if form.tensor is None:
+        return [pipeline.request_of({**values, form.input: item}) for item in items]
+    first, size = pipeline.request_of(values), pipeline.config.max_batch_size
+    return [_batch(first, form.tensor, items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def _batch(first: InferenceRequest, tensor: str, texts: Sequence[str]) -> InferenceRequest:
+    """``first``: a request with one text. The result differs only in the texts, which are in ``tensor``."""
+    inputs = tuple(_filled(each, texts if each.name == tensor else None, len(texts)) for each in first.inputs)
+    return replace(first, inputs=inputs, request_id=new_request_id())
 
 
 def _filled(tensor: Tensor, texts: Sequence[str] | None, items: int) -> Tensor:

@@ -37,10 +37,11 @@ from app.api.openapi.answers import (
 from app.api.openapi.document import Described
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of
+from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of, with_types
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import example_of
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
+from app.pipelines.parameters import TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 
@@ -127,11 +128,15 @@ def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
 
 def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
     texts = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
+    forms: list[Schema] = [TEXT, texts]
+    if form.takes_tokens:
+        tokens = with_types(msgspec.json.schema(TokenIds))
+        forms += [tokens, {"type": "array", "items": tokens, "minItems": 1, "maxItems": MAX_INPUTS}]
     fields = _schemas_of(NEUTRAL_OF_EMBEDDINGS)
     fields["encoding_format"] = enum_of(["float", "base64", None])
     if form.length > 0:
         fields["dimensions"] = enum_of([form.length, None])
-    return _schema(pipeline, form, {"input": {"anyOf": [TEXT, texts]}}, fields)
+    return _schema(pipeline, form, {"input": {"anyOf": forms}}, fields)
 
 
 def _schemas_of(neutral: Mapping[str, Neutral]) -> Schema:

@@ -268,11 +268,15 @@ class ResponseOptions:
 
 
 class Prompt(Struct, frozen=True):
-    """``text``: empty unless it is echoed. ``name``: of the caller's field. ``tokens``: if the gateway counts them."""
+    """``text``: empty unless it is echoed. ``name``: of the caller's field.
+
+    ``tokens``: if the gateway counts them. ``counter``: counts those of the answer then.
+    """
 
     text: str
     name: str = "prompt"
     tokens: int | None = None
+    counter: TokenCounter | None = None
 
 
 def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOptions:
@@ -334,7 +338,7 @@ def chat_requests(
 def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
     counter = _counter_of(form, options)
     tokens = None if counter is None else counter(text, add_special_tokens=True)
-    return Prompt(text if options.echo else "", name, tokens)
+    return Prompt(text if options.echo else "", name, tokens, counter)
 
 
 def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:
@@ -420,8 +424,12 @@ Pick = Callable[[OpenAIMapping], Form | None]
 """Returns the part of ``openai:`` that one address serves; None if the pipeline does not serve the address."""
 
 
-async def read_named_request(exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any]) -> NamedRequest:
+async def read_named_request(
+    exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any], operation: str
+) -> NamedRequest:
     """Reads the members of the body and finds the named model. The request counts as work from here.
+
+    ``operation``: OpenTelemetry's name of what the address does.
 
     Raises Forbidden, Draining, TooManyRequests, UnknownPipeline or ModelNotReady, and what is wrong with the body.
     """
@@ -434,6 +442,7 @@ async def read_named_request(exchange: Exchange, inference: Inference, limits: L
     if not model:
         raise required("model")
     name = checked_model(exchange, inference.catalog, model)
+    exchange.record.operation = operation
     return NamedRequest(inference.admit(exchange, name, "unary"), model, body, members)
 
 

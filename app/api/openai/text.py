@@ -18,7 +18,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.choices import Choice, Piece, Usage, joined, usage_of
+from app.api.openai.choices import Choice, Piece, Usage, joined, tokens_of, usage_of
 from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.openai.requests import (
@@ -33,7 +33,7 @@ from app.api.openai.requests import (
 )
 from app.api.responses import send_json
 from app.api.streaming import StreamResponse
-from app.core.answer import Ending, Values
+from app.core.answer import Ending, Tokens, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
@@ -139,15 +139,15 @@ class ChunkCollector:
         for index, choice in enumerate(self._choices):
             rest, last = choice.finish(error)
             chunks += [self._rendering.chunk(index, piece) for piece in (rest, last) if piece]
-        return Ending(self._early_exit, [*chunks, *self._rendering.usage_chunks(self._usage)])
+        return Ending(self._early_exit, [*chunks, *self._rendering.usage_chunks(usage_of(self.tokens))])
 
     @property
     def _early_exit(self) -> str | None:
         return next((choice.early_exit for choice in self._choices if choice.early_exit is not None), None)
 
     @property
-    def _usage(self) -> Usage | None:
-        return usage_of([choice.count for choice in self._choices])
+    def tokens(self) -> Tokens | None:
+        return tokens_of(self._choices)
 
 
 class TextCollector(ChunkCollector):
@@ -167,7 +167,7 @@ class TextCollector(ChunkCollector):
         """Raises the errors of :meth:`Collector.finish`."""
         for index, choice in enumerate(self._choices):
             self._pieces[index] += choice.finish(error)
-        whole = self._rendering.whole([joined(pieces) for pieces in self._pieces], self._usage)
+        whole = self._rendering.whole([joined(pieces) for pieces in self._pieces], usage_of(self.tokens))
         return Ending(self._early_exit, [whole])
 
 
@@ -189,13 +189,17 @@ class Address:
     """The differences between the two addresses."""
 
     what: str
+    operation: str
+    """OpenTelemetry's name."""
     form_of: Callable[[OpenAIMapping], TextForm | None]
     requests_of: Callable[[NamedRequest, TextForm, ResponseOptions], tuple[Prompt, Sequence[InferenceRequest]]]
     rendering: type[Rendering]
 
 
-COMPLETIONS = Address("completions", lambda form: form.completions, completion_requests, CompletionRendering)
-CHAT = Address("chat completions", lambda form: form.chat, chat_requests, ChatRendering)
+COMPLETIONS = Address(
+    "completions", "text_completion", lambda form: form.completions, completion_requests, CompletionRendering
+)
+CHAT = Address("chat completions", "chat", lambda form: form.chat, chat_requests, ChatRendering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,9 @@ class TextRoute:
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
-        named = await read_named_request(exchange, self.inference, self.limits, self.address.form_of)
+        named = await read_named_request(
+            exchange, self.inference, self.limits, self.address.form_of, self.address.operation
+        )
         form = form_of(named.pipeline, self.address.form_of, self.address.what)
         read = await named.read(lambda: self._read_members(named, form, exchange.record.request_id))
         exchange.forget_body()

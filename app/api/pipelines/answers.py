@@ -271,8 +271,7 @@ def _openai(mapping: OpenAIMapping | None) -> dict[str, OpenAIForm]:
         if form
     }
     if (vectors := mapping.embeddings) is not None:
-        counts_tokens = vectors.prompt_tokens is not None
-        found["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, counts_tokens)
+        found["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, vectors.counts_tokens)
     return found
 
 

@@ -39,13 +39,17 @@ class TextForm:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsForm:
-    """A pipeline that turns a text into a vector: the names of its fields, and the tensor that counts tokens."""
+    """A pipeline that turns a text into a vector: the names of its fields."""
 
     input: str
+    takes_tokens: bool
+    """Whether a text may be given as its token ids."""
+    tensor: str | None
+    """The tensor of the texts; None if each text is a request of its own."""
     embedding: str
     length: int
     """The size of a vector; -1 means any."""
-    prompt_tokens: str | None
+    counts_tokens: bool
     field_by_parameter: Mapping[str, str]
 
 
@@ -93,18 +97,24 @@ class _Names:
         )
 
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
-        self._check_text_input(spec.input, ("embeddings", "input"))
-        if config.decoupled:
-            raise _mismatch(("embeddings",), "requires a model that is not decoupled")
+        field = self._fields.get(spec.input)
+        if not isinstance(field, ParameterField) or field.spec.type not in ("string", "text_or_tokens"):
+            self._check_text_input(spec.input, ("embeddings", "input"))
+        if config.decoupled and config.max_batch_size:
+            raise _mismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
         output = self._output(spec.embedding, ("embeddings", "embedding"))
-        if output.tensor.datatype not in FLOAT_DATATYPES or output.depth != 1:
-            text = f"'{spec.embedding}' is not a list of floating-point numbers"
+        is_vector = output.tensor.datatype in FLOAT_DATATYPES and output.depth == 1
+        if not is_vector and not (output.spec.kind == "json" and output.is_bare):
+            text = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
             raise _mismatch(("embeddings", "embedding"), text)
+        batched = field.tensor.name if isinstance(field, InputField) and config.max_batch_size > 0 else None
         return EmbeddingsForm(
             input=spec.input,
+            takes_tokens=isinstance(field, ParameterField) and field.spec.type == "text_or_tokens",
+            tensor=batched,
             embedding=spec.embedding,
-            length=output.tensor.dims[-1],
-            prompt_tokens=self._spec.usage.prompt_tokens if self._spec.usage else None,
+            length=output.tensor.dims[-1] if is_vector else -1,
+            counts_tokens=self._spec.usage is not None,
             field_by_parameter=self._settable(spec.input, "embeddings"),
         )
 

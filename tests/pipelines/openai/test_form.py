@@ -61,7 +61,7 @@ def test_a_pipeline_with_embeddings() -> None:
     form = embedder(embeddings={}, usage={"prompt_tokens": "TOKENS"}).openai
     assert form is not None
     assert form.embeddings is not None
-    assert (form.embeddings.length, form.embeddings.prompt_tokens) == (4, "TOKENS")
+    assert (form.embeddings.length, form.embeddings.counts_tokens) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_pipeline_with_embeddings() -> None:
         ),
         (
             {"embeddings": {"input": "prompt", "embedding": "ids"}},
-            "embeddings",
-            "requires a model that is not decoupled",
+            "embeddings.embedding",
+            "'ids' is not a list of floating-point numbers",
         ),
     ],
 )
@@ -110,6 +110,13 @@ def test_mismatches_are_reported_with_their_key(openai: dict[str, Any], location
         writer(**openai)
     assert ".".join(map(str, caught.value.location)) == f"openai.{location}"
     assert caught.value.text.startswith(text)
+
+
+def test_embeddings_of_a_decoupled_model_with_batches_are_refused() -> None:
+    config = model("TEXT BYTES [1]", "VECTOR FP32 [4]", max_batch_size=4, decoupled=True)
+    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "VECTOR"}}}
+    with pytest.raises(PipelineMismatch, match="requires a model that is not decoupled, or has no batches"):
+        pipeline(config, **fields, openai={"embeddings": {}})
 
 
 def test_a_matrix_is_not_an_embedding() -> None:

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from random import Random
 from typing import Any
 
 import httpx
+import orjson
 from httpx_sse import EventSource, ServerSentEvent
 
 from tests.live.side_by_side import HEADER, with_binary
@@ -47,7 +48,7 @@ def oip_json_request(client: httpx.Client, case: Case, truth: Truth, random: Ran
 
 def generate(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`/v2/models/{model}/generate`."""
-    answer = client.post(f"/v2/models/{case.kind.name}/generate", json=_generate_body(case))
+    answer = _post(client, f"/v2/models/{case.kind.name}/generate", _generate_body(case))
     if _is_refused(answer, case, truth):
         return
     found = answer.json()
@@ -56,7 +57,7 @@ def generate(client: httpx.Client, case: Case, truth: Truth, random: Random) -> 
 
 def generate_stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`/v2/models/{model}/generate_stream`."""
-    answer = _when_free(lambda: client.post(f"/v2/models/{case.kind.name}/generate_stream", json=_generate_body(case)))
+    answer = _when_free(lambda: _post(client, f"/v2/models/{case.kind.name}/generate_stream", _generate_body(case)))
     events = [event.json() for event in _events_of(answer)]
     if truth.error is not None:
         assert "error" in events.pop()
@@ -69,7 +70,7 @@ def generate_stream(client: httpx.Client, case: Case, truth: Truth, random: Rand
 def pipeline(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`POST /v1/pipelines/{pipeline}` with JSON."""
     name, batch = _pipeline_of(case, random)
-    answer = client.post(f"/v1/pipelines/{name}", json=body_of(case, batch=batch))
+    answer = _post(client, f"/v1/pipelines/{name}", body_of(case, batch=batch))
     _check_unary(answer, case.kind, truth, batch=batch)
 
 
@@ -93,7 +94,7 @@ def raw_body(client: httpx.Client, case: Case, truth: Truth, random: Random) -> 
 def stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`POST /v1/pipelines/{pipeline}/stream`."""
     name, batch = _pipeline_of(case, random)
-    answer = client.post(f"/v1/pipelines/{name}/stream", json=body_of(case, batch=batch))
+    answer = _post(client, f"/v1/pipelines/{name}/stream", body_of(case, batch=batch))
     if _fails(case.kind, truth, batch=batch) and (truth.error is None or not truth.responses):
         assert answer.status_code == 502, answer.text[:500]
         return
@@ -102,7 +103,7 @@ def stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> No
 
 def resumed_stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`POST /v1/streams`, read until a random event, then from there on."""
-    started = client.post("/v1/streams", json={"pipeline": case.kind.name, "inputs": body_of(case, batch=False)})
+    started = _post(client, "/v1/streams", {"pipeline": case.kind.name, "inputs": body_of(case, batch=False)})
     if started.status_code == 502:
         assert _fails(case.kind, truth, batch=False)
         return
@@ -185,6 +186,11 @@ def oip_request(case: Case, *, binary_inputs: bool, binary_outputs: bool) -> tup
 def _inferred(client: httpx.Client, case: Case, *, binary_inputs: bool, binary_outputs: bool) -> httpx.Response:
     body, headers = oip_request(case, binary_inputs=binary_inputs, binary_outputs=binary_outputs)
     return client.post(f"/v2/models/{case.kind.name}/infer", content=body, headers=headers)
+
+
+def _post(client: httpx.Client, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    """Encodes the body with orjson, which stops the other threads of the test for a tenth of the time of json."""
+    return client.post(path, content=orjson.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def _check_json(answer: httpx.Response, case: Case, truth: Truth) -> None:

@@ -52,14 +52,15 @@ def usage_of(tokens: Tokens | None) -> Usage | None:
 
 
 class StopMatcher:
-    """Ends a text before the caller's first stop text, for any division of the text into pieces.
+    """Ends a text before the caller's first stop text, or after it, for any division of the text into pieces.
 
     If several stop texts end at the same place, the longest one counts. Keeps text that may be the beginning of a stop
     text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
         self._stops = stops
+        self._keeps_stop = keeps_stop
         self._held = ""
         self.has_stopped = False
 
@@ -71,7 +72,8 @@ class StopMatcher:
         found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
         if found:
             self.has_stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            end, start = min(found)
+            return text[: end if self._keeps_stop else start]
         certain = len(text) - self._length_in_doubt(text)
         self._held = text[certain:]
         return text[:certain]
@@ -104,7 +106,7 @@ class Choice:
         self._names = {prompt.name: form.prompt, **form.field_by_parameter}
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
         self._collector = Collector(pipeline, request)
-        self._matcher = StopMatcher(options.stops)
+        self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
         self._echo = prompt.text if options.echo else ""
         self._length = 0
         self._finish_reason = "stop"

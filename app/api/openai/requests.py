@@ -253,15 +253,21 @@ _Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 MAX_LOGPROBS = 20
 """Limit of the alternatives for a token: OpenAI's for chats."""
 _Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+KEEPS_STOP = "include_stop_str_in_output"
+"""vLLM's field. The gateway also reads it, because it ends the text itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The caller's options for the answer. ``logprobs``: the number of alternatives for a token; None for none."""
+    """The caller's options for the answer.
+
+    ``keeps_stop``: the text ends with the stop text. ``logprobs``: the number of alternatives for a token, or None.
+    """
 
     stream: bool = False
     include_usage: bool = False
     stops: tuple[str, ...] = ()
+    keeps_stop: bool = False
     choices: int = 1
     echo: bool = False
     logprobs: int | None = None
@@ -286,13 +292,18 @@ def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOpt
     options = take(members, "stream_options", _StreamOptions, _StreamOptions())
     if has_options and not stream:
         raise refused([FieldProblem("stream_options", "is only allowed with stream: true")])
+    echo = False if chat else take(members, "echo", bool, False)
+    logprobs = _take_logprobs(members, chat=chat) if form.logprobs else None
+    if echo and logprobs is not None:
+        raise refused([FieldProblem("echo", "is not allowed with logprobs, because the model has none for the prompt")])
     return ResponseOptions(
         stream=stream,
         include_usage=bool(options.include_usage),
         stops=_stops_of(take(members, "stop", _Stop, [])),
+        keeps_stop=KEEPS_STOP in form.field_by_parameter and take(dict(members), KEEPS_STOP, bool, False),
         choices=take(members, "n", _Choices, 1),
-        echo=False if chat else take(members, "echo", bool, False),
-        logprobs=_take_logprobs(members, chat=chat) if form.logprobs else None,
+        echo=echo,
+        logprobs=logprobs,
     )
 
 

@@ -98,6 +98,7 @@ async def test_a_field_reaches_the_backend(api: Served, body: Any, sent: Any) ->
         ({"n": 0}, "n"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"include_stop_str_in_output": 1, "stop": "l"}, "include_stop_str_in_output"),
         ({"adapter": "french"}, "adapter"),
         ({"lora_name": "x"}, "lora_name"),
         ({"foo": 1}, "foo"),
@@ -111,6 +112,12 @@ async def test_a_wrong_field_never_reaches_the_backend(api: Served, body: Any, p
 async def test_a_stop_text_also_ends_the_text_here(api: Served) -> None:
     answer = (await chat(api, stop=["l"])).json()["choices"][0]
     assert (answer["message"]["content"], answer["finish_reason"]) == ("He", "stop")
+
+
+async def test_the_text_may_end_with_the_stop_text(api: Served) -> None:
+    answer = (await chat(api, stop=["l"], include_stop_str_in_output=True)).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("Hel", "stop")
+    assert sampling(api)["include_stop_str_in_output"] is True
 
 
 class TestSeveralChoices:
@@ -152,6 +159,10 @@ class TestEcho:
 
     async def test_the_prompt_is_not_searched_for_stop_texts(self, api: Served) -> None:
         assert (await complete(api, echo=True, prompt="lo", stop="lo")).json()["choices"][0]["text"] == "loHel"
+
+    async def test_the_prompt_has_no_log_probabilities(self, api: Served) -> None:
+        """Tools that score texts ask for both, and would take those of the answer for those of the prompt."""
+        assert refusal(await complete(api, echo=True, logprobs=1)) == (400, "invalid_input", "echo")
 
 
 TOKEN = {
@@ -210,12 +221,25 @@ class TestAdapters:
         assert api.engine.requests == []
 
 
-async def test_a_prompt_beyond_the_context_is_the_callers_error(api: Served) -> None:
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        (
+            "The decoder prompt (length 4001) is longer than the maximum model length of 512",
+            "context_length_exceeded",
+            "messages",
+        ),
+        ("'NoneType' object has no attribute 'lora_name'", "invalid_input", None),
+    ],
+    ids=["long_prompt", "parameters_that_do_not_fit"],
+)
+async def test_what_the_backend_refuses_is_the_callers_error(
+    api: Served, text: str, code: str, param: str | None
+) -> None:
     error = ModelError("Model 'model' failed.")
-    text = "Error generating stream: The decoder prompt (length 4001) is longer than the maximum model length of 512"
-    error.upstream = UpstreamError(None, text)
+    error.upstream = UpstreamError(None, f"Error generating stream: {text}")
     api.engine.answers = [error]
-    assert refusal(await chat(api)) == (400, "context_length_exceeded", "messages")
+    assert refusal(await chat(api, min_tokens=6, max_tokens=5)) == (400, code, param)
 
 
 TOKENIZER = {

@@ -49,6 +49,11 @@ def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
     assert matcher.rest() == "E"
 
 
+def test_the_text_may_end_with_the_stop_text() -> None:
+    matcher = StopMatcher(["bcd", "c"], keeps_stop=True)
+    assert [matcher.add(piece) for piece in ("a", "b", "cd", "e")] == ["a", "", "bc", ""]
+
+
 def test_no_text_follows_a_stop_text() -> None:
     matcher = StopMatcher(["."])
     assert [matcher.add(piece) for piece in ("a.b", "c.", "d")] == ["a", "", ""]

@@ -18,6 +18,7 @@ from app.pipelines.resolve import derived_spec
 from app.pipelines.run import Collector, WholeAnswer
 from tests.fakes.models import model, pipeline, response, tensor
 
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty")
 FLAGS = ("return_finish_reason", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens")
 VLLM = model(
     [
@@ -41,9 +42,10 @@ ENGINE = model(
         "text_input BYTES [1]",
         "max_tokens INT32 [1]",
         *(f"{name} BYTES [-1] optional" for name in ("stop_words", "bad_words")),
-        *(f"{name} FP32 [1] optional" for name in ("temperature", "top_p", "repetition_penalty")),
-        "seed UINT64 [1] optional",
-        "lora_task_id UINT64 [1] optional",
+        *(f"{name} FP32 [1] optional" for name in ("temperature", "top_p", *PENALTIES)),
+        *(f"{name} INT32 [1] optional" for name in ("top_k", "min_tokens")),
+        *(f"{name} UINT64 [1] optional" for name in ("seed", "lora_task_id")),
+        *(f"guided_decoding_guide{rest} BYTES [1] optional" for rest in ("", "_type")),
         *(f"{name} BOOL [1] optional" for name in ("stream", "exclude_input_in_output", *FLAGS[2:])),
     ],
     ["text_output BYTES [-1]", "num_input_tokens INT32 [1]", "num_output_tokens INT32 [1]"],
@@ -53,9 +55,11 @@ ENGINE = model(
 LLM_API = model(
     [
         "text_input BYTES [-1]",
-        "sampling_param_max_tokens INT32 [1] optional",
+        *(f"sampling_param_{name} INT32 [1] optional" for name in ("max_tokens", "top_k", "best_of")),
+        *(f"sampling_param_{name} FP32 [1] optional" for name in ("temperature", "top_p", *PENALTIES[:2])),
         "sampling_param_stop BYTES [-1] optional",
         "sampling_param_seed UINT64 [1] optional",
+        "sampling_param_exclude_input_from_output BOOL [1] optional",
         *(f"{name} BOOL [1] optional" for name in ("streaming", "stop", "return_finish_reason")),
     ],
     ["text_output BYTES [-1]", "finish_reason BYTES [-1]"],

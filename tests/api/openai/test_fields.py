@@ -1,0 +1,234 @@
+"""What each field of OpenAI's reference becomes with each preset, as docs/reference/openai-fields.md says it.
+
+Every field is sent through a gateway to a stand-in of each backend. The tables must have what arrives there.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
+
+from app.api.openai.requests import NEUTRAL_OF_TEXTS
+from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.pipelines.preset import NAMES, preset_of
+from tests.api.openai.test_backends import TOKEN, step
+from tests.api.openai.test_neutral import OF_TEXTS
+from tests.docs.pages import Row, rows_under
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import response, tensor
+from tests.pipelines.test_presets import CONFIGS, answer
+
+PAGE = "docs/reference/openai-fields.md"
+CONFIG = """
+pipelines:
+  llm: &llm
+    model: model
+    preset: PRESET
+    warmup: false
+    openai: {chat: {template_text: "{{ messages[0].content }}"}}
+  other: *llm
+"""
+
+
+def engine_step(text: bytes, *, is_final: bool) -> InferenceResponse:
+    """A response of TensorRT-LLM's ensemble."""
+    return response(
+        Tensor("text_output", "BYTES", bytes_array([text], (1, 1))),
+        tensor("num_input_tokens", "INT32", [[7]]),
+        tensor("num_output_tokens", "INT32", [[1]]),
+        is_final=is_final,
+    )
+
+
+ANSWERS = {
+    "vllm": [step(b"Hel", logprobs=[TOKEN]), step(b"lo", logprobs=[TOKEN], reason=b"stop", is_final=True)],
+    "tensorrt_llm": [engine_step(b"Hel", is_final=False), engine_step(b"lo", is_final=True)],
+    "tensorrt_llm_api": [answer("Hel", is_final=False), answer("Hello", is_final=True)],
+}
+PRESETS = [name for name in NAMES if "completions" in preset_of(name).pipeline["openai"]]
+ADDRESSES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+BODIES: dict[str, Any] = {
+    "chat": {"model": "llm", "messages": [{"role": "user", "content": "Hi"}]},
+    "completions": {"model": "llm", "prompt": "Hi"},
+}
+FIELDS = {
+    "chat": ChatParams.__required_keys__ | ChatParams.__optional_keys__,
+    "completions": CompletionParams.__required_keys__ | CompletionParams.__optional_keys__,
+}
+"""The fields of OpenAI's reference."""
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNiAAAABgADNjd8qAAAAABJRU5ErkJggg=="
+VALUES: dict[str, Any] = OF_TEXTS | {
+    "allowed_token_ids": [5],
+    "audio": {"format": "mp3", "voice": "alloy"},
+    "bad_words": ["x"],
+    "best_of": 2,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "guided_decoding_guide": "a+",
+    "guided_decoding_guide_type": "regex",
+    "ignore_eos": True,
+    "images": [PNG],
+    "include_stop_str_in_output": True,
+    "length_penalty": 0.5,
+    "logit_bias": {"5": 1},
+    "max_completion_tokens": 5,
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "Bye"}],
+    "min_p": 0.5,
+    "min_tokens": 2,
+    "modalities": ["text", "audio"],
+    "model": "other",
+    "moderation": {"model": "x"},
+    "n": 2,
+    "presence_penalty": 0.5,
+    "prompt": "Bye",
+    "reasoning_effort": "high",
+    "repetition_penalty": 0.5,
+    "response_format": {"type": "json_object"},
+    "seed": 3,
+    "skip_special_tokens": False,
+    "stop": "l",
+    "stop_token_ids": [5],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "structured_outputs": {"choice": ["x"]},
+    "suffix": "x",
+    "temperature": 0.5,
+    "tool_choice": "required",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "top_k": 4,
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "truncate_prompt_tokens": 5,
+    "web_search_options": {},
+}
+"""For each field a value that asks for something, if there is one."""
+LOGPROBS = {"chat": True, "completions": 2}
+SENT = {("chat", "messages"): "Bye", ("chat", "logprobs"): 0}
+"""What the backend gets, if it is not the value."""
+WITH: dict[str, Any] = {
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "include_stop_str_in_output": {"stop": "l"},
+}
+"""The fields without which a field has no meaning."""
+
+
+def own_fields() -> set[str]:
+    """The fields of the presets that are not in OpenAI's reference."""
+    declared = [preset_of(name).pipeline[key] for name in PRESETS for key in ("inputs", "parameters")]
+    settable = {name for each in declared for name, spec in each.items() if "send" not in spec and "hidden" not in spec}
+    return settable - FIELDS["chat"] - FIELDS["completions"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``requests``: what the backend got, by place. ``text``: the body of the answer, without its id and time."""
+
+    requests: list[dict[str, Any]]
+    text: str
+
+
+async def outcome(api: Served, address: str, fields: Mapping[str, Any]) -> Outcome | None:
+    """Returns None if the gateway refuses a field by its name."""
+    api.engine.requests.clear()
+    answered = await api.client.post(ADDRESSES[address], json=BODIES[address] | dict(fields))
+    if answered.status_code == 400:
+        assert answered.json()["error"]["param"] in fields
+        return None
+    assert answered.status_code == 200
+    text = re.sub(r'"(id|created)":("[^"]*"|\d+)', "", answered.text)
+    return Outcome([values_of(request) for request in api.engine.requests], text)
+
+
+def values_of(request: InferenceRequest) -> dict[str, Any]:
+    """The values by place: an input, or a member of ``sampling_parameters``."""
+    values: dict[str, Any] = {}
+    for each in request.inputs:
+        found = [value.decode() if isinstance(value, bytes) else value for value in each.array.reshape(-1).tolist()]
+        if each.name == "sampling_parameters":
+            values |= {f"`{name}` in `{each.name}`": value for name, value in json.loads(found[0]).items()}
+        else:
+            values[f"tensor `{each.name}`"] = found
+    return values
+
+
+def carries(sent: Any, value: Any) -> bool:
+    return sent in (value, [value]) or (isinstance(value, dict) and json.loads(sent) == value)
+
+
+async def cell_of(api: Served, address: str, field: str) -> str:
+    """What the field becomes, in the words of the page."""
+    value = LOGPROBS[address] if field == "logprobs" else VALUES[field]
+    more = WITH.get(field, {})
+    before, after = await outcome(api, address, more), await outcome(api, address, {**more, field: value})
+    if before is not None and after is not None and before != after:
+        places = [place for place, sent in after.requests[0].items() if before.requests[0].get(place) != sent]
+        wanted = SENT.get((address, field), value)
+        assert all(carries(after.requests[0][place], wanted) for place in places)
+        return ", ".join([*places, *(["the gateway"] if before.text != after.text else [])])
+    if field not in NEUTRAL_OF_TEXTS:
+        assert after is None
+        return "400"
+    assert await outcome(api, address, {field: OF_TEXTS[field]}) == await outcome(api, address, {})
+    return f"no effect: {NEUTRAL_OF_TEXTS[field].meaning}"
+
+
+@pytest.fixture
+async def presets(tmp_path: Path) -> AsyncIterator[list[Served]]:
+    """A gateway for each preset."""
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for name in PRESETS:
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(CONFIG.replace("PRESET", name))
+            engine = FakeEngine.of(CONFIGS[name], answers=ANSWERS[name])
+            gateways.append(await stack.enter_async_context(served(engine, path)))
+        yield gateways
+
+
+async def rows_of(presets: list[Served], field: str, fields: Mapping[str, Any]) -> list[Row]:
+    """The cells of a field for each preset, after the address; one row for both addresses if they are alike."""
+    cells = {
+        address: tuple([await cell_of(api, address, field) for api in presets])
+        for address, names in fields.items()
+        if field in names
+    }
+    if len(cells) == 2 and len(set(cells.values())) == 1:
+        return [(f"`{field}`", "both", *cells["chat"])]
+    return [(f"`{field}`", address, *row) for address, row in cells.items()]
+
+
+async def tables_of(presets: list[Served]) -> dict[str, list[Row]]:
+    """The rows of the page, by heading."""
+    every = sorted(FIELDS["chat"] | FIELDS["completions"])
+    rows = [row for field in every for row in await rows_of(presets, field, FIELDS)]
+    alike = [row for row in rows if len(set(row[2:])) == 1]
+    everywhere = dict.fromkeys(ADDRESSES, own_fields())
+    own = [row for field in sorted(own_fields()) for row in await rows_of(presets, field, everywhere)]
+    assert {row[1] for row in own} == {"both"}
+    return {
+        "Alike for every backend": [row[:3] for row in alike],
+        "By backend": [row for row in rows if row not in alike],
+        "Fields of the backends": [(row[0], *row[2:]) for row in own],
+    }
+
+
+def test_every_field_has_a_value() -> None:
+    assert FIELDS["chat"] | FIELDS["completions"] | own_fields() == VALUES.keys()
+
+
+async def test_the_page_says_what_each_field_becomes(presets: list[Served]) -> None:
+    for heading, rows in (await tables_of(presets)).items():
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        assert rows_under(PAGE, heading) == rows, f"{heading}:\n{lines}"

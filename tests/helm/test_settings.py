@@ -48,6 +48,7 @@ def test_each_value_of_the_gateway_becomes_a_setting() -> None:
         "logLevel": "warning",
         "logFormat": "text",
         "logTensors": "shapes",
+        "tokenizers": "/tokenizers",
     }
     settings = settings_of(render({"gateway": gateway}))
     assert settings.workers == 3
@@ -56,6 +57,7 @@ def test_each_value_of_the_gateway_becomes_a_setting() -> None:
     assert settings.cors_origins == ("https://a.example", "https://b.example")
     assert (settings.docs, settings.console) == (False, False)
     assert (settings.log_level, settings.log_format, settings.log_tensors) == ("warning", "text", "shapes")
+    assert settings.tokenizers == Path("/tokenizers")
 
 
 def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
@@ -109,10 +111,10 @@ def test_the_gateway_can_read_the_config_map(values: Path, tmp_path: Path) -> No
             target.write_bytes(base64.b64decode(config_map["binaryData"][item["key"]], validate=True))
     assert settings_of(documents).config == Path("/etc/triton-gateway/gateway.yaml")
     file = read_gateway_file(tmp_path / "gateway.yaml")
-    wanted = yaml.safe_load(values.read_text())["config"]["gatewayYaml"]
-    assert set(file.spec.pipelines) == set(yaml.safe_load(wanted)["pipelines"])
-    for pipeline in file.spec.pipelines.values():
-        for name in (pipeline.sample or {}).values():
+    wanted = yaml.safe_load(yaml.safe_load(values.read_text())["config"]["gatewayYaml"])["pipelines"]
+    assert set(file.spec.pipelines) == set(wanted)
+    for pipeline in wanted.values():
+        for name in pipeline.get("sample", {}).values():
             assert (tmp_path / name).is_file()
 
 

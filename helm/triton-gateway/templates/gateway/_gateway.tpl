@@ -138,6 +138,10 @@ volumeMounts:
   value: {{ .Values.gateway.logFormat }}
 - name: GATEWAY_LOG_TENSORS
   value: {{ .Values.gateway.logTensors | quote }}
+{{- with .Values.gateway.tokenizers }}
+- name: GATEWAY_TOKENIZERS
+  value: {{ . | quote }}
+{{- end }}
 {{- with .Values.tracing.otlpEndpoint }}
 - name: GATEWAY_OTLP_ENDPOINT
   value: {{ . | quote }}

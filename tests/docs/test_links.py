@@ -21,6 +21,9 @@ PAGE_BY_TOPIC = {
     "error by its message": "how-to/troubleshooting.md",
     "react": "how-to/react.md",
     "vllm": "reference/models.md",
+    "tensorrt-llm": "how-to/llm-backends.md",
+    "nvidia's openai front end": "how-to/migration.md",
+    "openai's clients": "tutorials/llm-of-your-triton.md",
     "command line": "reference/command-line.md",
 }
 """What users look for, in lower case, and the page that the index must link in the same line."""

@@ -44,7 +44,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 """The models of the file, by heading of docs/reference/gateway-yaml.md."""
 PAGES_WITH_CHART_VALUES = (
     *("install-kubernetes.md", "upgrade-and-drain.md", "failures.md", "workers-and-memory.md", "existing-triton.md"),
-    *("alerts.md", "keys.md", "scaling.md"),
+    *("alerts.md", "keys.md", "scaling.md", "llm-backends.md"),
 )
 
 
@@ -100,6 +100,13 @@ def test_every_neutral_field_of_openai_is_documented() -> None:
         (f"`{name}`", neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no")
         for name, neutral in NEUTRAL_OF_TEXTS.items()
     ]
+
+
+def test_the_counterparts_of_nvidias_flags_are_settings() -> None:
+    rows = rows_under("docs/how-to/migration.md", "From NVIDIA's OpenAI front end")
+    named = re.findall(rf"`{PREFIX}(\w+)`", "\n".join(counterpart for _, counterpart in rows))
+    assert len(named) > 5
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
 
 
 def documented_row(error: type[GatewayError]) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ RUN_BY = {
     ("docs/how-to/own-server.md", "js"): "tests/typescript/test_own_server.py",
     ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",
     ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/llm-of-your-triton.md", "python"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/llm-of-your-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",

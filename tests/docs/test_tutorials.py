@@ -1,13 +1,19 @@
 """The tutorials work as printed: files, commands and answers, with the real Triton."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after
+from tests.processes import running_triton
+from tests.zoo.kinds import BY_NAME
+from tests.zoo.repository import write_models
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 
@@ -23,6 +29,23 @@ def test_own_ensemble_works_as_printed(tmp_path: Path, require: Require) -> None
     finally:
         statuses = list(reader.leave())
     assert statuses == [0] * 5
+
+
+def test_llm_of_your_triton_works_as_printed(tmp_path: Path, models_venv: Path, require: Require) -> None:
+    """With a stand-in of the vLLM backend: the Triton of the tests has none."""
+    require(shutil.which("curl"), "there is no curl")
+    write_models(tmp_path / "stand_in", [replace(BY_NAME["vllm"], name="llama")])
+    tokenizer = tmp_path / "folder" / "weights" / "llama"
+    tokenizer.mkdir(parents=True)
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with running_triton(EmbeddedOptions(tmp_path / "stand_in", models_venv)) as triton:
+        reader = Reader(tmp_path / "folder", {"127.0.0.1:8001": triton.grpc_url})
+        try:
+            reader.follow(blocks_after(TUTORIALS / "llm-of-your-triton.md", "A model folder"))
+        finally:
+            statuses = list(reader.leave())
+    assert statuses == [0]
 
 
 def test_the_browser_tutorial_shows_its_page() -> None:

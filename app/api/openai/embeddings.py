@@ -25,16 +25,8 @@ from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.openai.errors import openai_names
-from app.api.openai.requests import (
-    NEUTRAL_OF_EMBEDDINGS,
-    Members,
-    body_of_fields,
-    form_of,
-    read_named_request,
-    renamed,
-    required,
-    take,
-)
+from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_fields, renamed, required, take
+from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.core.answer import Ending, Tokens
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput

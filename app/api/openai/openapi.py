@@ -14,15 +14,8 @@ from app.api.access import allows_pipeline
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.embeddings import MAX_INPUTS
 from app.api.openai.errors import openai_status_of
-from app.api.openai.requests import (
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    NEUTRAL_OF_EMBEDDINGS,
-    NEUTRAL_OF_TEXTS,
-    Labels,
-    Neutral,
-    ids_of,
-)
+from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
+from app.api.openai.requests import MAX_CHOICES, MAX_LOGPROBS, ids_of
 from app.api.openapi.answers import (
     ANYWHERE,
     INFERENCE_ERRORS,

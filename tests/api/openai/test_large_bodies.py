@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from app.api.openai.embeddings import embeddings_request
-from app.api.openai.requests import (
-    NamedRequest,
-    chat_requests,
-    completion_requests,
-    read_members,
-    take_options,
-)
+from app.api.openai.members import read_members
+from app.api.openai.requests import NamedRequest, chat_requests, completion_requests, take_options
 from app.core.errors import InvalidInput
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api

@@ -1,0 +1,203 @@
+"""The members of a body in OpenAI's form: reads them, and writes the body of the pipeline from them.
+
+The gateway reads some members itself, and checks and ignores others (``Neutral``); the rest are fields of the pipeline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from app.codecs.json_scan import has_more_elements, malformed, members_of
+from app.core.errors import FieldProblem, InvalidInput
+from app.core.json import enum_of, only, with_types
+from app.core.text import shown
+from app.pipelines.body import Body, is_null, problem_of_value, refused
+
+MAX_TEXT_CHARACTERS = 1024
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+_Key = Annotated[str, Meta(max_length=64)]
+_Value = Annotated[str, Meta(max_length=512)]
+Labels = Annotated[dict[_Key, _Value], Meta(max_length=16)]
+"""The limits are OpenAI's."""
+NOT_SUPPORTED = "is not supported by this model"
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that does not change the answer, with the accepted values: those of a type, or a few.
+
+    No model has these fields: the gateway checks their type and ignores them. A field that the pipeline declares under
+    the same name is the pipeline's. docs/reference/openai.md lists these fields, and
+    docs/decisions/0031-openai-dialect.md has the reasons.
+
+    ``meaning``: for docs/reference/openai.md. ``otherwise``: what is wrong with any other value.
+    """
+
+    meaning: str
+    type: Any = None
+    values: Sequence[Any] = ()
+    otherwise: str = NOT_SUPPORTED
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the accepted values."""
+        if self.type is not None:
+            schemas = [with_types(msgspec.json.schema(self.type)), {"type": "null"}]
+        elif isinstance(self.values[0], (list, dict)):
+            schemas = [*map(only, self.values), {"type": "null"}]
+        else:
+            return {**enum_of([*self.values, None]), "description": self.meaning}
+        return {"anyOf": schemas, "description": self.meaning}
+
+
+_BOOKKEEPING = {
+    "metadata": Neutral("up to 16 labels, texts of up to 64 characters with texts of up to 512", type=Labels),
+    "prompt_cache_key": Neutral("a text; the gateway has no cache of prompts", type=_Text),
+    "prompt_cache_options": Neutral("an object like `metadata`", type=Labels),
+    "prompt_cache_retention": Neutral("a text", type=_Text),
+    "safety_identifier": Neutral("a text", type=_Text),
+    "service_tier": Neutral("a text; priorities come from the API key", type=_Text),
+    "store": Neutral("true or false; nothing is stored", type=bool),
+    "user": Neutral("a text", type=_Text),
+}
+"""Fields about the caller, the price and the storage of a request."""
+
+NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
+NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
+    "best_of": Neutral("only 1", values=[1], otherwise="is not supported"),
+    "echo": Neutral("only `false`; of chats", values=[False]),
+    "frequency_penalty": Neutral("only 0", values=[0]),
+    "function_call": Neutral("only `none` and `auto`", values=["none", "auto"]),
+    "functions": Neutral("only `[]`", values=[[]]),
+    "ignore_eos": Neutral("only `false`", values=[False]),
+    "logit_bias": Neutral("only `{}`", values=[{}]),
+    "logprobs": Neutral("only `false`", values=[False]),
+    "min_tokens": Neutral("only 0", values=[0]),
+    "modalities": Neutral('only `["text"]`', values=[["text"]]),
+    "parallel_tool_calls": Neutral("true or false; there are no tools", type=bool),
+    "prediction": Neutral("an object; the answer is generated without it", type=dict[str, Any]),
+    "presence_penalty": Neutral("only 0", values=[0]),
+    "reasoning_effort": Neutral("only `none`", values=["none"]),
+    "response_format": Neutral('only `{"type": "text"}`', values=[{"type": "text"}]),
+    "suffix": Neutral("only an empty text", values=[""]),
+    "tool_choice": Neutral("only `none` and `auto`", values=["none", "auto"]),
+    "tools": Neutral("only `[]`", values=[[]]),
+    "top_logprobs": Neutral("only 0", values=[0]),
+    "top_p": Neutral("only 1", values=[1]),
+    "verbosity": Neutral("`low`, `medium` or `high`", type=Literal["low", "medium", "high"]),
+}
+
+
+Members = dict[str, memoryview]
+"""The members that are not null, as JSON."""
+Value = TypeVar("Value")
+
+MAX_MEMBERS = 256
+MAX_ELEMENTS = 64
+"""Limit of the values and members nested in one member, because each uses more memory than its text."""
+
+
+def read_members(body: Body) -> Members:
+    """Reads the members of a body in OpenAI's form.
+
+    Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice.
+    """
+    members: Members = {}
+    for name, text in members_of(memoryview(body)):
+        if name in members:
+            raise refused([FieldProblem(shown(name), "is given twice")])
+        if len(members) == MAX_MEMBERS:
+            raise refused([FieldProblem("body", f"has more than {MAX_MEMBERS} fields")])
+        members[name] = text
+    return {name: text for name, text in members.items() if not is_null(text)}
+
+
+def take(members: Members, name: str, type_: Any, default: Value, *, max_elements: int = MAX_ELEMENTS) -> Value:
+    """Takes a member out. Raises InvalidInput or InvalidJson."""
+    text = members.pop(name, None)
+    return default if text is None else _decoded(name, text, type_, max_elements)
+
+
+def _decoded(name: str, text: memoryview, type_: Any, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Raises InvalidInput or InvalidJson."""
+    if len(text) > 2 * max_elements and has_more_elements(text, max_elements):
+        raise refused([FieldProblem(name, f"has more than {max_elements} elements")])
+    try:
+        return msgspec.json.decode(text, type=type_)
+    except msgspec.ValidationError as exc:
+        raise refused([problem_of_value(name, str(exc))]) from exc
+    except (ValueError, RecursionError) as exc:
+        raise malformed() from exc
+
+
+def required(name: str) -> InvalidInput:
+    return refused([FieldProblem(name, "is required")])
+
+
+def body_of_fields(
+    prompt: Mapping[str, Body],
+    members: Members,
+    field_by_parameter: Mapping[str, str],
+    neutral: Mapping[str, Neutral],
+) -> bytes:
+    """Returns the pipeline's JSON body: the prompt, and each member under its name in the pipeline.
+
+    ``neutral``: other members that are checked and omitted.
+
+    Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
+    """
+    problems: list[FieldProblem] = []
+    fields: dict[str, Body] = dict(prompt)
+    for name, text in members.items():
+        field = field_by_parameter.get(name)
+        if field in fields:
+            problems.append(FieldProblem(name, "is given twice, under two names"))
+        elif field is not None:
+            fields[field] = text
+        else:
+            problems += _problems_of(name, text, neutral.get(name))
+    if problems:
+        raise refused(problems)
+    pieces: list[Body] = []
+    for name, value in fields.items():
+        pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":", value]
+    return b"".join([*pieces, b"}"])
+
+
+def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInput:
+    """Returns the error with the caller's field names. A name may be followed by a path inside the value."""
+    problems = []
+    for problem in error.errors:
+        field = next((each for each in name_by_field if problem.field.startswith(each)), None)
+        rest = problem.field[len(field) :] if field is not None else ""
+        is_path = field is not None and (not rest or rest[0] in ".[")
+        name = name_by_field[field] + rest if field is not None and is_path else problem.field
+        problems.append(FieldProblem(name, problem.problem))
+    return refused(problems) if problems else error
+
+
+def _problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequence[FieldProblem]:
+    """Returns what is wrong with a member that the pipeline has no field for. Raises InvalidJson."""
+    if neutral is None:
+        return [FieldProblem(shown(name), NOT_SUPPORTED)]
+    if neutral.type is None:
+        return () if _is_one_of(neutral.values, text) else [FieldProblem(name, neutral.otherwise)]
+    try:
+        _decoded(name, text, neutral.type)
+    except InvalidInput as exc:
+        return exc.errors
+    return ()
+
+
+def _is_one_of(values: Sequence[Any], text: memoryview) -> bool:
+    """Raises InvalidJson."""
+    if len(text) > 256:
+        return False
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as exc:
+        raise malformed() from exc
+    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)

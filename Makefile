@@ -59,6 +59,7 @@ vendor: setup ## copy the console's JavaScript libraries from npm, as locked in 
 
 lock: setup ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
+	@$(COMPILE) --python-version 3.11 requirements/aiperf.in -o requirements/aiperf.txt
 	@$(COMPILE) --python-version 3.11 requirements/audit.in -o requirements/audit.txt
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt
 	@$(COMPILE) --python-version 3.11 requirements/checkov.in -o requirements/checkov.txt

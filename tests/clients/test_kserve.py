@@ -11,6 +11,7 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.environments import locked_environment
 from tests.live.conftest import GatewayProcess
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 
@@ -66,6 +67,7 @@ def test_this_client_shows_no_message_of_a_model_error_of_triton(theirs: Outcome
 
 def test_a_disconnect_cancels_the_model(ours: Outcomes, notice: Path) -> None:
     assert ours["left"]["error"] == "ReadTimeout"
+    eventually(lambda: notice.exists() and notice.read_text() != "")
     assert notice.read_text().split()[1] == "0"
 
 

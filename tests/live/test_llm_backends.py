@@ -1,6 +1,5 @@
 """LLM backends without a gateway.yaml: OpenAI's client over stand-ins with the tensors and habits of each backend."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,51 +8,29 @@ import openai
 import pytest
 from openai import OpenAI
 
-from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import GatewayProcess, running_gateway, running_triton
-from tests.zoo.kinds import BY_NAME
-from tests.zoo.repository import write_models
+from tests.llm_backends import BACKENDS, running_backends, running_embeddings, running_llms, text_of_triton
+from tests.processes import GatewayProcess
 
-BACKENDS = ("vllm", "tensorrt_llm", "tensorrt_llm_api")
 COUNTING = ("vllm", "tensorrt_llm")
-TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-TOKENIZER = {
-    "version": "1.0",
-    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"},
-    "pre_tokenizer": {"type": "Whitespace"},
-}
 
 
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    repository = tmp_path_factory.mktemp("backends")
-    write_models(repository, [BY_NAME[name] for name in (*BACKENDS, "vllm_embeddings")])
-    with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
+    with running_backends(tmp_path_factory.mktemp("backends"), models_venv) as triton:
         yield triton
 
 
 @pytest.fixture(scope="module")
 def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("llms")
-    for name in BACKENDS:
-        tokenizer = folder / "tokenizers" / name
-        tokenizer.mkdir(parents=True)
-        (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-        (tokenizer / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    settings = {"triton_url": backends.grpc_url, "tokenizers": str(folder / "tokenizers")}
-    with running_gateway(folder / "gateway", **settings) as gateway:
+    with running_llms(tmp_path_factory.mktemp("llms"), backends) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
 def embeddings(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    folder = tmp_path_factory.mktemp("embeddings")
-    config = {"pipelines": {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}}
-    (folder / "gateway.yaml").write_text(json.dumps(config))
-    settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
     with (
-        running_gateway(folder / "gateway", **settings) as gateway,
+        running_embeddings(tmp_path_factory.mktemp("embeddings"), backends) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -63,18 +40,6 @@ def embeddings(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactor
 def openai_client(llms: GatewayProcess) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{llms.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def text_of_triton(gateway: GatewayProcess, name: str, prompt: str) -> str:
-    """The text that the stand-in writes, read from Triton's own protocol."""
-    fields = {
-        "vllm": {"stream": True, "exclude_input_in_output": True},
-        "tensorrt_llm": {"max_tokens": 1024, "stream": False},
-        "tensorrt_llm_api": {"sampling_param_max_tokens": 1024, "streaming": False},
-    }[name]
-    answer = httpx.post(f"{gateway.url}/v2/models/{name}/generate_stream", json={"text_input": prompt, **fields})
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-    return "".join(each["text_output"] for each in events)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

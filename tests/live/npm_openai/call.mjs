@@ -48,7 +48,7 @@ console.log(
       (each) => each.delta.content ?? "",
     ),
     embeddings: (await client.embeddings.create({ model: "embed", input: ["A cat.", "A dog."] })).data,
-    badField: await failure(client.completions.create({ ...sampling, prompt, n: 2 })),
+    badField: await failure(client.completions.create({ ...sampling, prompt, n: 0 })),
     badModel: await failure(client.completions.create({ ...sampling, model: "nobody", prompt })),
     midStream: await failure(
       streamed(await client.completions.create({ model: "scripted_stream", prompt: failing, stream: true }), () => ""),

@@ -1,0 +1,127 @@
+"""Unmodified clients over the stand-ins of the LLM backends, without a ``gateway.yaml``."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.clients.conftest import RunProgram
+from tests.conftest import Require
+from tests.environments import locked_environment, npm_environment
+from tests.llm_backends import (
+    BACKENDS,
+    TOKENIZER,
+    running_backends,
+    running_embeddings,
+    running_llms,
+    text_of_triton,
+)
+from tests.processes import GatewayProcess
+
+pytestmark = pytest.mark.full
+Found = dict[str, dict[str, Any]]
+"""The outcomes of each call, by model."""
+
+
+@pytest.fixture(scope="module")
+def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    with running_backends(tmp_path_factory.mktemp("backends"), models_venv) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running_llms(tmp_path_factory.mktemp("llms"), backends) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def in_node(llms: GatewayProcess, require: Require) -> dict[str, Found]:
+    folder = npm_environment("llm-clients", Path(__file__).with_name("npm_llm"), require)
+    command = ["node", "call.mjs", llms.url, *BACKENDS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Found] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module", params=["langchain", "litellm", "openai in Node", "the AI SDK"])
+def client(
+    request: pytest.FixtureRequest, llms: GatewayProcess, require: Require, run_program: RunProgram
+) -> tuple[str, Found]:
+    """The name of a client and what its calls returned."""
+    name: str = request.param
+    if name in ("langchain", "litellm"):
+        return name, run_program(locked_environment(name, require) / "python3", f"{name}_llm.py", llms.url, *BACKENDS)
+    in_node: dict[str, Found] = request.getfixturevalue("in_node")
+    return name, in_node["openai" if name == "openai in Node" else "aiSdk"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_client_reads_what_the_backend_wrote(
+    client: tuple[str, Found], llms: GatewayProcess, backend: str
+) -> None:
+    _, found = client
+    text = text_of_triton(llms, backend, "<user>Hi")
+    assert (found[backend]["answer"], found[backend]["stream"]) == (text, text)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_client_reads_the_usage(client: tuple[str, Found], backend: str) -> None:
+    used = client[1][backend]["usage"]
+    assert used["input_tokens"] > 0
+    assert used["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_parameter_is_named(client: tuple[str, Found], backend: str) -> None:
+    refused = client[1][backend]["wrong"]
+    assert refused["status"] == 400
+    assert any(field in refused["message"] for field in ("max_tokens", "max_completion_tokens", "top_p"))
+
+
+def test_a_prompt_that_is_too_long_is_refused(client: tuple[str, Found]) -> None:
+    refused = client[1]["vllm"]["long"]
+    assert refused["status"] == 400
+    assert "longer than the model's context" in refused["message"]
+
+
+class TestAiperf:
+    """NVIDIA's benchmark client of such servers."""
+
+    REQUESTS = 16
+
+    def run(self, url: str, model: str, folder: Path, require: Require, kind: str, *options: str) -> Any:
+        tokenizer = folder / "tokenizer"
+        tokenizer.mkdir()
+        (tokenizer / "tokenizer.json").write_text(json.dumps(TOKENIZER | {"added_tokens": []}))
+        (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        command = [
+            str(locked_environment("aiperf", require) / "aiperf"),
+            *("profile", "-m", model, "--endpoint-type", kind, "--url", url),
+            *("--tokenizer", str(tokenizer), "--request-count", str(self.REQUESTS), "--concurrency", "4"),
+            *("--artifact-dir", str(folder / "artifacts"), "--ui", "none", "--isl", "16", *options),
+        ]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        (export,) = (folder / "artifacts").rglob("profile_export_aiperf.json")
+        return json.loads(export.read_text())
+
+    @pytest.mark.parametrize(("kind", "options"), [("chat", ["--streaming"]), ("chat", []), ("completions", [])])
+    def test_every_request_is_answered(
+        self, llms: GatewayProcess, tmp_path: Path, require: Require, kind: str, options: list[str]
+    ) -> None:
+        options = ["--extra-inputs", "ignore_eos:true", "--osl", "8", *options]
+        self.check(self.run(llms.url, "vllm", tmp_path, require, kind, *options))
+
+    def test_every_text_has_a_vector(self, backends: EmbeddedTriton, tmp_path: Path, require: Require) -> None:
+        with running_embeddings(tmp_path / "embeddings", backends) as gateway:
+            self.check(self.run(gateway.url, "embed", tmp_path, require, "embeddings"))
+
+    def check(self, found: Any) -> None:
+        assert found["request_count"]["avg"] == self.REQUESTS
+        assert not found.get("error_summary")

@@ -1,5 +1,6 @@
 """LLM backends without a gateway.yaml: OpenAI's client over stand-ins with the tensors and habits of each backend."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,19 @@ import openai
 import pytest
 from openai import OpenAI
 
+from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
-from tests.llm_backends import BACKENDS, running_backends, running_embeddings, running_llms, text_of_triton
-from tests.processes import GatewayProcess
+from tests.llm_backends import (
+    BACKENDS,
+    TEMPLATE,
+    TOKENIZER,
+    running_backends,
+    running_embeddings,
+    running_llms,
+    text_of_triton,
+)
+from tests.processes import GatewayProcess, running_gateway
+from tests.waiting import PATIENCE_S
 
 COUNTING = ("vllm", "tensorrt_llm")
 
@@ -129,3 +140,21 @@ class TestEmbeddings:
         with pytest.raises(openai.BadRequestError) as caught:
             embeddings.embeddings.create(model="embed", input="a", dimensions=300)
         assert caught.value.param == "dimensions"
+
+
+def test_a_broken_tokenizer_is_found_by_check_and_ends_the_start(
+    backends: EmbeddedTriton, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "llama" / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "model": {"type": "WordLevel"}}))
+    keys = {"model": "tensorrt_llm_api", "preset": "tensorrt_llm_api", "openai": {"chat": {"tokenizer": "llama"}}}
+    config = tmp_path / "gateway.yaml"
+    config.write_text(json.dumps({"pipelines": {"llm": keys}}))
+    problem = "pipelines.llm.openai.chat.tokenizer cannot be used: tokenizer.json cannot be read: "
+    assert main(["check", "--triton", backends.grpc_url, "--config", str(config)]) == 1
+    assert problem in capsys.readouterr().out
+    settings = {"triton_url": backends.grpc_url, "config": str(config)}
+    with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
+        assert gateway.process.wait(PATIENCE_S) == 2
+        assert problem in gateway.log

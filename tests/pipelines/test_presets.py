@@ -1,6 +1,7 @@
 """The presets of LLM backends, against the tensors that the backends have."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from app.core.inference import InferenceRequest, InferenceResponse, Tensor, byte
 from app.core.model import ModelConfig
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.openai.spec import ChatSpec
+from app.pipelines.openai.tokenizer import read_folder
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.preset import recognized
 from app.pipelines.resolve import derived_spec
@@ -219,6 +222,33 @@ class TestTensorRtLlm:
         )
         assert next(field.spec.accumulates for field in served("tensorrt_llm", config).outputs)
         assert not served("tensorrt_llm").outputs[0].spec.accumulates
+
+
+@pytest.fixture
+def broken_tokenizer(tmp_path: Path) -> dict[str, Any]:
+    """The key ``openai`` with a tokenizer folder whose ``tokenizer.json`` cannot be used."""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    return {"chat": ChatSpec(tokenizer="llama").with_folder(read_folder(tmp_path))}
+
+
+def test_a_broken_tokenizer_is_an_error_at_start(broken_tokenizer: dict[str, Any]) -> None:
+    with pytest.raises(
+        PipelineMismatch, match=r"^cannot be used: tokenizer\.json cannot be read: .*Model missing"
+    ) as caught:
+        served("tensorrt_llm_api", openai=broken_tokenizer)
+    assert caught.value.location == ("openai", "chat", "tokenizer")
+
+
+def test_the_tokenizer_is_not_read_if_the_model_counts(broken_tokenizer: dict[str, Any]) -> None:
+    assert served("vllm", openai=broken_tokenizer).openai is not None
+
+
+def test_a_counter_is_optional(broken_tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.pipelines.openai.tokenizer.find_spec", lambda _name: None)
+    folder = broken_tokenizer["chat"].folder
+    without = {"chat": broken_tokenizer["chat"].with_folder(read_folder(folder.tokenizer_json.parent))}
+    assert served("tensorrt_llm_api", openai=without).openai is not None
 
 
 class TestLlmApi:

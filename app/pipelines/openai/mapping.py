@@ -65,6 +65,8 @@ def compile_openai(
 ) -> OpenAIMapping:
     """Raises PipelineMismatch."""
     _check_usage(spec.usage, config)
+    if spec.usage is None and spec.chat is not None and spec.chat.folder is not None:
+        _load_counter(spec.chat.folder)
     names = _Names(spec, fields, outputs)
     return OpenAIMapping(
         completions=names.text_form(spec.completions, "completions") if spec.completions else None,
@@ -200,6 +202,18 @@ def _mismatch_in(folder: TokenizerFolder, template: str, key: str) -> Iterator[N
         yield
     except ValueError as exc:
         raise _mismatch((key, "tokenizer"), f"cannot be used: {folder.sources[template]} {exc}") from exc
+
+
+def _load_counter(folder: TokenizerFolder) -> None:
+    """Reads ``tokenizer.json`` now and not for the first answer, so that a broken file is an error at start.
+
+    Raises PipelineMismatch.
+    """
+    try:
+        if folder.count_tokens is not None:
+            folder.count_tokens.load()
+    except ValueError as exc:
+        raise _mismatch(("chat", "tokenizer"), f"cannot be used: {exc}") from exc
 
 
 def _check_usage(usage: UsageSpec | None, config: ModelConfig) -> None:

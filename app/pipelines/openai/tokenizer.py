@@ -42,7 +42,7 @@ Templates = Mapping[str, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class TokenCounter:
-    """Counts tokens with a ``tokenizer.json``, which is read at the first call. May be called in several threads."""
+    """Counts tokens with a ``tokenizer.json``, which is read once. May be called in several threads."""
 
     path: Path
     stamp: Stamp
@@ -51,10 +51,14 @@ class TokenCounter:
 
     def __call__(self, text: str, *, add_special_tokens: bool = False) -> int:
         """``add_special_tokens``: count those that the tokenizer puts around a prompt. Raises ValueError."""
+        return len(self.load().encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def load(self) -> "Tokenizer":
+        """Reads the file if it was not read yet. Raises ValueError."""
         with self._lock:
             if not self._loaded:
                 self._loaded.append(_tokenizer_of(self.path))
-        return len(self._loaded[0].encode(text, add_special_tokens=add_special_tokens).ids)
+            return self._loaded[0]
 
     def __reduce__(self) -> tuple[type["TokenCounter"], tuple[Path, Stamp]]:
         """Each process that gets a copy reads the file itself."""

@@ -6,7 +6,7 @@ Inflates bodies with a Content-Encoding in pieces, up to the limit of a body.
 import asyncio
 import sys
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from functools import lru_cache
@@ -17,6 +17,7 @@ from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.core.errors import ClientClosedRequest, InvalidRequest, PayloadTooLarge, SlowRequest, UnsupportedMediaType
 from app.pipelines.body import LARGE_BYTES
+from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 Read = TypeVar("Read")
@@ -36,6 +37,22 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     return await read_body(exchange, limits)
 
 
+async def read_json_of_any(exchange: Exchange, limits: Limits, pipelines: Iterable[Pipeline]) -> memoryview:
+    """Reads a JSON body that names one of the pipelines. Raises the errors of ``read_json``.
+
+    Call ``check_size`` when the pipeline is known. ``pipelines`` is not iterated for a body within ``limits``.
+    """
+    size = _declared_size(exchange)
+    is_within = size is not None and size <= limits.max_body_bytes
+    return await read_json(exchange, limits if is_within else limits.of_any(pipelines))
+
+
+def check_size(size: int, limits: Limits) -> None:
+    """Raises PayloadTooLarge."""
+    if size > limits.max_body_bytes:
+        raise _too_large(limits, f"The body has {size} bytes, more")
+
+
 def read_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> Awaitable[memoryview]:
     """Reads a body without a Content-Encoding. Raises UnsupportedMediaType, and the errors of ``receive_body``."""
     _check_encoding(exchange)
@@ -51,16 +68,20 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
     if body is not None:
         exchange.hold(len(body))
         return memoryview(body)
-    length = exchange.header(b"content-length") or ""
-    size = int(length[:20]) if length.isdecimal() else None
-    if size is not None and size > limits.max_body_bytes:
-        raise _too_large(limits, f"The body has {size} bytes, more")
+    size = _declared_size(exchange)
+    if size is not None:
+        check_size(size, limits)
     content = exchange.tensor_memory(size, tensor_at) if tensor_at is not None and size is not None else None
     try:
         async with asyncio.timeout(limits.body_s):
             return await _collected(exchange, _Growing(exchange, limits, content))
     except TimeoutError as exc:
         raise SlowRequest(f"The body did not arrive within {limits.body_s:g} s.") from exc
+
+
+def _declared_size(exchange: Exchange) -> int | None:
+    length = exchange.header(b"content-length") or ""
+    return int(length[:20]) if length.isdecimal() else None
 
 
 async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read:
@@ -137,8 +158,7 @@ class _Growing:
 
 def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"{more} than {limits.max_body_bytes} bytes, the limit of this gateway.",
-        hint="An operator can raise GATEWAY_MAX_BODY_BYTES.",
+        f"{more} than the limit of {limits.max_body_bytes} bytes.", hint=f"An operator can raise {limits.body_key}."
     )
 
 

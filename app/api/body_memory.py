@@ -26,9 +26,9 @@ class BodyMemory:
         self._spare: mmap | None = None
 
     def take(self, size: int) -> mmap:
-        """Returns memory of ``size`` bytes with arbitrary content: read only bytes that were written before."""
+        """Returns at least ``size`` bytes with arbitrary content: read only bytes that were written before."""
         spare, self._spare = self._spare, None
-        if spare is not None and len(spare) == size:
+        if spare is not None and len(spare) >= size:
             return spare
         return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 

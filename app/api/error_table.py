@@ -93,7 +93,8 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.PayloadTooLarge: ErrorRow(
         413,
         "The body is larger than the limit.",
-        "Send less, or raise GATEWAY_MAX_BODY_BYTES. The tensors of one request may have 64 MiB.",
+        "Send less, or raise GATEWAY_MAX_BODY_BYTES or `limits.body_bytes` of the pipeline. The tensors of one request "
+        "may have 64 MiB.",
     ),
     errors.UnsupportedMediaType: ErrorRow(
         415,

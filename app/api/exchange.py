@@ -128,7 +128,7 @@ class Exchange:
         self._held_bytes += size
 
     def memory(self, size: int) -> mmap:
-        """Returns memory for a large body until the exchange ends. Call it once."""
+        """Returns memory of at least ``size`` bytes for a large body until the exchange ends. Call it once."""
         self._memory = self._budget.memory.take(size)
         return self._memory
 

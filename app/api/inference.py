@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import choice
@@ -137,17 +137,23 @@ class Inference:
         load = ModelLoad(model, capacity, self.catalog.oip_models.in_flight.get(model))
         return self.admission.of(name, load, limits)
 
+    def allowed(self, exchange: Exchange) -> Iterator[Pipeline]:
+        """The pipelines that can be called, of those that the caller's key allows."""
+        for name, entry in self.catalog.entries.items():
+            pipeline = entry.pipeline
+            if pipeline is not None and allows_pipeline(exchange.key, name):
+                yield pipeline
+
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
         """Raises TooManyRequests if the request would be refused now, whichever pipeline its body names.
 
         Call it before the body is read. ``timeout_of``: the longest deadline, in seconds, of a request to a pipeline;
         None if the body cannot name that pipeline.
         """
-        allowed = (entry for name, entry in self.catalog.entries.items() if allows_pipeline(exchange.key, name))
         refusing: list[tuple[PipelineAdmission, Deadline]] = []
-        for pipeline in (entry.pipeline for entry in allowed):
-            timeout_s = None if pipeline is None else timeout_of(pipeline)
-            if pipeline is None or timeout_s is None:
+        for pipeline in self.allowed(exchange):
+            timeout_s = timeout_of(pipeline)
+            if timeout_s is None:
                 continue
             deadline = deadline_of(exchange, timeout_s)
             admission = self.target_of(pipeline).admission

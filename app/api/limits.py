@@ -1,6 +1,11 @@
 """The limits that the routes share."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from app.pipelines.pipeline import Pipeline
+
+OWN_KEY = "`limits.body_bytes` of the pipeline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +18,18 @@ class Limits:
     ping_s: float = 15.0
     send_s: float = 10.0
     """Time limit for a client to make progress with reading."""
+    body_key: str = "GATEWAY_MAX_BODY_BYTES"
+    """What sets ``max_body_bytes``."""
+
+    def of(self, pipeline: Pipeline) -> "Limits":
+        """The limits of requests to a pipeline, which may have its own limit of a body."""
+        own = None if pipeline.spec.limits is None else pipeline.spec.limits.body_bytes
+        if own is None:
+            return self
+        if own > self.max_bytes_in_flight:
+            return replace(self, max_body_bytes=self.max_bytes_in_flight, body_key="GATEWAY_MAX_BYTES_IN_FLIGHT")
+        return replace(self, max_body_bytes=own, body_key=OWN_KEY)
+
+    def of_any(self, pipelines: Iterable[Pipeline]) -> "Limits":
+        """The limits of a body that tells which of these pipelines it is for: no limit of a body is larger."""
+        return max(self, *map(self.of, pipelines), key=lambda limits: limits.max_body_bytes)

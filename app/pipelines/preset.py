@@ -27,6 +27,8 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a model without a declaration can get the preset."""
     accumulates_if: str = ""
     """The parameter of the model's configuration that says whether each response repeats the text so far."""
+    body_bytes_by_input: dict[str, int] = {}
+    """Input tensor -> the limit of a body for a model that has it."""
     pipeline: dict[str, Any]
 
     def recognizes(self, config: ModelConfig) -> bool:

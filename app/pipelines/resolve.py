@@ -1,5 +1,6 @@
 """Fits the declaration of a pipeline over an LLM backend to its model, before it is compiled."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,7 +9,7 @@ from app.pipelines.mismatch import mismatch_at
 from app.pipelines.openai.spec import ChatSpec
 from app.pipelines.openai.tokenizer import read_folder
 from app.pipelines.preset import Preset, preset_of, recognized
-from app.pipelines.spec import InputSpec, OutputSpec, ParameterSpec, PipelineSpec, StreamSpec
+from app.pipelines.spec import InputSpec, LimitsSpec, OutputSpec, ParameterSpec, PipelineSpec, StreamSpec
 
 Spec = TypeVar("Spec", InputSpec, OutputSpec, ParameterSpec)
 
@@ -57,6 +58,7 @@ def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> Pipeline
         "inputs": _present(spec.inputs or {}, given, preset, "inputs"),
         "parameters": parameters,
         "outputs": outputs,
+        "limits": _limits(spec.limits, given, preset),
     }
     if spec.openai is not None:
         changed["openai"] = spec.openai.without(written, set(outputs))
@@ -71,6 +73,14 @@ def _present(specs: dict[str, Spec], tensors: set[str], preset: Preset, key: str
         for name, each in specs.items()
         if name not in optional or _tensor_of(each) in {None, *tensors} or _is_needed(each, preset)
     }
+
+
+def _limits(limits: LimitsSpec | None, tensors: Set[str], preset: Preset) -> LimitsSpec | None:
+    """Adds the preset's limit of a body, unless the pipeline has one."""
+    sizes = [size for name, size in preset.body_bytes_by_input.items() if name in tensors]
+    if not sizes or (limits is not None and limits.body_bytes is not None):
+        return limits
+    return (limits or LimitsSpec()).model_copy(update={"body_bytes": max(sizes)})
 
 
 def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:

@@ -260,12 +260,14 @@ class CancelSpec(Section):
 
 
 class LimitsSpec(Section):
-    """How many requests and streams at a time. A missing ``in_flight`` is measured: docs/reference/load.md."""
+    """How many requests and streams at a time, and how large. A missing ``in_flight`` is measured."""
 
     in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     queue: Annotated[int, Field(ge=0, le=100_000)] | None = None
     per_key: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Limit on the requests of one key in flight."""
+    body_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] | None = None
+    """The largest body. Left out: ``GATEWAY_MAX_BODY_BYTES``."""
 
 
 class PipelineSpec(Section):

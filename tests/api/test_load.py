@@ -295,7 +295,8 @@ async def test_a_deleted_stream_releases_its_slot(api: Served) -> None:
 
 async def test_the_catalog_shows_the_limits(api: Served) -> None:
     fixed = (await api.client.get("/v1/pipelines/read")).json()["limits"]
-    assert fixed == {"timeout_s": 30.0, "in_flight": 1, "adapts": False, "queue": 1, "per_key": None}
+    own = {"in_flight": 1, "adapts": False, "queue": 1, "per_key": None}
+    assert fixed == {"timeout_s": 30.0, **own, "body_bytes": 64 * 1024}
     free = (await api.client.get("/v1/pipelines/free")).json()["limits"]
     assert (free["in_flight"], free["adapts"], free["queue"]) == (8, True, 256)
 

@@ -73,7 +73,7 @@ def infer(**members: Any) -> dict[str, Any]:
             {"content": b" " * 65537, "headers": JSON},
             (
                 413,
-                "The body has 65537 bytes, more than 65536 bytes, the limit of this gateway.",
+                "The body has 65537 bytes, more than the limit of 65536 bytes.",
                 "An operator can raise GATEWAY_MAX_BODY_BYTES.",
             ),
         ),

@@ -19,8 +19,8 @@ def test_an_ingress_does_not_buffer_or_cut_streams() -> None:
     assert said["nginx.org/proxy-read-timeout"] == said["haproxy.org/timeout-server"] == "1800s"
 
 
-def test_an_ingress_has_the_gateways_body_limit() -> None:
-    said = annotations({"gateway": {"maxBodyBytes": 67_108_864}})
+def test_an_ingress_accepts_the_largest_body_of_any_pipeline() -> None:
+    said = annotations({"gateway": {"maxBodyBytes": 1_048_576}})
     assert said["nginx.ingress.kubernetes.io/proxy-body-size"] == said["nginx.org/client-max-body-size"] == "67108864"
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
-from app.api.bodies import off_loop, read_json
+from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -267,14 +267,17 @@ async def read_named_request(
     exchange.record.transport = "unary"
     inference.workload.begin(exchange.work)
     inference.check_load_of_any(exchange, partial(_timeout_of, pick))
-    body = await read_json(exchange, limits)
+    served = (each for each in inference.allowed(exchange) if _timeout_of(pick, each) is not None)
+    body = await read_json_of_any(exchange, limits, served)
     members = await off_loop(read_members, body)
     model = take(members, "model", str, "")
     if not model:
         raise required("model")
     name = checked_model(exchange, inference.catalog, model)
     exchange.record.operation = operation
-    return NamedRequest(inference.admit(exchange, name, "unary"), model, body, members)
+    pipeline = inference.admit(exchange, name, "unary")
+    check_size(len(body), limits.of(pipeline))
+    return NamedRequest(pipeline, model, body, members)
 
 
 def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:

@@ -122,6 +122,7 @@ FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for 
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.core.errors``."""
+    limits = limits.of(pipeline)
     content_type = exchange.header(b"content-type") or ""
     media_type = media_type_of(content_type)
     if is_json(media_type):

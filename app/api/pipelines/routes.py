@@ -87,8 +87,11 @@ class PipelineRoutes:
     async def get_pipeline(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)
         check_pipeline(exchange, self._catalog, name)
-        limits_of, with_key = self._inference.limits_of, exchange.key is not None
-        return JsonResponse(describe(self._catalog, name, limits_of, base_url_of(request), with_key=with_key))
+        base_url, with_key = base_url_of(request), exchange.key is not None
+        return JsonResponse(describe(self._catalog, name, self._limits_of, base_url, with_key=with_key))
+
+    def _limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
+        return {**self._inference.limits_of(pipeline), "body_bytes": self._limits.of(pipeline).max_body_bytes}
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
@@ -151,16 +154,16 @@ class PipelineRoutes:
 
     def _example_body(self, pipeline: Pipeline, example: str) -> bytes:
         """Reads the files again each time, so that a changed file needs no reload. Raises UnknownExample."""
-        declared, max_bytes = declared_requests(pipeline.spec), self._limits.max_body_bytes
+        declared, limits = declared_requests(pipeline.spec), self._limits.of(pipeline)
         if example not in declared:
             raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
         try:
-            body = body_of(pipeline, declared[example], self._catalog.folder, max_bytes)
+            body = body_of(pipeline, declared[example], self._catalog.folder, limits.max_body_bytes)
         except (OSError, TypeError, ValueError) as exc:
             _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
             raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
-        if len(body) > max_bytes:
-            raise UnknownExample("This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent.")
+        if len(body) > limits.max_body_bytes:
+            raise UnknownExample(f"This example is larger than {limits.body_key}, so it cannot be sent.")
         return body
 
     async def statistics(self, request: Request) -> Response:

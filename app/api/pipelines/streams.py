@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.bodies import off_loop, read_json
+from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
@@ -65,14 +65,14 @@ class StreamRoutes:
         if key is not None:
             return await self._start_once(exchange, store, key)
         self._inference.check_load_of_any(exchange, _timeout_of)
-        return _answer(await self._started(exchange, store, await read_json(exchange, self._limits)))
+        return _answer(await self._started(exchange, store, await self._read(exchange)))
 
     async def _start_once(self, exchange: Exchange, store: StreamStore, key: str) -> Response:
         """Starts the stream, or returns the one that the first request with this key has started.
 
         The load is checked after the key: a repeated request needs no slot.
         """
-        body = await read_json(exchange, self._limits)
+        body = await self._read(exchange)
         start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body))
         with CancelledOnDisconnect(exchange):
             known = await store.claim(start)
@@ -86,12 +86,17 @@ class StreamRoutes:
             await store.release(start)
             raise
 
+    async def _read(self, exchange: Exchange) -> memoryview:
+        streamed = (each for each in self._inference.allowed(exchange) if each.spec.stream is not None)
+        return await read_json_of_any(exchange, self._limits, streamed)
+
     async def _started(
         self, exchange: Exchange, store: StreamStore, body: memoryview, start: StartKey | None = None
     ) -> StartedStream:
         record = exchange.record
         name, inputs = await off_loop(_members_of, body)
         pipeline = self._inference.admit(exchange, name, "stream")
+        check_size(len(body), self._limits.of(pipeline))
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
         target, answer = self._inference.target_of(pipeline), Collector(pipeline, inference)

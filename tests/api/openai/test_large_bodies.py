@@ -132,7 +132,7 @@ async def test_the_body_is_freed_before_the_model_answers(
     async def read(*_: Any) -> memoryview:
         return memoryview(bodies.pop())
 
-    monkeypatch.setattr("app.api.openai.requests.read_json", read)
+    monkeypatch.setattr("app.api.openai.requests.read_json_of_any", read)
     api.engine.answers = [0.5]
     request = asyncio.create_task(api.client.post(path, json=body))
     while not api.engine.requests:

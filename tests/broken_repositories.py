@@ -195,6 +195,48 @@ def _sequence(repository: Repository) -> None:
     repository.model("broken", "X", "Y", f"sequence_batching {{ control_input {{ {control} }} }}")
 
 
+FLAG = "BOOL:1:optional"
+VLLM = f"text_input:STRING:1 stream:{FLAG} sampling_parameters:STRING:1:optional exclude_input_in_output:{FLAG}"
+VLLM_COUNTS = f"return_logprobs:{FLAG} return_num_input_tokens:{FLAG} return_num_output_tokens:{FLAG}"
+
+
+def _preset(repository: Repository) -> None:
+    """A vLLM backend that does not tell the finish reason."""
+    outputs = "text_output:STRING logprobs:STRING num_input_tokens:UINT32:1 num_output_tokens:UINT32"
+    repository.model("broken", f"{VLLM} {VLLM_COUNTS}", outputs, DECOUPLED)
+
+
+def _not_decoupled(repository: Repository) -> None:
+    numbers = ("max_tokens:INT32", "temperature", "top_p", "top_k:INT32", "seed:UINT64")
+    numbers += ("presence_penalty", "frequency_penalty")
+    inputs = [f"sampling_param_{each if ':' in each else f'{each}:FP32'}:1:optional" for each in numbers]
+    inputs += [f"{name}:{FLAG}" for name in ("streaming", "return_finish_reason")]
+    inputs += [f"sampling_param_exclude_input_from_output:{FLAG}", "sampling_param_stop:STRING:-1:optional"]
+    repository.model("broken", " ".join(["text_input:STRING", *inputs]), "text_output:STRING finish_reason:STRING")
+
+
+def engine(name: str, *, accumulate_tokens: str = "", decoupled: bool = True) -> Callable[[Repository], None]:
+    """TensorRT-LLM's ``tensorrt_llm_bls``."""
+    numbers = ("min_tokens:INT32", "temperature", "top_p", "top_k:INT32", "seed:UINT64", "presence_penalty")
+    numbers += ("frequency_penalty", "repetition_penalty", "length_penalty")
+    inputs = ["text_input:STRING:1", "max_tokens:INT32:1"]
+    inputs += [f"{each if ':' in each else f'{each}:FP32'}:1:optional" for each in numbers]
+    inputs += [f"{each}:STRING:-1:optional" for each in ("stop_words", "bad_words")]
+    inputs += [f"guided_decoding_guide{each}:STRING:1:optional" for each in ("", "_type")]
+    flags = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+    inputs += [f"{each}:{FLAG}" for each in flags]
+    rest = DECOUPLED if decoupled else ""
+    if accumulate_tokens:
+        rest += f' parameters {{ key: "accumulate_tokens" value {{ string_value: "{accumulate_tokens}" }} }}'
+    outputs = "text_output:STRING num_input_tokens:INT32:1 num_output_tokens:INT32:1"
+    return lambda repository: repository.model(name, " ".join(inputs), outputs, rest, batch=4)
+
+
+def _no_health_check(repository: Repository) -> None:
+    repository.write("broken", 'name: "broken"\nbackend: "vllm"')
+    (repository.path / "broken" / "1" / "model.json").write_text("{}")
+
+
 BROKEN = {
     "unreadable-config": Broken(_unreadable, refused=True),
     "folder-name": Broken(_folder_name, refused=True),
@@ -234,5 +276,9 @@ BROKEN = {
         gateway="pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n",
     ),
     "needs-session": Broken(_sequence, refused=False),
+    "preset-mismatch": Broken(_preset, refused=False),
+    "not-decoupled": Broken(_not_decoupled, refused=False),
+    "split-characters": Broken(engine("broken"), refused=False),
+    "no-health-check": Broken(_no_health_check, refused=False),
     "unknown-edge": Broken(_auto, refused=False),
 }

@@ -13,6 +13,7 @@ from app.core.engine import Engine
 from app.core.model import ModelConfig, RepositoryModel
 from app.core.sequence import sequence_ids_of
 from app.core.text import nearest
+from app.lint.backends import Declared, preset_faults, unwatched_engines
 from app.lint.cycles import bls_cycles, ensemble_cycles, parallel_failures, reasons_to_fail, tensor_cycles
 from app.lint.ensembles import (
     ENSEMBLE,
@@ -38,6 +39,7 @@ from app.lint.ensembles import (
 from app.lint.findings import Code, Finding
 from app.lint.gateway import cancel_instances, misfits
 from app.pipelines.file import GatewayFile
+from app.pipelines.resolve import derived_spec
 
 BACKENDS = (
     *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
@@ -106,15 +108,10 @@ def _tensors_of(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     return ((spec.name, spec.dims) for spec in (*config.inputs, *config.outputs))
 
 
-def needed_sessions(file: GatewayFile | None, models: Models) -> Iterator[Finding]:
-    """Checks for models that run no request outside of a sequence, although pipelines have no sequences.
-
-    ``file`` None: each model is a pipeline.
-    """
-    pipelines = {name: name for name in models}
-    if file is not None:
-        pipelines = {name: spec.model for name, spec in file.spec.pipelines.items() if spec.model in models}
-    for pipeline, model in pipelines.items():
+def needed_sessions(pipelines: Iterable[Declared], models: Models) -> Iterator[Finding]:
+    """Checks for models that run no request outside of a sequence, although pipelines have no sequences."""
+    for pipeline, spec in pipelines:
+        model = spec.model
         ids = sequence_ids_of(models[model], models)
         if ids.needed_by:
             by = "" if ids.needed_by == model else f" because it runs '{ids.needed_by}'"
@@ -122,7 +119,7 @@ def needed_sessions(file: GatewayFile | None, models: Models) -> Iterator[Findin
                 f"'{model}' needs a session{by}, which pipelines do not have yet: call it under /v2 with the "
                 f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
             )
-            yield Finding(Code.NEEDS_SESSION, text, model, pipeline=pipeline if file is not None else None)
+            yield Finding(Code.NEEDS_SESSION, text, model, pipeline=pipeline)
 
 
 MAX_FINDINGS = 1000
@@ -147,9 +144,19 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
         yield from _ensemble(wiring, models, decoupled, repository)
     yield from _parallel_failures(repository, wirings, file)
     yield from _omissions(models, wirings, file)
-    yield from needed_sessions(file, readable)
+    pipelines = _pipelines(file, readable)
+    yield from needed_sessions(pipelines, readable)
+    yield from unwatched_engines(repository)
+    yield from preset_faults(pipelines, readable, decoupled)
     if file is not None:
         yield from _gateway(file, readable, models.keys() - readable.keys())
+
+
+def _pipelines(file: GatewayFile | None, models: Models) -> list[Declared]:
+    """The pipelines over these models. ``file`` None: each model is a pipeline."""
+    if file is None:
+        return [(None, derived_spec(model)) for model in models]
+    return [(name, spec) for name, spec in file.spec.pipelines.items() if spec.model in models]
 
 
 def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:

@@ -46,6 +46,10 @@ class Code(StrEnum):
     SAMPLE = "sample"
     OTHER_SIGNATURE = "other-signature"
     NEEDS_SESSION = "needs-session"
+    PRESET_MISMATCH = "preset-mismatch"
+    NOT_DECOUPLED = "not-decoupled"
+    SPLIT_CHARACTERS = "split-characters"
+    NO_HEALTH_CHECK = "no-health-check"
     UNKNOWN_EDGE = "unknown-edge"
 
 
@@ -57,6 +61,10 @@ _WARNINGS = frozenset(
         Code.UNKNOWN_BACKEND,
         Code.PARALLEL_FAILURE,
         Code.NEEDS_SESSION,
+        Code.PRESET_MISMATCH,
+        Code.NOT_DECOUPLED,
+        Code.SPLIT_CHARACTERS,
+        Code.NO_HEALTH_CHECK,
     }
 )
 
@@ -160,6 +168,23 @@ SOLUTION_BY_CODE = {
     Code.NEEDS_SESSION: (
         "List the model under `oip` instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, "
         "`sequence_start` and `sequence_end`. If each request is independent, remove `sequence_batching`."
+    ),
+    Code.PRESET_MISMATCH: (
+        "Update the backend, or declare the field with the tensor that the model has: `parameters: {seed: {tensor: "
+        "random_seed}}`. If the model is another backend, correct `preset`."
+    ),
+    Code.NOT_DECOUPLED: (
+        "For TensorRT-LLM's LLM API write `decoupled: true` under `triton_config` in `1/model.yaml`; for the "
+        "engine-based form, `model_transaction_policy { decoupled: true }` in the `config.pbtxt` of `tensorrt_llm` and "
+        "of `tensorrt_llm_bls`. If the pipeline needs no streams, declare `stream: false`."
+    ),
+    Code.SPLIT_CHARACTERS: (
+        "Call `tensorrt_llm_bls` with the parameter `accumulate_tokens` set to `true`. If the pipeline needs no "
+        "streams, declare `stream: false`."
+    ),
+    Code.NO_HEALTH_CHECK: (
+        'Write `parameters { key: "ENABLE_VLLM_HEALTH_CHECK" value { string_value: "true" } }` in `config.pbtxt`, and '
+        "start Triton with `--model-control-mode=explicit`, so that the backend may unload the model."
     ),
     Code.UNKNOWN_EDGE: (
         "Check the running server (`--triton`), which has the completed configuration, or declare the inputs and "

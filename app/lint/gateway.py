@@ -78,14 +78,22 @@ def misfits(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator
         for location, text in _misfits_of(name, spec, models, unreadable):
             complaint = file.complaint(("pipelines", name, *location), text)
             yield Finding(Code.GATEWAY_YAML, complaint, model=spec.model or None, pipeline=name)
-        if spec.model in models and not is_auto_completed(models[spec.model]):
-            with suppress(PipelineMismatch):  # one of the misfits above
-                yield from sample_misfits(file, _compiled(name, spec, models))
+        if spec.model in models:
+            yield from _fields(name, spec, file, models)
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
         if model not in models and model not in unreadable:
             complaint = file.complaint(("oip", "models", index), _no_model(model, models))
             yield Finding(Code.GATEWAY_YAML, complaint, model=model)
+
+
+def _fields(name: str, spec: PipelineSpec, file: GatewayFile, models: Models) -> Iterator[Finding]:
+    if is_auto_completed(models[spec.model]):
+        text = f"pipeline '{name}' relies on auto-completion: its fields are not checked (to check them, use --triton)"
+        yield Finding(Code.UNKNOWN_EDGE, text, spec.model, pipeline=name)
+        return
+    with suppress(PipelineMismatch):  # is a finding of its own
+        yield from sample_misfits(file, _compiled(name, spec, models))
 
 
 def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:

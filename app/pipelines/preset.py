@@ -13,6 +13,8 @@ from app.core.model import ModelConfig
 
 PresetName = Literal["vllm", "tensorrt_llm", "tensorrt_llm_api", "vllm_embeddings"]
 NAMES: tuple[PresetName, ...] = get_args(PresetName)
+_TRUE = frozenset({"true", "yes", "1", "t"})
+"""The values that the script of ``tensorrt_llm_bls`` takes for true."""
 
 
 class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,10 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def recognizes(self, config: ModelConfig) -> bool:
         inputs, outputs = (frozenset(tensor.name for tensor in each) for each in (config.inputs, config.outputs))
         return self.automatic and self.inputs <= inputs and self.outputs <= outputs
+
+    def accumulates(self, config: ModelConfig) -> bool:
+        """Whether each response of the model repeats the text so far."""
+        return config.parameter(self.accumulates_if).lower() in _TRUE
 
 
 @functools.cache

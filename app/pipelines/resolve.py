@@ -1,8 +1,8 @@
 """Fits the declaration of a pipeline over an LLM backend to its model, before it is compiled."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from app.core.model import ModelConfig
 from app.pipelines.mismatch import mismatch_at
@@ -22,18 +22,46 @@ def derived_spec(model: str) -> PipelineSpec:
 def resolved(spec: PipelineSpec, config: ModelConfig, tokenizers: Path | None = None) -> PipelineSpec:
     """Returns the declaration without what the model of a preset does not have.
 
-    A pipeline that declares nothing gets the preset that recognizes its model. A preset without ``chat`` gets it if the
-    folder ``tokenizers`` has a tokenizer folder with the name of the model. Raises PipelineMismatch.
+    A preset without ``chat`` gets it if the folder ``tokenizers`` has a tokenizer folder with the name of the model.
+    Raises PipelineMismatch.
     """
-    name = spec.preset
-    if name is None and spec == derived_spec(spec.model):
-        name = recognized(config)
-        if name is not None:
-            spec = PipelineSpec.model_validate({"model": spec.model, "preset": name})
-    if name is None:
+    spec = with_recognized_preset(spec, config)
+    if spec.preset is None:
         return spec
-    fitted = _fitted(spec, config, preset_of(name))
+    fitted = _fitted(spec, config, preset_of(spec.preset))
     return fitted if tokenizers is None else _with_chat(fitted, tokenizers / spec.model)
+
+
+def with_recognized_preset(spec: PipelineSpec, config: ModelConfig) -> PipelineSpec:
+    """Adds the preset that recognizes the model to a pipeline that declares nothing."""
+    name = recognized(config) if spec == derived_spec(spec.model) else None
+    return spec if name is None else PipelineSpec.model_validate({"model": spec.model, "preset": name})
+
+
+class LeftOut(NamedTuple):
+    """The tensors of a preset that a model does not have, and the fields that callers therefore do not have."""
+
+    tensors: Sequence[str]
+    fields: Sequence[str]
+
+
+def left_out(spec: PipelineSpec, config: ModelConfig) -> LeftOut:
+    """Compares the preset of a pipeline with its model.
+
+    Omits hidden parameters and optional inputs: many models of a backend have no adapters and no images.
+    """
+    if spec.preset is None:
+        return LeftOut([], [])
+    preset = preset_of(spec.preset)
+    fitted = _fitted(spec, config, preset)
+    absent: list[tuple[str, ParameterSpec | OutputSpec]] = [
+        (name, each)
+        for name, each in spec.parameters.items()
+        if name not in fitted.parameters and not each.hidden and (config.decoupled or name not in preset.only_decoupled)
+    ]
+    absent += [(name, each) for name, each in (spec.outputs or {}).items() if name not in (fitted.outputs or {})]
+    known = [name for name, each in absent if isinstance(each, OutputSpec) or each.send is None]
+    return LeftOut(list(dict.fromkeys(str(_tensor_of(each)) for _, each in absent)), list(dict.fromkeys(known)))
 
 
 def _with_chat(spec: PipelineSpec, tokenizer: Path) -> PipelineSpec:
@@ -52,7 +80,7 @@ def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> Pipeline
     if not config.decoupled:
         parameters = {name: each for name, each in parameters.items() if name not in preset.only_decoupled}
     outputs = _present(spec.outputs or {}, written, preset, "outputs")
-    if config.parameter(preset.accumulates_if).lower() == "true":
+    if preset.accumulates(config):
         outputs = {name: _accumulating(each) for name, each in outputs.items()}
     changed: dict[str, Any] = {
         "inputs": _present(spec.inputs or {}, given, preset, "inputs"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from app.config.document import read_regular_file
+from app.config.document import DocumentError, read_document, read_regular_file
 from app.core.engine import Engine
 from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, ModelFiles, RepositoryModel
@@ -79,6 +79,7 @@ MAX_CONFIG_BYTES = 1024 * 1024
 MAX_WIRES = 2048
 """Limit of an ensemble's tensors, steps and the entries of their maps together, which the checks compare."""
 SCRIPT = "model.py"
+LLM_API_FILE = "model.yaml"
 BACKEND_BY_FILE = {
     SCRIPT: "python",
     "model.onnx": "onnxruntime",
@@ -189,10 +190,25 @@ def _readable_model(folder: Path, versions: tuple[str, ...]) -> RepositoryModel:
         config = model_config_of(message)
     except ValueError as exc:
         return RepositoryModel(folder.name, _empty_config(folder.name), versions, complaint=str(exc))
-    config = replace(config, name=config.name or folder.name)
+    config = _completed(replace(config, name=config.name or folder.name), folder)
     scripts = Scripts.read(sorted(folder.glob("*/*.py")))
     calls = frozenset(config.bls_calls) | scripts.calls
     return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, scripts))
+
+
+def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
+    """Adds ``decoupled`` of a model.yaml, as TensorRT-LLM's LLM API model does when it is loaded.
+
+    Source: TensorRT-LLM's ``triton_backend/all_models/llmapi``.
+    """
+    path = max(folder.glob(f"*/{LLM_API_FILE}"), default=None)
+    try:
+        values = None if path is None or config.backend != "python" else read_document(path).values
+    except (OSError, DocumentError):
+        return config
+    given = values.get("triton_config") if isinstance(values, dict) else None
+    decoupled = given.get("decoupled") if isinstance(given, dict) else None
+    return replace(config, decoupled=decoupled) if isinstance(decoupled, bool) else config
 
 
 def _files_of(folder: Path, message: pb.ModelConfig, scripts: Scripts) -> ModelFiles:

@@ -142,6 +142,17 @@ class TestEmbeddings:
         assert caught.value.param == "dimensions"
 
 
+def test_check_compares_the_running_backends_with_the_presets(
+    backends: EmbeddedTriton, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "--triton", backends.grpc_url, "--format", "json"]) == 0
+    found = {(each["model"], each["code"]): each["text"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert {model for model, _ in found} == {"tensorrt_llm", "tensorrt_llm_api"}, "the stand-in of vLLM is complete"
+    assert "'num_input_tokens'" in found["tensorrt_llm", "preset-mismatch"]
+    assert found["tensorrt_llm", "split-characters"].endswith("set accumulate_tokens: true")
+
+
 def test_a_broken_tokenizer_is_found_by_check_and_ends_the_start(
     backends: EmbeddedTriton, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

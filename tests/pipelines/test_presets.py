@@ -215,8 +215,9 @@ class TestTensorRtLlm:
         config = ModelConfig("model", "ensemble", 8, ENGINE.inputs, ENGINE.outputs, decoupled=False)
         assert "stream" not in sent(served("tensorrt_llm", config))
 
-    def test_a_script_that_accumulates_is_known_by_its_configuration(self) -> None:
-        accumulates = (("accumulate_tokens", "true"),)
+    @pytest.mark.parametrize("value", ["true", "yes"])
+    def test_a_script_that_accumulates_is_known_by_its_configuration(self, value: str) -> None:
+        accumulates = (("accumulate_tokens", value),)
         config = ModelConfig(
             "model", "python", 8, ENGINE.inputs, ENGINE.outputs, decoupled=True, parameters=accumulates
         )

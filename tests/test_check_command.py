@@ -120,3 +120,14 @@ def test_a_running_triton_is_checked_with_the_settings_of_tls(
     monkeypatch.setenv("GATEWAY_TRITON_CA", str(tmp_path / "no.pem"))
     assert main(["check", "--triton", "127.0.0.1:9"]) == 2
     assert "no.pem: cannot be read" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_is_the_only_finding(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "demo"]) == 0
+    Path("demo/count_words/config.pbtxt").write_text("input [ {")
+    capsys.readouterr()
+    assert main(["check", "demo"]) == 1
+    summary, *findings = capsys.readouterr().out.splitlines()
+    assert summary == "4 models, 3 pipelines: 1 error"
+    assert [line.split()[:2] for line in findings if line.strip()] == [["error", "unreadable-config"]]

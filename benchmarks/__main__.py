@@ -50,7 +50,7 @@ BENCHMARKS = {
     "bls": Benchmark(bls.run),
     "early-exit": Benchmark(early_exit.run),
     "streams": Benchmark(streams.run),
-    "llm": Benchmark(llm.run, 10),
+    "llm": Benchmark(llm.run, 3),
     "sse-peers": Benchmark(sse_peers.run),
     "transports": Benchmark(transports.run, 5),
     "shared-memory": Benchmark(shared_memory.run, 10),

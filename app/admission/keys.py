@@ -193,7 +193,8 @@ def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
         if complaints:
             raise ConfigError("\n".join(complaints))
     except ConfigError as exc:
-        raise ConfigError(_SECRET.sub("***", str(exc))) from None
+        shown = str(path)
+        raise ConfigError(shown.join(_SECRET.sub("***", part) for part in str(exc).split(shown))) from None
     return Keyring(tuple(each.key() for each in spec.keys))
 
 

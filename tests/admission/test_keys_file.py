@@ -99,6 +99,13 @@ def test_an_invalid_file_is_rejected(path: Path, text: str, expected: str) -> No
     assert any(line.startswith(expected) for line in message.splitlines()), message
 
 
+def test_a_folder_that_looks_like_a_hash_is_shown(tmp_path: Path) -> None:
+    folder = tmp_path / HASH
+    folder.mkdir()
+    message = error_of(folder / "keys.yaml", GOOD.replace(HASH, f"{HASH}0"))
+    assert message.startswith("3: keys.0.sha256 is wrong")
+
+
 def test_a_missing_file_is_rejected(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(path, DIALECTS)

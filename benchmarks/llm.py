@@ -34,7 +34,7 @@ CHAT, PIPELINE = "this gateway, chat", "this gateway, `/stream`"
 GENERATE, BARE = "Triton's `generate_stream`", "a bare grpc.aio reader"
 FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens")
 NOTE = (
-    f"Streams of {TOKENS} tokens. A reader reads one after the other, and the readers do not start together. A figure is "
+    f"Streams of {TOKENS} tokens. A reader reads one after the other; the readers do not start together. A figure is "
     "the median of the rounds; first events are of all streams. The aim for the first event is 1.2 times that of "
     "`generate_stream`, whose answers have no counts and no end event. CPU: of the gateway, or of the reader of gRPC, "
     "for one token. The readers share the processors with the servers."

@@ -89,7 +89,7 @@ def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> Pipeline
         "limits": _limits(spec.limits, given, preset),
     }
     if spec.openai is not None:
-        changed["openai"] = spec.openai.without(written, set(outputs))
+        changed["openai"] = spec.openai.without(written, set(outputs), spec.parameters.keys() - parameters)
     return spec.model_copy(update=changed)
 
 

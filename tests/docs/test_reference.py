@@ -40,6 +40,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "openai: embeddings": spec_module.EmbeddingsSpec,
     "openai: usage": spec_module.UsageSpec,
     "openai: logprobs": spec_module.LogprobsSpec,
+    "openai: guided": spec_module.GuidedSpec,
 }
 """The models of the file, by heading of docs/reference/gateway-yaml.md."""
 PAGES_WITH_CHART_VALUES = (

@@ -9,7 +9,15 @@ from app.core.model import ModelConfig
 from app.core.text import nearest
 from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
-from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, LogprobsSpec, OpenAISpec, UsageSpec
+from app.pipelines.openai.spec import (
+    ChatSpec,
+    CompletionsSpec,
+    EmbeddingsSpec,
+    GuidedSpec,
+    LogprobsSpec,
+    OpenAISpec,
+    UsageSpec,
+)
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import TokenizerFolder
 from app.pipelines.outputs import OutputField
@@ -35,6 +43,7 @@ class TextForm:
     logprobs: LogprobsSpec | None = None
     tokenizer: TokenizerFolder | None = None
     """Of ``chat``; counts tokens, if it can."""
+    guided: GuidedSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,7 @@ class _Names:
             template=_template_of(spec, key) if isinstance(spec, ChatSpec) else None,
             logprobs=self._logprobs(),
             tokenizer=self._spec.chat.folder if self._spec.chat else None,
+            guided=self._guided(),
         )
 
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
@@ -165,6 +175,29 @@ class _Names:
         if output.spec.kind != "json" or not output.is_bare:
             raise _mismatch(("logprobs", "output"), f"'{spec.output}' must have kind: json and one element")
         return spec
+
+    def _guided(self) -> GuidedSpec | None:
+        spec = self._spec.guided
+        if spec is None:
+            return None
+        self._check_parameter(spec.parameter, "string" if spec.member is None else "object", ("guided", "parameter"))
+        for name, value in spec.also.items():
+            location = ("guided", "also", name)
+            field = self._check_parameter(name, None, location)
+            try:
+                field.converted(value)
+            except ValueError as exc:
+                raise _mismatch(location, str(exc)) from exc
+        return spec
+
+    def _check_parameter(self, name: str, type_: str | None, location: tuple[str, ...]) -> ParameterField:
+        parameters = [each.name for each in self._fields.values() if isinstance(each, ParameterField)]
+        field = self._fields.get(name)
+        if not isinstance(field, ParameterField):
+            raise _mismatch(location, f"'{name}' is not a parameter of the pipeline{nearest(name, parameters)}")
+        if type_ is not None and field.spec.type != type_:
+            raise _mismatch(location, f"'{name}' must have type: {type_}")
+        return field
 
     def _finish_reason(self) -> str | None:
         name = self._spec.finish_reason

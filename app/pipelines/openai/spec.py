@@ -77,6 +77,16 @@ class LogprobsSpec(Section):
     output: Name = "logprobs"
 
 
+class GuidedSpec(Section):
+    """The parameters that hold the model's answer to a JSON schema."""
+
+    parameter: Name
+    """Gets the schema: as a JSON text, or in an object with the only member ``member``."""
+    member: str | None = None
+    also: dict[Name, JsonValue] = {}
+    """Other parameters with the values that they have then."""
+
+
 class OpenAISpec(Section):
     completions: CompletionsSpec | None = None
     chat: ChatSpec | None = None
@@ -85,6 +95,7 @@ class OpenAISpec(Section):
     parameters: dict[Parameter, Name] = {}
     usage: UsageSpec | None = None
     logprobs: LogprobsSpec | None = None
+    guided: GuidedSpec | None = None
 
     @model_validator(mode="after")
     def _offers_something(self) -> Self:
@@ -92,11 +103,16 @@ class OpenAISpec(Section):
             raise ValueError("needs one of completions, chat and embeddings")
         return self
 
-    def without(self, tensors: Set[str], outputs: Set[str]) -> Self:
-        """Returns the section without the parts whose output tensor or output is not among these."""
+    def without(self, tensors: Set[str], outputs: Set[str], lacking: Set[str]) -> Self:
+        """Returns the section without the parts whose output tensor or output is not among these.
+
+        ``lacking``: the parameters without which ``guided`` is left out too.
+        """
         changed: dict[str, None] = {}
         if self.usage is not None and not {self.usage.prompt_tokens, self.usage.completion_tokens} <= {None, *tensors}:
             changed["usage"] = None
         if self.logprobs is not None and self.logprobs.output not in outputs:
             changed["logprobs"] = None
+        if self.guided is not None and {self.guided.parameter, *self.guided.also} & lacking:
+            changed["guided"] = None
         return self.model_copy(update=changed)

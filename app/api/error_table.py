@@ -161,6 +161,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Triton's answer does not follow its protocol.",
         "Check Triton's version and its log.",
     ),
+    errors.ToolCallMissing: ErrorRow(
+        502,
+        "`tool_choice` requires a call of a function, and the model's answer has none, or one without valid arguments.",
+        "Retry, or improve the prompt. Check that `openai: tools` names the format in which the model writes calls.",
+    ),
     errors.UpstreamUnavailable: ErrorRow(
         503,
         "Triton does not answer.",

@@ -8,7 +8,7 @@ GatewayError
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
                        HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused
   Rejected             TooManyRequests, Draining
-  ModelError           UpstreamProtocol
+  ModelError           UpstreamProtocol, ToolCallMissing
   ContractViolation
   Unavailable          UpstreamUnavailable, ModelNotReady
   DeadlineExceeded
@@ -276,6 +276,11 @@ class ModelError(GatewayError):
 class UpstreamProtocol(ModelError):
     code = "upstream_protocol"
     title = "Triton's answer could not be read"
+
+
+class ToolCallMissing(ModelError):
+    code = "tool_call_missing"
+    title = "The model did not call a function"
 
 
 class ContractViolation(GatewayError):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from app.api.openai.calls import AnswerReader, Reading, joined_readings
 from app.api.openai.errors import openai_names
 from app.api.openai.logprobs import Alternatives, alternatives_of
 from app.api.openai.requests import Prompt, ResponseOptions
@@ -24,16 +25,20 @@ class Piece(Struct, frozen=True):
     tokens: Sequence[Alternatives] | None = None
     finish_reason: str | None = None
     offset: int = 0
+    reading: Reading | None = None
+    """What the text is, if it can have calls or reasoning; ``text`` is empty then."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.finish_reason)
+        return bool(self.text or self.tokens or self.finish_reason or self.reading)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     tokens = [token for piece in pieces for token in piece.tokens or ()]
     has_tokens = any(piece.tokens is not None for piece in pieces)
     reason = next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), None)
-    return Piece("".join(piece.text for piece in pieces), tokens if has_tokens else None, reason)
+    readings = [piece.reading for piece in pieces if piece.reading is not None]
+    reading = joined_readings(readings) if readings else None
+    return Piece("".join(piece.text for piece in pieces), tokens if has_tokens else None, reason, reading=reading)
 
 
 def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
@@ -107,6 +112,7 @@ class Choice:
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
         self._collector = Collector(pipeline, request)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
+        self._reader = None if prompt.reader is None else prompt.reader()
         self._echo = prompt.text if options.echo else ""
         self._length = 0
         self._finish_reason = "stop"
@@ -137,9 +143,19 @@ class Choice:
     def finish(self, error: GatewayError | None = None) -> tuple[Piece, Piece]:
         """Returns the rest of the text, and the end. Raises the errors of :meth:`Collector.finish`."""
         rest = self._piece("") if self.has_stopped else self._rest(error)
+        if self._reader is not None:
+            rest = joined([rest, Piece(reading=self._reader.finish())])
+            self._end_of(self._reader)
         if self._counted is not None and self._counter is not None:
             self._counted.completion = self._counter("".join(self._texts))
         return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
+
+    def _end_of(self, reader: AnswerReader) -> None:
+        """Raises ToolCallMissing."""
+        if self.early_exit is None:
+            reader.check(self._finish_reason)
+        if reader.has_calls and self._finish_reason == "stop":
+            self._finish_reason = "tool_calls"
 
     def _rest(self, error: GatewayError | None) -> Piece:
         with openai_names(self._names):
@@ -161,6 +177,8 @@ class Choice:
         return piece
 
     def _piece(self, text: str, tokens: Sequence[Alternatives] | None = None) -> Piece:
+        if self._reader is not None:
+            return Piece("", tokens, reading=self._reader.add(text))
         text, self._echo = self._echo + text, ""
         piece = Piece(text, tokens, offset=self._length)
         self._length += len(text)

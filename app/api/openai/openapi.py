@@ -5,7 +5,7 @@ pipeline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from app.api.openai.embeddings import MAX_INPUTS
 from app.api.openai.errors import openai_status_of
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
 from app.api.openai.requests import MAX_CHOICES, MAX_LOGPROBS, ids_of
+from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi.answers import (
     ANYWHERE,
     INFERENCE_ERRORS,
@@ -39,6 +40,7 @@ from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 
 _FINISH_REASON: Schema = enum_of(["stop", "length"])
+_CHAT_FINISH_REASON: Schema = enum_of(["stop", "length", "tool_calls"])
 _NO_LOGPROBS: Schema = {"type": "null"}
 
 
@@ -59,8 +61,30 @@ def _choice(content: Schema, finish_reason: Schema) -> Schema:
     return _object({"index": const_of(0), **content, "logprobs": _NO_LOGPROBS, "finish_reason": finish_reason})
 
 
-_MESSAGE = _object({"role": const_of("assistant"), "content": TEXT, "refusal": {"type": "null"}})
-_DELTA = _object({"role": const_of("assistant"), "content": TEXT}, "role", "content")
+_FUNCTION: Schema = _object({"name": TEXT, "arguments": TEXT})
+_CALL: Schema = _object({"id": TEXT, "type": const_of("function"), "function": _FUNCTION})
+_REASONING: Schema = {"reasoning": TEXT, "reasoning_content": TEXT}
+_MESSAGE = _object(
+    {
+        "role": const_of("assistant"),
+        "content": _or_null(TEXT),
+        "refusal": {"type": "null"},
+        "tool_calls": list_of(_CALL),
+        **_REASONING,
+    },
+    *("tool_calls", *_REASONING),
+)
+_CALL_PIECE: Schema = _object(
+    {
+        "index": COUNT,
+        "id": TEXT,
+        "type": const_of("function"),
+        "function": _object({"name": TEXT, "arguments": TEXT}, "name"),
+    },
+    *("id", "type"),
+)
+_DELTA_MEMBERS: Schema = {"role": const_of("assistant"), "content": TEXT, "tool_calls": list_of(_CALL_PIECE)}
+_DELTA = _object(_DELTA_MEMBERS | _REASONING, *_DELTA_MEMBERS, *_REASONING)
 _TOKENS = {"prompt_tokens": COUNT, "total_tokens": COUNT}
 _USAGE = ref("OpenAIUsage")
 _EMBEDDING = _object(
@@ -80,9 +104,9 @@ ANSWERS: Schema = {
     "OpenAICompletionChunk": _answer(
         "text_completion", _choice({"text": TEXT}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
     ),
-    "OpenAIChatCompletion": _answer("chat.completion", _choice({"message": _MESSAGE}, _FINISH_REASON), _USAGE),
+    "OpenAIChatCompletion": _answer("chat.completion", _choice({"message": _MESSAGE}, _CHAT_FINISH_REASON), _USAGE),
     "OpenAIChatCompletionChunk": _answer(
-        "chat.completion.chunk", _choice({"delta": _DELTA}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
+        "chat.completion.chunk", _choice({"delta": _DELTA}, _or_null(_CHAT_FINISH_REASON)), _or_null(_USAGE)
     ),
     "OpenAIEmbeddings": _object(
         {"object": const_of("list"), "model": TEXT, "usage": _object(_TOKENS), "data": list_of(_EMBEDDING)}, "usage"
@@ -109,13 +133,56 @@ _REQUEST_MESSAGE: Schema = {
 _MESSAGES: Schema = {"type": "array", "items": _REQUEST_MESSAGE, "minItems": 1}
 
 
+def _messages_of(form: TextForm) -> Schema:
+    """Messages of a pipeline with tools or reasoning have further members."""
+    if form.tools is None and form.reasoning is None:
+        return _MESSAGES
+    known = _REQUEST_MESSAGE["properties"]
+    text: Schema = {"type": ["string", "null"]}
+    properties = {**known, "content": _or_null(known["content"]), **dict.fromkeys(_REASONING, text)}
+    if form.tools is not None:
+        roles = enum_of([*known["role"]["enum"], "tool"])
+        properties |= {"role": roles, "tool_calls": _or_null(list_of(_CALL)), "tool_call_id": text}
+    message = {**_REQUEST_MESSAGE, "required": ["role"], "properties": properties}
+    return {**_MESSAGES, "items": message}
+
+
+def _tool_fields(form: TextForm) -> Schema:
+    """The fields of a chat that only pipelines with tools or reasoning have."""
+    fields: Schema = {}
+    if form.tools is not None:
+        fields["tools"] = _or_null(_inlined(ToolList))
+        fields["tool_choice"] = _or_null(_inlined(ToolChoice))
+        fields["parallel_tool_calls"] = {"type": ["boolean", "null"]}
+    if form.reasoning is not None:
+        fields["chat_template_kwargs"] = {"type": ["object", "null"], "additionalProperties": True}
+        fields["reasoning_effort"] = enum_of([*get_args(ReasoningEffort), None])
+    return fields
+
+
+def _inlined(type_: Any) -> Schema:
+    """The JSON Schema of a type without references."""
+    schema = msgspec.json.schema(type_)
+    definitions = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, dict) and "$ref" in value:
+            return inlined(definitions[value["$ref"].rpartition("/")[2]])
+        if isinstance(value, dict):
+            return {name: inlined(member) for name, member in value.items() if name != "title"}
+        return [inlined(each) for each in value] if isinstance(value, list) else value
+
+    found: Schema = inlined(schema)
+    return with_types(found)
+
+
 def completion_schema(pipeline: Pipeline, form: TextForm) -> Schema:
     schema = _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline, form, chat=False))
     return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}
 
 
 def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
-    schema = _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline, form, chat=True))
+    schema = _schema(pipeline, form, {"messages": _messages_of(form)}, _text_fields(pipeline, form, chat=True))
     return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
 
 
@@ -156,7 +223,7 @@ def _text_fields(pipeline: Pipeline, form: TextForm, *, chat: bool) -> Schema:
         usage: Schema = {"type": ["boolean", "null"]}
         options = {"type": ["object", "null"], "properties": {"include_usage": usage}, "additionalProperties": False}
         fields |= {"stream": {"type": ["boolean", "null"]}, "stream_options": options}
-    return fields
+    return fields | _tool_fields(form)
 
 
 def _integer_to(most: int, least: int = 0) -> Schema:
@@ -224,8 +291,8 @@ def chat_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
         pipeline.name: {"model": pipeline.name, "messages": [{"role": "user", "content": "Hello"}]}
         for pipeline, _ in served
     }
-    ok = _text_answer("OpenAIChatCompletion", served)
-    post = _inference("create_chat_completion", "Answer a message", _body(served, chat_schema, examples), ok)
+    ok, body = _text_answer("OpenAIChatCompletion", served), _body(served, chat_schema, examples)
+    post = _inference("create_chat_completion", "Answer a message", body, ok, errors.ToolCallMissing)
     return {"/v1/chat/completions": {"post": post}}
 
 
@@ -247,8 +314,8 @@ def _body(
     return {"required": True, "content": {"application/json": {"schema": one_of(schemas), "examples": named}}}
 
 
-def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Schema:
-    answers = {"200": ok, **_failures(errors.UnknownPipeline, *INFERENCE_ERRORS)}
+def _inference(operation_id: str, summary: str, body: Schema, ok: Schema, *further: type[GatewayError]) -> Schema:
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, *INFERENCE_ERRORS, *further)}
     return operation(operation_id, "openai", summary, _LIKE_OPENAI, answers, TIMEOUT_HEADER) | {"requestBody": body}
 
 

@@ -19,6 +19,7 @@ from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.openai.calls import AnswerReader
 from app.api.openai.members import (
     NEUTRAL_OF_TEXTS,
     Labels,
@@ -29,11 +30,13 @@ from app.api.openai.members import (
     required,
     take,
 )
+from app.api.openai.tools import Turn, members_of_turns, reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
 from app.core.inference import InferenceRequest, new_request_id
 from app.core.text import nearest
 from app.pipelines.body import Body, refused
 from app.pipelines.catalog import Catalog
+from app.pipelines.openai.guided import guided_fields
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
 from app.pipelines.openai.tokenizer import TokenCounter
 from app.pipelines.pipeline import Pipeline
@@ -67,6 +70,18 @@ class _Message(Struct, forbid_unknown_fields=True):
     annotations: None = None
 
 
+class _CallMessage(Turn, kw_only=True, forbid_unknown_fields=True):
+    """Of a pipeline with tools or reasoning."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: None = None
+
+
 MAX_CHOICES = 16
 """Limit of ``n``: each choice is a request to the model."""
 _Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
@@ -96,13 +111,15 @@ class ResponseOptions:
 class Prompt(Struct, frozen=True):
     """``text``: empty unless it is echoed. ``name``: of the caller's field.
 
-    ``tokens``: if the gateway counts them. ``counter``: counts those of the answer then.
+    ``tokens``: if the gateway counts them. ``counter``: counts those of the answer then. ``reader``: makes what reads
+    the calls and the reasoning of one choice; None if the answer is only text.
     """
 
     text: str
     name: str = "prompt"
     tokens: int | None = None
     counter: TokenCounter | None = None
+    reader: Callable[[], AnswerReader] | None = None
 
 
 def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOptions:
@@ -149,7 +166,9 @@ def completion_requests(
     if options.echo or _counter_of(form, options):
         given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
         text = given if isinstance(given, str) else given[0]
-    return _prompt_of(text, "prompt", form, options), _requests_of(named, form, options, prompt, "prompt")
+    return _prompt_of(text, "prompt", form, options), _requests_of(
+        named, form, options, {form.prompt: prompt}, "prompt"
+    )
 
 
 def chat_requests(
@@ -160,10 +179,14 @@ def chat_requests(
     Returns the prompt, and a request for each choice. Raises InvalidInput or InvalidJson.
     """
     assert form.template is not None
-    text = form.template.render(_take_messages(named.members))
-    prompt, encoded = _prompt_of(text, "messages", form, options), memoryview(msgspec.json.encode(text))
+    tools, variables = take_tools(named.members, form), take_variables(named.members, form)
+    text = form.template.render(_take_messages(named.members, form), tools.described, variables)
+    prompt = replace(_prompt_of(text, "messages", form, options), reader=reader_of(form, tools, text))
+    fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
     del text  # frees the memory before the requests are made
-    return prompt, _requests_of(named, form, options, encoded, "messages")
+    guided = {} if tools.schema is None else guided_fields(form, tools.schema)
+    fields |= {name: msgspec.json.encode(value) for name, value in guided.items()}
+    return prompt, _requests_of(named, form, options, fields, "messages")
 
 
 def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
@@ -179,24 +202,38 @@ def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None
     return form.tokenizer.count_tokens
 
 
-def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
-    type_ = Annotated[list[_Message], Meta(min_length=1)]
-    messages: list[_Message] | None = take(members, "messages", type_, None, max_elements=MAX_MESSAGE_ELEMENTS)
+def _take_messages(members: Members, form: TextForm) -> Sequence[Mapping[str, Any]]:
+    type_: Any = _Message if form.tools is None and form.reasoning is None else _CallMessage
+    messages = take(
+        members, "messages", Annotated[list[type_], Meta(min_length=1)], None, max_elements=MAX_MESSAGE_ELEMENTS
+    )
     if messages is None:
         raise required("messages")
-    return [_as_template_has_it(message) for message in messages]
+    if type_ is _Message:
+        return [_as_template_has_it(message) for message in messages]
+    further = members_of_turns(messages, form)
+    return [{**_as_template_has_it(message), **more} for message, more in zip(messages, further, strict=True)]
 
 
 def _requests_of(
-    named: "NamedRequest", form: TextForm, options: ResponseOptions, prompt: memoryview, prompt_name: str
+    named: "NamedRequest",
+    form: TextForm,
+    options: ResponseOptions,
+    given: Mapping[str, Body],
+    prompt_name: str,
 ) -> Sequence[InferenceRequest]:
-    """Returns a request for each choice. Choices have different seeds if the caller sets one."""
+    """Returns a request for each choice. Choices have different seeds if the caller sets one.
+
+    ``given``: the fields of the pipeline that do not come from the members.
+    """
     members, names = named.members, form.field_by_parameter
-    fields: dict[str, Body] = {form.prompt: prompt}
+    fields = dict(given)
     if options.stops and "stop" in names:
         fields[names["stop"]] = msgspec.json.encode(options.stops)
     if options.logprobs is not None and form.logprobs is not None:
         fields[form.logprobs.parameter] = msgspec.json.encode(options.logprobs)
+    if form.special_tokens is not None and form.special_tokens not in members:
+        fields[form.special_tokens] = b"false"
     if named.adapter:
         fields[ADAPTER] = msgspec.json.encode(named.adapter)
 
@@ -216,10 +253,10 @@ def _requests_of(
     return [request, *(replace(request, request_id=new_request_id()) for _ in range(options.choices - 1))]
 
 
-def _as_template_has_it(message: _Message) -> Mapping[str, Any]:
+def _as_template_has_it(message: _Message | _CallMessage) -> Mapping[str, Any]:
     """Returns one text for each message. ``developer``, OpenAI's newer name, becomes ``system`` for open models."""
     parts = message.content
-    content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    content = parts if isinstance(parts, str) else "".join(part.text for part in parts or ())
     role = "system" if message.role == "developer" else message.role
     return {"role": role, "content": content, **({"name": message.name} if message.name is not None else {})}
 

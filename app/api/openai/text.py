@@ -18,6 +18,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
+from app.api.openai.calls import delta_of, joined_readings, message_of
 from app.api.openai.choices import Choice, Piece, Usage, joined, tokens_of, usage_of
 from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
@@ -102,14 +103,17 @@ class ChatRendering(Rendering):
         self._begun: set[int] = set()
 
     def _choice(self, index: int, piece: Piece) -> Values:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        content = {"content": piece.text} if piece.reading is None else message_of(piece.reading)
+        message = {"role": "assistant", **content, "refusal": None}
         logprobs = chat_logprobs(piece.tokens, self._top_logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def _chunk_choice(self, index: int, piece: Piece) -> Values:
         """The first chunk of a choice has the role."""
         delta = {} if index in self._begun else {"role": "assistant"}
-        if piece.text or index not in self._begun:
+        if piece.reading is not None:
+            delta |= delta_of(joined_readings([piece.reading]))
+        elif piece.text or index not in self._begun:
             delta["content"] = piece.text
         self._begun.add(index)
         logprobs = chat_logprobs(piece.tokens, self._top_logprobs)

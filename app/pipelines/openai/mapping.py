@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.model import ModelConfig
@@ -20,11 +20,14 @@ from app.pipelines.openai.spec import (
 )
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import TokenizerFolder
+from app.pipelines.openai.tool_calls.formats import NEED_SPECIAL_TOKENS, Reasoning, ToolFormat
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField
 from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"
+SKIPS_SPECIAL_TOKENS = "skip_special_tokens"
+"""vLLM's parameter: false keeps special tokens in the text."""
 
 Field = InputField | ParameterField
 
@@ -44,6 +47,11 @@ class TextForm:
     tokenizer: TokenizerFolder | None = None
     """Of ``chat``; counts tokens, if it can."""
     guided: GuidedSpec | None = None
+    tools: ToolFormat | None = None
+    reasoning: Reasoning | None = None
+    """How the model writes tool calls and reasoning. Only of ``chat``; None if it does not."""
+    special_tokens: str | None = None
+    """The parameter that keeps special tokens in the text, if these formats need it and there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class _Names:
     def text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
         self._check_text_input(spec.prompt, (key, "prompt"))
         self._check_text_output(spec.text, (key, "text"))
-        return TextForm(
+        form = TextForm(
             prompt=spec.prompt,
             text=spec.text,
             finish_reason=self._finish_reason(),
@@ -107,6 +115,17 @@ class _Names:
             tokenizer=self._spec.chat.folder if self._spec.chat else None,
             guided=self._guided(),
         )
+        return self._with_calls(form) if isinstance(spec, ChatSpec) else form
+
+    def _with_calls(self, form: TextForm) -> TextForm:
+        given = self._spec.reasoning
+        reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
+        reasoning = None if reasoning == "none" else reasoning
+        field = self._fields.get(SKIPS_SPECIAL_TOKENS)
+        has_parameter = isinstance(field, ParameterField) and field.spec.type == "boolean"
+        is_needed = not NEED_SPECIAL_TOKENS.isdisjoint((self._spec.tools, reasoning))
+        special = SKIPS_SPECIAL_TOKENS if is_needed and has_parameter else None
+        return replace(form, tools=self._spec.tools, reasoning=reasoning, special_tokens=special)
 
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         field = self._fields.get(spec.input)

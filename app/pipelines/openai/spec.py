@@ -1,17 +1,21 @@
 """The keys of ``openai:`` of a pipeline in ``gateway.yaml``."""
 
 from collections.abc import Set
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from app.config.document import JsonValue, Name, Section
 from app.pipelines.openai.tokenizer import TokenizerFolder
+from app.pipelines.openai.tool_calls.formats import ReasoningFormat, ToolFormat
 
 Parameter = Literal[
     "max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "stop", "ignore_eos"
 ]
 """OpenAI's parameters that a model can have."""
+
+
+Tags = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(min_length=2, max_length=2)]
 
 
 class CompletionsSpec(Section):
@@ -96,11 +100,18 @@ class OpenAISpec(Section):
     usage: UsageSpec | None = None
     logprobs: LogprobsSpec | None = None
     guided: GuidedSpec | None = None
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | Tags | None = None
+    """How the model writes tool calls and reasoning. Reasoning: a format, or the tags around it."""
 
     @model_validator(mode="after")
     def _offers_something(self) -> Self:
         if self.completions is None and self.chat is None and self.embeddings is None:
             raise ValueError("needs one of completions, chat and embeddings")
+        if self.tools == "gpt_oss" and self.reasoning != "gpt_oss":
+            raise ValueError("tools: gpt_oss needs reasoning: gpt_oss, because one format has both")
+        if self.reasoning == "gpt_oss" and self.tools not in (None, "gpt_oss"):
+            raise ValueError("reasoning: gpt_oss needs tools: gpt_oss, because one format has both")
         return self
 
     def without(self, tensors: Set[str], outputs: Set[str], lacking: Set[str]) -> Self:

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateSyntaxError, nodes, pass_context
@@ -77,12 +78,22 @@ class ChatTemplate:
         self._tool_use = tool_use
         self._check_trial([_TRIAL_TOOL] if has_tools else None)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
-        """Raises InvalidInput."""
+    @property
+    def reserved(self) -> frozenset[str]:
+        """The names that a caller's variables cannot have: the gateway or the operator sets them."""
+        return frozenset({"messages", "tools", "add_generation_prompt", *self._variables, *_ENVIRONMENT.globals})
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """``variables``: of the caller, none of them reserved. Raises InvalidInput."""
         if tools is not None and self._tool_use is not None:
-            return self._tool_use.render(messages, tools)
+            return self._tool_use.render(messages, tools, variables)
         try:
-            return self._rendered(messages, tools).removeprefix(self._bos)
+            return self._rendered(messages, tools, variables).removeprefix(self._bos)
         except _Refused as exc:
             raise _invalid(self._words_of(exc)) from exc
         except _TooMuch as exc:
@@ -91,10 +102,15 @@ class ChatTemplate:
             _log.warning("a chat template failed: %s", type(exc).__name__)
             raise _invalid("cannot be rendered by the model's chat template") from exc
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         most = MAX_TEMPLATE_CHARACTERS + GROWTH * (_characters_in(messages) + _characters_in(tools))
         pieces: list[str] = []
-        for piece in self._template.generate(self._given(messages, tools)):
+        for piece in self._template.generate({**variables, **self._given(messages, tools)}):
             pieces.append(piece)
             most -= len(piece)
             if most < 0:

@@ -1,0 +1,139 @@
+"""The calls and the reasoning in the answer of one choice."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from app.core.answer import Values
+from app.core.errors import ToolCallMissing
+from app.pipelines.openai.tool_calls.formats import AnswerParser
+from app.pipelines.openai.tool_calls.parser import Part
+
+
+class CallPiece(Struct, frozen=True):
+    """A part of a call. ``id`` and ``name``: empty after the first part."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Reading(Struct, frozen=True):
+    """What a piece of the model's text is."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls)
+
+
+class AnswerReader:
+    """``is_required``: an answer without a call is an error. ``is_parallel``: further calls are left out if not."""
+
+    def __init__(self, parser: AnswerParser, *, is_required: bool, is_parallel: bool, has_short_ids: bool) -> None:
+        """``has_short_ids``: as Mistral's templates want them."""
+        self._parser = parser
+        self._is_required = is_required
+        self._is_parallel = is_parallel
+        self._has_short_ids = has_short_ids
+        self._count = 0
+        self._arguments: list[list[str]] = []
+        """Of each call, if they are checked."""
+
+    @property
+    def has_calls(self) -> bool:
+        return self._count > 0
+
+    def add(self, text: str) -> Reading:
+        return self._reading(self._parser.add(text))
+
+    def finish(self) -> Reading:
+        return self._reading(self._parser.finish())
+
+    def check(self, finish_reason: str) -> None:
+        """Raises ToolCallMissing if a call is required, and there is none or one that is complete but wrong."""
+        if not self._is_required:
+            return
+        if not self.has_calls:
+            raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
+        if finish_reason != "length" and not all(map(_is_object, self._arguments)):
+            raise ToolCallMissing("The model called a function with arguments that are not a JSON object.")
+
+    def _reading(self, parts: Sequence[Part]) -> Reading:
+        calls: list[CallPiece] = []
+        for part in parts:
+            if part.kind == "call":
+                calls.append(self._begun(part.text))
+            elif part.kind == "arguments":
+                calls.append(self._continued(part.text))
+        return Reading(
+            "".join(part.text for part in parts if part.kind == "text"),
+            "".join(part.text for part in parts if part.kind == "reasoning"),
+            calls if self._is_parallel else [call for call in calls if call.index == 0],
+        )
+
+    def _begun(self, name: str) -> CallPiece:
+        self._count += 1
+        self._arguments.append([])
+        id_ = secrets.token_hex(5)[:9] if self._has_short_ids else f"call_{secrets.token_hex(12)}"
+        return CallPiece(self._count - 1, id_, name)
+
+    def _continued(self, arguments: str) -> CallPiece:
+        if self._is_required:
+            self._arguments[-1].append(arguments)
+        return CallPiece(self._count - 1, arguments=arguments)
+
+
+def _is_object(pieces: Sequence[str]) -> bool:
+    try:
+        msgspec.json.decode("".join(pieces), type=dict)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def joined_readings(readings: Sequence[Reading]) -> Reading:
+    """Has one piece for each call."""
+    by_index: dict[int, list[CallPiece]] = {}
+    for call in (call for reading in readings for call in reading.calls):
+        by_index.setdefault(call.index, []).append(call)
+    calls = [
+        CallPiece(index, pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces))
+        for index, pieces in by_index.items()
+    ]
+    return Reading("".join(each.text for each in readings), "".join(each.reasoning for each in readings), calls)
+
+
+def message_of(reading: Reading) -> Values:
+    """The members ``content``, ``tool_calls``, ``reasoning`` and ``reasoning_content`` of a whole message."""
+    calls = [_described(call) for call in reading.calls]
+    return {
+        "content": reading.text or (None if calls else ""),
+        **({"tool_calls": calls} if calls else {}),
+        **_reasoning_of(reading.reasoning),
+    }
+
+
+def delta_of(reading: Reading) -> Values:
+    """The same members, those that a chunk has."""
+    calls = [{"index": call.index, **_described(call)} for call in reading.calls]
+    return {
+        **({"content": reading.text} if reading.text else {}),
+        **({"tool_calls": calls} if calls else {}),
+        **_reasoning_of(reading.reasoning),
+    }
+
+
+def _reasoning_of(text: str) -> Mapping[str, str]:
+    return {"reasoning": text, "reasoning_content": text} if text else {}
+
+
+def _described(call: CallPiece) -> Values:
+    if not call.id:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

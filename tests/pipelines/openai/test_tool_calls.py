@@ -1,0 +1,392 @@
+"""The formats of tool calls: what each becomes, whole and in random cuts, and texts that are no calls."""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, get_args
+
+import pytest
+
+from app.pipelines.openai.tool_calls.formats import AnswerParser, ToolFormat, guided_parser_of, parser_of
+from app.pipelines.openai.tool_calls.parser import MAX_HELD, Parser, Part
+
+FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "units": {"type": ["string", "null"]},
+            "at": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            "any": {},
+        },
+    },
+    "time": {"type": "object", "properties": {}},
+}
+CALL = ("weather", {"city": 'Sao "P" {x}\n', "days": 3})
+PYTHON = r"""weather(city='Sao "P" {x}\n', days=3)"""
+JSON = r'{"city": "Sao \"P\" {x}\n", "days": 3}'
+CITY = 'Sao "P" {x}\n'
+XML = f"<function=weather>\n<parameter=city>\n{CITY}\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>"
+TIME = ("time", {})
+
+CALLS: dict[str, tuple[str, str]] = {
+    "llama3_json": (f'{{"name": "weather", "parameters": {JSON}}}', '{"name": "time", "parameters": {}}'),
+    "pythonic": (PYTHON, "time()"),
+    "mistral": (f'{{"name": "weather", "arguments": {JSON}}}', '{"arguments": {}, "name": "time"}'),
+    "hermes": (
+        f'<tool_call>\n{{"name": "weather", "arguments": {JSON}}}\n</tool_call>',
+        '<tool_call>{"arguments": null, "name": "time"}</tool_call>',
+    ),
+    "qwen3_coder": (
+        f"<tool_call>\n{XML}\n</tool_call>",
+        "<tool_call><function=time></function></tool_call>",
+    ),
+    "gpt_oss": (
+        f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{JSON}<|call|>",
+        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>",
+    ),
+}
+"""A call of each function."""
+AROUND = {"pythonic": ("[", ", ", "]"), "mistral": ("[TOOL_CALLS] [", ", ", "]"), "llama3_json": ("", "; ", "")}
+
+
+def written(format_: str, *calls: str) -> str:
+    before, between, after = AROUND.get(format_, ("", "\n", ""))
+    return before + between.join(calls) + after
+
+
+def parser(format_: ToolFormat) -> AnswerParser:
+    made = parser_of(format_, TOOLS, None, "")
+    assert made is not None
+    return made
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """Joins neighbours of a kind."""
+    whole: list[Part] = []
+    for part in parts:
+        if whole and part.kind == whole[-1].kind != "call":
+            whole[-1] = Part(part.kind, whole[-1].text + part.text)
+        else:
+            whole.append(part)
+    return whole
+
+
+def parts_of(made: AnswerParser, pieces: Iterable[str]) -> list[Part]:
+    return merged([*(part for piece in pieces for part in made.add(piece)), *made.finish()])
+
+
+def read(format_: ToolFormat, text: str) -> list[Part]:
+    return parts_of(parser(format_), [text])
+
+
+def calls_in(parts: Sequence[Part]) -> list[tuple[str, Any]]:
+    indexes = [index for index, part in enumerate(parts) if part.kind == "call"]
+    return [(parts[index].text, json.loads(parts[index + 1].text)) for index in indexes]
+
+
+def text_in(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if part.kind == "text")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+class TestEachFormat:
+    def test_one_call(self, format_: ToolFormat) -> None:
+        parts = read(format_, written(format_, CALLS[format_][0]))
+        assert (calls_in(parts), text_in(parts)) == ([CALL], "")
+
+    def test_several_calls(self, format_: ToolFormat) -> None:
+        parts = read(format_, written(format_, *CALLS[format_], CALLS[format_][0]))
+        assert (calls_in(parts), text_in(parts)) == ([CALL, TIME, CALL], "")
+
+    def test_text_before_a_call(self, format_: ToolFormat) -> None:
+        parts = read(format_, "Let me see.\n\n" + written(format_, CALLS[format_][0]))
+        assert (calls_in(parts), text_in(parts)) == ([CALL], "Let me see.")
+
+    def test_a_text_without_a_call_is_kept(self, format_: ToolFormat) -> None:
+        text = '  a {b} [c] <d> {"e": [1, {"f": 2}]} [TOOL] <tool> weather(city="x") {"g": \n'
+        assert read(format_, text) == [Part("text", text)]
+
+    def test_a_call_of_an_unknown_function_is_text(self, format_: ToolFormat) -> None:
+        text = written(format_, CALLS[format_][0].replace("weather", "whether"))
+        parts = read(format_, text)
+        assert calls_in(parts) == []
+        if format_ == "gpt_oss":
+            text = text.removesuffix("<|call|>")
+        assert text_in(parts) == text
+
+    def test_the_name_comes_before_the_arguments_are_complete(self, format_: ToolFormat) -> None:
+        made, text = parser(format_), written(format_, CALLS[format_][0])
+        half = [part for character in text[: text.index("days") + 1] for part in made.add(character)]
+        kinds = [part.kind for part in merged(half)]
+        assert kinds == ([] if format_ == "pythonic" else ["call", "arguments"])
+
+    def test_a_call_that_is_cut_off_is_no_error(self, format_: ToolFormat) -> None:
+        text = written(format_, CALLS[format_][0])
+        for length in range(len(text)):
+            parts = read(format_, text[:length])
+            assert [part.text for part in parts if part.kind == "call"] in ([], ["weather"])
+
+    def test_cuts_do_not_change_the_answer(self, format_: ToolFormat) -> None:
+        check_cuts(format_, 300)
+
+    @pytest.mark.full
+    def test_ten_thousand_cuts_do_not_change_the_answer(self, format_: ToolFormat) -> None:
+        check_cuts(format_, 10_000)
+
+
+FRAGMENTS = (
+    *(call for each in CALLS.values() for call in each),
+    *(
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "'",
+        "\\",
+        "(",
+        ")",
+        ",",
+        ";",
+        "\n",
+        "  ",
+        " " * 300,
+        "text",
+        "\u00e4\U0001f600",
+        "=",
+        ":",
+    ),
+    *("<tool_call>", "</tool_call>", "<function=weather>", "<parameter=city>", "<parameter=days>", "</parameter>"),
+    *(
+        "</function>",
+        "[TOOL_CALLS]",
+        "\u00e4\U0001f600",
+        "weather[ARGS]",
+        "weather[CALL_ID]a1[ARGS]",
+        "time",
+        "weather(",
+        "time()",
+    ),
+    *("<|python_tag|>", "<|channel|>", "analysis", "final", "<|message|>", "<|start|>assistant", "<|end|>", "<|call|>"),
+    *('{"name": "time"', '"parameters": ', '"arguments": ', '{"name":"weather","parameters":{"a":1},"b":{}}', "[" * 60),
+    *("x" * (MAX_HELD - 40), "1e999", "None", "a=1", '"a": "b"', "to=functions.time ", "<think>", "</think>"),
+)
+
+
+def random_text(chance: random.Random, format_: str) -> str:
+    own = [*CALLS[format_], *AROUND.get(format_, ())]
+    return "".join(chance.choice(own if chance.random() < 0.4 else FRAGMENTS) for _ in range(chance.randint(1, 9)))
+
+
+def cut(chance: random.Random, text: str) -> list[str]:
+    if chance.random() < 0.2 and len(text) < 2000:
+        return list(text)
+    ends = sorted(chance.randint(0, len(text)) for _ in range(chance.randint(1, 12)))
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def check_cuts(format_: ToolFormat, count: int) -> None:
+    chance = random.Random(count)
+    for number in range(count):
+        text = random_text(chance, format_)
+        pieces = cut(chance, text)
+        assert parts_of(parser(format_), pieces) == read(format_, text), (number, text, pieces)
+
+
+class TestMistral:
+    def test_the_newer_form(self) -> None:
+        parts = read("mistral", f"Wait.[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]time[CALL_ID]a1[ARGS]{{}}")
+        assert (calls_in(parts), text_in(parts)) == ([CALL, TIME], "Wait.")
+
+    def test_without_its_marker(self) -> None:
+        assert calls_in(read("mistral", f"[TOOL_CALLS]weather{JSON}")) == [CALL]
+
+
+class TestLlama:
+    @pytest.mark.parametrize("text", ["<|python_tag|>CALL", "<|python_tag|> CALL\n", "CALL\nCALL", "CALL;"])
+    def test_other_spellings(self, text: str) -> None:
+        parts = read("llama3_json", text.replace("CALL", CALLS["llama3_json"][0]))
+        assert (calls_in(parts)[0], text_in(parts)) == (CALL, "")
+
+    def test_arguments_as_a_text(self) -> None:
+        text = json.dumps({"type": "function", "name": "weather", "parameters": json.dumps({"days": 1})})
+        assert calls_in(read("llama3_json", text)) == [("weather", {"days": 1})]
+
+    def test_text_after_a_call_is_kept(self) -> None:
+        parts = read("llama3_json", CALLS["llama3_json"][0] + "\nThere.")
+        assert (calls_in(parts), text_in(parts)) == ([CALL], "\nThere.")
+
+
+class TestPythonic:
+    @pytest.mark.parametrize(
+        ("text", "arguments"),
+        [
+            ("a=-1, b=1.5e3, c=.5", {"a": -1, "b": 1500.0, "c": 0.5}),
+            ("a=True, b=false, c=None", {"a": True, "b": False, "c": None}),
+            ("a=[1, (2,), []], b={'k': {'l': ')'}},", {"a": [1, [2], []], "b": {"k": {"l": ")"}}}),
+            (r"""a="\x41\u00e4\\\'", b='"\n'""", {"a": "A\u00e4\\'", "b": '"\n'}),
+        ],
+    )
+    def test_literals(self, text: str, arguments: Any) -> None:
+        assert calls_in(read("pythonic", f"[weather({text})]")) == [("weather", arguments)]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("1", "a=b", "a=1 b=2", "a=1, a=2", "a=time()", "a={1: 2}", "a=1 + 1", "a==1", "a", "a=", ",", "a=1,,"),
+            *("a=" + "[" * 40 + "]" * 40, "a=" + "9" * 400, "a=" + "9" * 40, r'a="\ud800"', r'a="\UFFFFFFFF"'),
+        ],
+    )
+    def test_what_is_no_literal_makes_text(self, text: str) -> None:
+        assert read("pythonic", f"[weather({text})]") == [Part("text", f"[weather({text})]")]
+
+
+class TestQwen3Coder:
+    @pytest.mark.parametrize(
+        ("key", "value", "read_as"),
+        [
+            ("city", "5", "5"),
+            ("city", "\na\n\nb\n", "a\n\nb"),
+            ("days", "\n5\n", 5),
+            ("days", "five", "five"),
+            ("units", "None", None),
+            ("units", "metric", "metric"),
+            ("units", '"metric"', '"metric"'),
+            ("at", '{"a": [true]}', {"a": [True]}),
+            ("at", "{'a': 1", "{'a': 1"),
+            ("any", "5", "5"),
+            ("other", "true", "true"),
+        ],
+    )
+    def test_the_schema_gives_the_type(self, key: str, value: str, read_as: Any) -> None:
+        text = f"<tool_call><function=weather><parameter={key}>{value}</parameter></function></tool_call>"
+        assert calls_in(read("qwen3_coder", text)) == [("weather", {key: read_as})]
+
+    def test_a_text_is_given_out_while_it_grows(self) -> None:
+        made = parser("qwen3_coder")
+        made.add("<tool_call><function=weather><parameter=city>")
+        assert made.add('a long "text"')[-1] == Part("arguments", r"a long \"text\"")
+
+
+class TestGptOss:
+    def test_channels(self) -> None:
+        text = (
+            "<|channel|>analysis<|message|>They want it.<|end|>"
+            f"<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALLS['gpt_oss'][0]}"
+        )
+        parts = read("gpt_oss", text)
+        assert [(part.kind, part.text) for part in parts[:2]] == [("reasoning", "They want it."), ("text", "I look.")]
+        assert calls_in(parts) == [CALL]
+
+    def test_the_final_channel_is_the_text(self) -> None:
+        text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+        assert read("gpt_oss", text) == [Part("reasoning", "Hm."), Part("text", "Yes.")]
+
+
+class TestReasoning:
+    @staticmethod
+    def read(text: str, *, reasoning: Any = "qwen3", prompt: str = "", tools: bool = False) -> list[tuple[str, str]]:
+        format_: ToolFormat | None = "hermes" if tools else None
+
+        def made() -> AnswerParser:
+            found = parser_of(format_, TOOLS if tools else {}, reasoning, prompt)
+            assert found is not None
+            return found
+
+        whole = parts_of(made(), [text])
+        assert parts_of(made(), text) == whole
+        return [(part.kind, part.text) for part in whole]
+
+    def test_tags(self) -> None:
+        expected = [("reasoning", "Hm."), ("text", "Yes.")]
+        assert self.read("<think>\nHm.\n</think>\n\nYes.") == expected
+        assert self.read("[T]Hm.[/T]Yes.", reasoning=("[T]", "[/T]")) == expected
+
+    def test_a_text_without_reasoning(self) -> None:
+        assert self.read("Yes. <think>") == [("text", "Yes. <think>")]
+
+    def test_the_prompt_may_begin_the_reasoning(self) -> None:
+        assert self.read("Hm.</think>Yes.", prompt="user\n<think>\n") == [("reasoning", "Hm."), ("text", "Yes.")]
+        assert self.read("Yes.", prompt="<think>\n\n</think>\n\n", reasoning="deepseek_r1") == [("text", "Yes.")]
+
+    def test_deepseek_always_begins_with_reasoning(self) -> None:
+        assert self.read("Hm.</think>Yes.", reasoning="deepseek_r1") == [("reasoning", "Hm."), ("text", "Yes.")]
+
+    def test_reasoning_that_never_ends(self) -> None:
+        assert self.read("<think>Hm.") == [("reasoning", "Hm.")]
+
+    def test_a_call_in_the_reasoning_is_no_call(self) -> None:
+        call = CALLS["hermes"][1]
+        parts = self.read(f"<think>{call}</think>\n{call}", tools=True)
+        assert parts == [("reasoning", call), ("call", "time"), ("arguments", "{}")]
+
+
+class TestGuided:
+    def test_a_list_of_calls(self) -> None:
+        calls = [{"name": "weather", "parameters": CALL[1]}, {"name": "time", "parameters": {}}]
+        text = json.dumps(calls)
+        for pieces in ([text], text):
+            assert calls_in(parts_of(guided_parser_of(TOOLS, is_named=False), pieces)) == [CALL, TIME]
+
+    def test_the_arguments_of_one(self) -> None:
+        for pieces in ([f" {JSON}"], f" {JSON}"):
+            parts = parts_of(guided_parser_of({"weather": {}}, is_named=True), pieces)
+            assert parts == [Part("call", "weather"), Part("arguments", JSON)]
+
+    @pytest.mark.parametrize("is_named", [True, False])
+    def test_another_text_is_kept(self, is_named: bool) -> None:
+        assert parts_of(guided_parser_of(TOOLS, is_named=is_named), ["No. {}"]) == [Part("text", "No. {}")]
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    "braces": lambda n: '{"' * (n // 2),
+    "objects": lambda n: '{"a":{}' * (n // 7),
+    "brackets": lambda n: "[" * n,
+    "names": lambda n: "[weather(" * (n // 9),
+    "tags": lambda n: "<tool_call>" * (n // 11),
+    "functions": lambda n: "<tool_call><function=weather><parameter=days>" * (n // 45),
+    "parameters": lambda n: "<tool_call><function=weather>" + "<parameter=days>1</parameter>" * (n // 29),
+    "heads": lambda n: "<|channel|>" * (n // 11),
+    "messages": lambda n: "<|channel|>commentary to=functions.time<|message|>" * (n // 50),
+    "markers": lambda n: "[TOOL_CALLS]" * (n // 12),
+    "lists": lambda n: "[TOOL_CALLS][" * (n // 13),
+    "spaces": lambda n: " " * n,
+    "spaces_after_a_call": lambda n: '[TOOL_CALLS][{"name":"time"},' + " " * n,
+    "quotes": lambda n: "[TOOL_CALLS]weather{" + '"\\' * (n // 2),
+    "never_ending": lambda n: '{"name": "weather", "parameters": {"city": "' + "x" * n,
+    "deep": lambda n: '{"name": "weather", "parameters": ' + '{"a":' * (n // 5),
+    "numbers": lambda n: "[weather(a=" + "1," * (n // 2),
+}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_little_of_a_hostile_text_is_held(format_: ToolFormat, name: str) -> None:
+    text = HOSTILE[name](60_000)
+    made = parser(format_)
+    assert isinstance(made, Parser)
+    for start in range(0, len(text), 7):
+        made.add(text[start : start + 7])
+        assert made.held <= MAX_HELD + 512
+    made.finish()
+    assert made.held == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_time_grows_with_the_length_only(format_: ToolFormat, name: str) -> None:
+    """Ten times the text takes less than forty times the time."""
+
+    def seconds(length: int) -> float:
+        text, made = HOSTILE[name](length), parser(format_)
+        started = time.process_time()
+        for start in range(0, len(text), 7):
+            made.add(text[start : start + 7])
+        return time.process_time() - started
+
+    assert seconds(1_000_000) < 40 * max(seconds(100_000), 0.02)

@@ -13,6 +13,8 @@ import triton_python_backend_utils as pb_utils
 
 LETTERS = 'abcdefghij \n"\\<é日😀'
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SAY = b"Please write: "
+"""What follows it in a prompt is the answer of the vLLM stand-in, four bytes at a time."""
 SAMPLING = {
     "max_tokens",
     "min_tokens",
@@ -25,6 +27,8 @@ SAMPLING = {
     "stop",
     "logprobs",
     "ignore_eos",
+    "skip_special_tokens",
+    "structured_outputs",
 }
 CONTEXT = 2000
 """The longest prompt of vLLM, in characters."""
@@ -116,6 +120,12 @@ def vllm(_model, request):
         length = len(given["text_input"])
         text = f"The decoder prompt (length {length}) is longer than the maximum model length of {CONTEXT}"
         yield _failure(f"Error generating stream: {text}")
+        return
+    said = given["text_input"].partition(SAY)[2]
+    if said:
+        for start in range(0, len(said), 4):
+            reason = "stop" if start + 4 >= len(said) else "None"
+            yield pb_utils.InferenceResponse(_of_vllm(given, [said[start : start + 4]], [reason], 1))
         return
     lengths = [choices.randint(1, 12) for _ in range(sampling.get("n", 1))]
     if not given.get("stream", False):

@@ -100,7 +100,7 @@ class ToolUse:
         if not self.is_required:
             return None
         if self.is_named:
-            return next(iter(self.callable.values()))
+            return {"type": "object", **next(iter(self.callable.values()))}
         try:
             return calls_schema(self.callable, is_parallel=self.is_parallel)
         except ValueError as exc:

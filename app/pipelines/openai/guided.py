@@ -32,7 +32,7 @@ def calls_schema(tools: Tools, *, is_parallel: bool) -> dict[str, Any]:
 
 def _call_schema(name: str, parameters: Mapping[str, Any], definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """References begin at the whole schema, so the definitions of a function move there. Raises ValueError."""
-    own = {key: value for key, value in parameters.items() if key not in _DEFINITIONS}
+    own = {"type": "object"} | {key: value for key, value in parameters.items() if key not in _DEFINITIONS}
     for key in _DEFINITIONS:
         given = parameters.get(key)
         for type_, schema in given.items() if isinstance(given, dict) else ():
@@ -40,7 +40,7 @@ def _call_schema(name: str, parameters: Mapping[str, Any], definitions: dict[str
                 raise ValueError("define different types under one name")
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "parameters": own},
+        "properties": {"name": {"type": "string", "enum": [name]}, "parameters": own},
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }

@@ -133,6 +133,10 @@ def test_a_matrix_is_not_an_embedding() -> None:
         ({"chat": {"template": "a", "template_text": "b"}}, "needs exactly one of template, template_text and"),
         ({"chat": {"template": "a", "tokenizer": "b"}}, "needs exactly one of template, template_text and tokenizer"),
         ({"chat": {"tokenizer": "b", "bos": "add"}}, "Input should be 'strip' or 'keep'"),
+        ({"chat": CHAT, "tools": "gpt_oss"}, "tools: gpt_oss needs reasoning: gpt_oss"),
+        ({"chat": CHAT, "tools": "hermes", "reasoning": "gpt_oss"}, "reasoning: gpt_oss needs tools: gpt_oss"),
+        ({"chat": CHAT, "reasoning": ["<think>"]}, "List should have at least 2 items"),
+        ({"chat": CHAT, "reasoning": ["<think>", ""]}, "String should have at least 1 character"),
         ({"completions": {}, "parameters": {"max_token": "x"}}, "Input should be 'max_tokens', 'temperature'"),
     ],
 )

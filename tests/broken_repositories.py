@@ -280,5 +280,17 @@ BROKEN = {
     "not-decoupled": Broken(_not_decoupled, refused=False),
     "split-characters": Broken(engine("broken"), refused=False),
     "no-health-check": Broken(_no_health_check, refused=False),
+    "special-tokens": Broken(
+        lambda repository: repository.model("broken", "PROMPT:STRING:1", "TEXT:STRING:1"),
+        refused=False,
+        gateway="""
+pipelines:
+  chat:
+    model: broken
+    inputs: {prompt: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    openai: {chat: {template_text: "{{ messages[0].content }}"}, tools: mistral}
+""",
+    ),
     "unknown-edge": Broken(_auto, refused=False),
 }

@@ -37,7 +37,7 @@ from app.lint.ensembles import (
     written_twice,
 )
 from app.lint.findings import Code, Finding
-from app.lint.gateway import cancel_instances, misfits
+from app.lint.gateway import cancel_instances, misfits, special_tokens
 from app.pipelines.file import GatewayFile
 from app.pipelines.resolve import derived_spec
 
@@ -223,6 +223,7 @@ def _gateway(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterato
     """A model whose configuration cannot be read has one finding, not another for each place that names it."""
     yield from misfits(file, models, unreadable)
     yield from cancel_instances(file, models)
+    yield from special_tokens(file)
 
 
 TEXT = "has other inputs or outputs at {} than on most Tritons, so it is not used there"

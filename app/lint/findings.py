@@ -50,6 +50,7 @@ class Code(StrEnum):
     NOT_DECOUPLED = "not-decoupled"
     SPLIT_CHARACTERS = "split-characters"
     NO_HEALTH_CHECK = "no-health-check"
+    SPECIAL_TOKENS = "special-tokens"
     UNKNOWN_EDGE = "unknown-edge"
 
 
@@ -65,6 +66,7 @@ _WARNINGS = frozenset(
         Code.NOT_DECOUPLED,
         Code.SPLIT_CHARACTERS,
         Code.NO_HEALTH_CHECK,
+        Code.SPECIAL_TOKENS,
     }
 )
 
@@ -185,6 +187,10 @@ SOLUTION_BY_CODE = {
     Code.NO_HEALTH_CHECK: (
         'Write `parameters { key: "ENABLE_VLLM_HEALTH_CHECK" value { string_value: "true" } }` in `config.pbtxt`, and '
         "start Triton with `--model-control-mode=explicit`, so that the backend may unload the model."
+    ),
+    Code.SPECIAL_TOKENS: (
+        "Set the backend to keep special tokens in the text: with TensorRT-LLM, `skip_special_tokens` of "
+        "`postprocessing` is `False`. Or declare a boolean parameter `skip_special_tokens`, if the backend has one."
     ),
     Code.UNKNOWN_EDGE: (
         "Check the running server (`--triton`), which has the completed configuration, or declare the inputs and "

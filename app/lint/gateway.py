@@ -15,6 +15,7 @@ from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, paths_in
 from app.pipelines.file import GatewayFile
 from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.openai.mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 
@@ -106,6 +107,17 @@ def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
                 "the wrong instance; use one instance"
             )
             yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
+
+
+def special_tokens(file: GatewayFile) -> Iterator[Finding]:
+    for name, spec in file.spec.pipelines.items():
+        format_ = spec.openai.format_of_special_tokens if spec.openai is not None else None
+        if format_ is not None and SKIPS_SPECIAL_TOKENS not in spec.parameters:
+            text = (
+                f"pipeline '{name}' reads the special tokens of '{format_}', and has no parameter "
+                f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
+            )
+            yield Finding(Code.SPECIAL_TOKENS, text, spec.model, pipeline=name)
 
 
 def _misfits_of(

@@ -20,7 +20,7 @@ from app.pipelines.openai.spec import (
 )
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import TokenizerFolder
-from app.pipelines.openai.tool_calls.formats import NEED_SPECIAL_TOKENS, Reasoning, ToolFormat
+from app.pipelines.openai.tool_calls.formats import Reasoning, ToolFormat
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField
 from app.pipelines.spec import ADAPTER
@@ -123,7 +123,7 @@ class _Names:
         reasoning = None if reasoning == "none" else reasoning
         field = self._fields.get(SKIPS_SPECIAL_TOKENS)
         has_parameter = isinstance(field, ParameterField) and field.spec.type == "boolean"
-        is_needed = not NEED_SPECIAL_TOKENS.isdisjoint((self._spec.tools, reasoning))
+        is_needed = self._spec.format_of_special_tokens is not None
         special = SKIPS_SPECIAL_TOKENS if is_needed and has_parameter else None
         return replace(form, tools=self._spec.tools, reasoning=reasoning, special_tokens=special)
 

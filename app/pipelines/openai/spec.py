@@ -7,7 +7,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from app.config.document import JsonValue, Name, Section
 from app.pipelines.openai.tokenizer import TokenizerFolder
-from app.pipelines.openai.tool_calls.formats import ReasoningFormat, ToolFormat
+from app.pipelines.openai.tool_calls.formats import NEED_SPECIAL_TOKENS, ReasoningFormat, ToolFormat
 
 Parameter = Literal[
     "max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "stop", "ignore_eos"
@@ -113,6 +113,12 @@ class OpenAISpec(Section):
         if self.reasoning == "gpt_oss" and self.tools not in (None, "gpt_oss"):
             raise ValueError("reasoning: gpt_oss needs tools: gpt_oss, because one format has both")
         return self
+
+    @property
+    def format_of_special_tokens(self) -> str | None:
+        """The format whose markers are special tokens, which a backend may leave out of the text."""
+        formats = (each for each in (self.tools, self.reasoning) if isinstance(each, str))
+        return next((each for each in formats if each in NEED_SPECIAL_TOKENS), None)
 
     def without(self, tensors: Set[str], outputs: Set[str], lacking: Set[str]) -> Self:
         """Returns the section without the parts whose output tensor or output is not among these.

@@ -20,7 +20,7 @@ Reasoning = ReasoningFormat | tuple[str, str]
 """A format, or the tags around the reasoning."""
 
 NEED_SPECIAL_TOKENS = frozenset({"mistral", "gpt_oss"})
-"""The formats whose markers are special tokens, which a backend may leave out of the text."""
+"""The formats whose markers are special tokens."""
 
 PARSER_OF: dict[ToolFormat, type[Parser]] = {
     "llama3_json": Llama3JsonParser,

@@ -10,33 +10,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from app.triton.embedded.launch import EmbeddedOptions
-from tests.processes import running_gateway, running_triton
-from tests.zoo.kinds import BY_NAME
-from tests.zoo.repository import write_models
+from tests.live.tool_models import TEXTS, running_tool_models
 
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.tool_calls %}<called {{ message.tool_calls[0].function.arguments.city }}>{% endif %}"
-    "{{ message.content }}{% endfor %}"
-)
-CONFIG = {
-    "pipelines": {
-        name: {
-            "model": "vllm",
-            "preset": "vllm",
-            "openai": {"chat": {"template_text": TEMPLATE}, "tools": name, "reasoning": reasoning},
-        }
-        for name, reasoning in (("hermes", "qwen3"), ("mistral", "none"), ("gpt_oss", "gpt_oss"))
-    }
-}
-TEXTS = {
-    "hermes": "<think>Hm.</think>\nWait.\n<tool_call>\n"
-    '{"name": "weather", "arguments": {"city": "Z\u00fcrich"}}\n</tool_call>',
-    "mistral": 'Wait.[TOOL_CALLS]weather[ARGS]{"city": "Z\u00fcrich"}',
-    "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-    '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Z\u00fcrich"}',
-}
 TOOLS: Any = [
     {
         "type": "function",
@@ -52,12 +27,8 @@ CITY = {"city": "Z\u00fcrich"}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[OpenAI]:
-    folder = tmp_path_factory.mktemp("tools")
-    write_models(folder / "models", [BY_NAME["vllm"]])
-    (folder / "gateway.yaml").write_text(json.dumps(CONFIG))
     with (
-        running_triton(EmbeddedOptions(folder / "models", models_venv)) as triton,
-        running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway,
+        running_tool_models(tmp_path_factory.mktemp("tools"), models_venv) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made

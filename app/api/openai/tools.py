@@ -246,7 +246,10 @@ def _arguments_of(calls: Sequence[_Call]) -> Sequence[Mapping[str, Any]]:
 
 
 def _members_of_turn(turn: Turn, arguments: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates."""
+    """The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates.
+
+    The template of gpt-oss refuses a call with reasoning and a text.
+    """
     members: dict[str, Any] = {}
     if turn.tool_calls:
         functions = [{"name": call.function.name, "arguments": next(arguments)} for call in turn.tool_calls]
@@ -257,4 +260,8 @@ def _members_of_turn(turn: Turn, arguments: Iterator[Mapping[str, Any]]) -> Mapp
     if turn.tool_call_id is not None:
         members["tool_call_id"] = turn.tool_call_id
     reasoning = turn.reasoning_content or turn.reasoning
-    return {**members, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else members
+    if reasoning:
+        members["reasoning_content"] = reasoning
+        if not (turn.tool_calls and turn.content):
+            members["thinking"] = reasoning
+    return members

@@ -7,10 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from app.api.openai.tools import Turn, members_of_turns
 from app.core.errors import InvalidInput
 from app.pipelines.openai import template
+from app.pipelines.openai.mapping import TextForm
 from app.pipelines.openai.spec import ChatSpec, OpenAISpec
 from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import read_folder
@@ -48,6 +51,27 @@ def rendered(folder: Path, name: str, **keys: Any) -> str | None:
         return template_in(folder, **keys).render(CONVERSATIONS[name]["messages"], CONVERSATIONS[name]["tools"])
     except InvalidInput:
         return None
+
+
+CALLED = {"id": "abcdefghi", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
+WITH_TOOLS = ("gpt-oss", "llama-like", "mistral-nemo", "qwen2.5", "qwen3")
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+@pytest.mark.parametrize("answer", [{}, {"content": "Wait.", "reasoning": "Hm."}], ids=["call", "call_with_a_text"])
+def test_a_conversation_of_openais_clients_is_rendered(name: str, answer: dict[str, str]) -> None:
+    turns = [
+        Turn(role="user", content="How warm is it?"),
+        msgspec.convert({"role": "assistant", "tool_calls": [CALLED], **answer}, Turn),
+        Turn(role="tool", content="31 degrees", tool_call_id="abcdefghi"),
+    ]
+    form = TextForm("prompt", "text", None, None, {}, tools="hermes")
+    further = members_of_turns(turns, form)
+    messages = [
+        {"role": turn.role, "content": turn.content or "", **more} for turn, more in zip(turns, further, strict=True)
+    ]
+    text = template_in(FOLDERS / name).render(messages, CONVERSATIONS["tools"]["tools"])
+    assert text.index("Lima") < text.index("31 degrees")
 
 
 @pytest.fixture(autouse=True)

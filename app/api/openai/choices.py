@@ -108,7 +108,7 @@ class Choice:
         self, pipeline: Pipeline, form: TextForm, request: InferenceRequest, options: ResponseOptions, prompt: Prompt
     ) -> None:
         self._form = form
-        self._names = {prompt.name: form.prompt, **form.field_by_parameter}
+        self._names = {prompt.name: form.prompt, **prompt.field_by_name, **form.field_by_parameter}
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
         self._collector = Collector(pipeline, request)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)

@@ -120,6 +120,8 @@ class Prompt(Struct, frozen=True):
     tokens: int | None = None
     counter: TokenCounter | None = None
     reader: Callable[[], AnswerReader] | None = None
+    field_by_name: Mapping[str, str] = {}
+    """The caller's field -> that of the pipeline which the gateway sets for it."""
 
 
 def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOptions:
@@ -181,10 +183,12 @@ def chat_requests(
     assert form.template is not None
     tools, variables = take_tools(named.members, form), take_variables(named.members, form)
     text = form.template.render(_take_messages(named.members, form), tools.described, variables)
-    prompt = replace(_prompt_of(text, "messages", form, options), reader=reader_of(form, tools, text))
+    guided = {} if tools.schema is None else guided_fields(form, tools.schema)
+    names = {"tools": form.guided.parameter} if guided and form.guided else {}
+    prompt = _prompt_of(text, "messages", form, options)
+    prompt = replace(prompt, reader=reader_of(form, tools, text), field_by_name=names)
     fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
     del text  # frees the memory before the requests are made
-    guided = {} if tools.schema is None else guided_fields(form, tools.schema)
     fields |= {name: msgspec.json.encode(value) for name, value in guided.items()}
     return prompt, _requests_of(named, form, options, fields, "messages")
 

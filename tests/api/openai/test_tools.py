@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from app.api.limits import Limits
+from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
@@ -358,6 +359,14 @@ async def test_a_required_call_that_is_too_long_has_the_reason_length(gateways: 
     choice = (await chat(api, tools=TOOLS, tool_choice=NAMED)).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Li'
+
+
+async def test_a_schema_that_the_backend_refuses_is_the_callers_error(gateways: Gateways) -> None:
+    api = await gateways.of()
+    error = ModelError("Model 'model' failed.")
+    error.upstream = UpstreamError(None, "Error generating stream: Grammar error: Invalid type: nonsense")
+    api.engine.answers = [error]
+    assert refusal(await chat(api, tools=TOOLS, tool_choice="required")) == (400, "invalid_input", "tools")
 
 
 async def test_definitions_of_several_functions_are_one_list(gateways: Gateways) -> None:

@@ -123,7 +123,8 @@ class TestEveryDialect:
         await asyncio.sleep(0.02)
         sent = len(api.engine.requests)
         refused = await post(api, path, body)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 5, "the time depends on how long the requests took"
         assert len(api.engine.requests) == sent
         assert await metric(api, "rejected_total", reason="too_many_requests") == 1
         await asyncio.gather(*first)

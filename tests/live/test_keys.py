@@ -15,6 +15,7 @@ from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.keys import bearer, entry, key_text, write_keys
 from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.connections import CONNECTIONS
 from tests.live.events import checked, events_in, lines_of
 from tests.waiting import eventually
 
@@ -54,7 +55,7 @@ def statuses(gateway: GatewayProcess, key_id: str) -> set[int]:
     """Sends requests over several connections, which the kernel distributes over the workers."""
     one_each = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=gateway.url, headers=bearer(key_id), limits=one_each) as client:
-        return {client.get("/v1/pipelines").status_code for _ in range(8)}
+        return {client.get("/v1/pipelines").status_code for _ in range(CONNECTIONS)}
 
 
 def test_calls_with_and_without_a_key(protected: GatewayProcess) -> None:

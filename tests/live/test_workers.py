@@ -170,7 +170,7 @@ def statuses(gateway: GatewayProcess, pipeline: str) -> set[int]:
     body = {"SCRIPT" if pipeline == "added" else "script": "{}"}
     one_each = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=one_each) as client:
-        return {client.post(f"/v1/pipelines/{pipeline}", json=body).status_code for _ in range(12)}
+        return {client.post(f"/v1/pipelines/{pipeline}", json=body).status_code for _ in range(CONNECTIONS)}
 
 
 @REQUESTS

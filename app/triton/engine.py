@@ -44,7 +44,7 @@ from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.repeated import RepeatedHeads
 from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, UnaryCall, call_control, path_of
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
 """The codes of errors with which the gateway itself ended a stream."""
@@ -155,12 +155,6 @@ class RunningStream:
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
 LOAD_TIMEOUT_S = 600.0
-LATER_S = 60.0
-"""Triton's deadline of a call is this much later, because Triton 2.51 can crash when a deadline passes.
-
-The gateway itself ends the call at the deadline, and cancels it at a time that Triton can handle.
-docs/decisions/0030-when-a-cancellation-is-sent.md has the reasons.
-"""
 EARLY_S = 0.1
 """A model may see the deadline this much earlier: it gets whole milliseconds, and has a clock of its own."""
 _INFER = path_of("ModelInfer")
@@ -308,16 +302,12 @@ class TritonEngine(Engine):
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
         message = _joined(request_parts(request, lease))
-        call: UnaryCall | None = None
+        call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
+        del message  # frees the memory before the response arrives
         try:
-            async with asyncio.timeout(timeout_s):
-                call = await self._transport.unary(_INFER, message, timeout_s + LATER_S, trace_metadata(request))
-                del message  # frees the memory before the response arrives
-                answer = await call.response()
-        except TimeoutError as exc:
-            raise _deadline_passed() from exc
+            answer = await call.response()
         finally:
-            if call is not None and not call.done():
+            if not call.done():
                 self._cancels.cancel(call)
         if lease is not None:
             lease.settle()
@@ -335,10 +325,10 @@ class TritonEngine(Engine):
         timeout_s = _timeout_s(deadline, request.model)
         inputs, request = request.inputs, request.without_inputs()
         with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, self._health) as watched:
-            call = await self._started(structs.replace(watched.request, inputs=inputs), timeout_s)
-            del inputs  # frees the memory before the responses arrive
+            message = _joined(stream_request_parts(structs.replace(watched.request, inputs=inputs)))
+            call = await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(request))
+            del inputs, message  # frees the memory before the responses arrive
             running = RunningStream(request.model, call)
-            expiry = asyncio.get_running_loop().call_later(deadline.remaining_s(), call.interrupt, _deadline_passed())
             if not request.is_probe:
                 self.streams.add(running)
             is_over = False
@@ -346,13 +336,13 @@ class TritonEngine(Engine):
                 async for answer in call:
                     response = self._streamed_heads.streamed_response_of(request.model, answer)
                     if response is None:
-                        message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                        if message.error_message:
+                        parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
+                        if parsed.error_message:
                             is_over = True  # whatever the final flag says
-                            raise self._error_in_stream(message.error_message, request.model)
-                        response = streamed_response_of(message.infer_response)
-                        self._streamed_heads.learn(request.model, answer, message.infer_response, response)
-                        del message
+                            raise self._error_in_stream(parsed.error_message, request.model)
+                        response = streamed_response_of(parsed.infer_response)
+                        self._streamed_heads.learn(request.model, answer, parsed.infer_response, response)
+                        del parsed
                     is_over = response.is_final
                     if call.is_behind:
                         response = structs.replace(response, is_behind=True)
@@ -361,27 +351,15 @@ class TritonEngine(Engine):
                     del answer, response  # frees the memory while the response is read
                     yield given.pop()
                     if deadline.has_passed and not is_over:
-                        raise _deadline_passed()
+                        raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
                 if not is_over:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
             finally:
-                expiry.cancel()
                 self.streams.discard(running)
                 self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
     def _error_in_stream(self, message: str, model: str) -> GatewayError:
         return gateway_error_of(None, message, model, is_repaired=self._health.stubs.are_repaired)
-
-    async def _started(self, request: InferenceRequest, timeout_s: float) -> StreamCall:
-        """Starts the gRPC stream. Raises PayloadTooLarge or RpcError."""
-        message = _joined(stream_request_parts(request))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._transport.stream(
-                    _STREAM_INFER, message, timeout_s + LATER_S, trace_metadata(request)
-                )
-        except TimeoutError as exc:
-            raise _deadline_passed() from exc
 
     def _stop(self, call: StreamCall, self_end_s: float) -> None:
         """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
@@ -429,7 +407,3 @@ def _timeout_s(deadline: Deadline, model: str) -> float:
     if deadline.has_passed:
         raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
     return deadline.remaining_s()
-
-
-def _deadline_passed() -> RpcError:
-    return RpcError("DEADLINE_EXCEEDED", "the deadline passed")

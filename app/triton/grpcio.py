@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from app.triton.transport import MAX_MESSAGE_BYTES, WAITED_S, BrokenExchange, Metadata, RpcError
+from app.triton.transport import LATER_S, MAX_MESSAGE_BYTES, WAITED_S, BrokenExchange, Metadata, RpcError
 
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -64,30 +64,34 @@ class GrpcioTransport:
             self._channel = grpc.aio.secure_channel(url, credentials, options=options)
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioUnaryCall":
-        return GrpcioUnaryCall(self._channel.unary_unary(path)(message, timeout=timeout_s, metadata=metadata))
+        call = self._channel.unary_unary(path)(message, timeout=timeout_s + LATER_S, metadata=metadata)
+        return GrpcioUnaryCall(call, timeout_s)
 
     async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioStreamCall":
         ends = time.monotonic() + timeout_s
-        call = self._channel.stream_stream(path)(timeout=timeout_s, metadata=metadata)
+        call = self._channel.stream_stream(path)(timeout=timeout_s + LATER_S, metadata=metadata)
         try:
-            await call.write(message)
-            await call.done_writing()
+            async with asyncio.timeout(timeout_s):
+                await call.write(message)
+                await call.done_writing()
+        except TimeoutError as exc:
+            call.cancel()
+            raise RpcError("DEADLINE_EXCEEDED", "the deadline passed while the request was sent") from exc
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
-            if time.monotonic() >= ends:  # grpcio reports INTERNAL, or only that a step failed
-                raise RpcError("DEADLINE_EXCEEDED", "the deadline passed while the request was sent") from exc
             raise rpc_error_of(exc) from exc
         except asyncio.CancelledError:
             call.cancel()
             raise
-        return GrpcioStreamCall(call)
+        return GrpcioStreamCall(call, ends - time.monotonic())
 
     async def close(self) -> None:
         await self._channel.close()
 
 
 class GrpcioUnaryCall:
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, timeout_s: float) -> None:
         self._call = call
+        self._ends = time.monotonic() + timeout_s
 
     def done(self) -> bool:
         return bool(self._call.done())
@@ -98,7 +102,11 @@ class GrpcioUnaryCall:
     async def response(self) -> bytes:
         ended = asyncio.Event()
         self._call.add_done_callback(lambda _: ended.set())
-        await ended.wait()
+        try:
+            async with asyncio.timeout(self._ends - time.monotonic()):
+                await ended.wait()
+        except TimeoutError as exc:
+            raise _deadline_passed() from exc
         try:
             return await self._call  # type: ignore[no-any-return]
         except asyncio.CancelledError as exc:
@@ -110,7 +118,7 @@ class GrpcioUnaryCall:
 class GrpcioStreamCall:
     """Reads the messages in a separate task, because cancelling a read of grpc.aio cancels the call at once."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, timeout_s: float) -> None:
         self.arrived: float | None = None
         self.gap_s: float | None = None
         self.is_behind = False
@@ -124,6 +132,8 @@ class GrpcioStreamCall:
         self._end: Exception | None = None
         self._changed = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
+        self._expiry = asyncio.get_running_loop().call_later(timeout_s, self.interrupt, _deadline_passed())
+        self._call.add_done_callback(lambda _: self._expiry.cancel())
 
     def __aiter__(self) -> "GrpcioStreamCall":
         return self
@@ -199,6 +209,10 @@ class GrpcioStreamCall:
         if self.arrived is not None:
             self.gap_s = now - self.arrived
         self.arrived = now
+
+
+def _deadline_passed() -> RpcError:
+    return RpcError("DEADLINE_EXCEEDED", "the deadline passed")
 
 
 def rpc_error_of(exc: Exception) -> RpcError:

@@ -17,6 +17,11 @@ DEFAULT_KIND: Kind = "asyncio"
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Size limit of each request and response, so that no model can fill the gateway's memory with one message."""
+LATER_S = 60.0
+"""The server's deadline of a call is this much later than the caller's.
+
+Triton 2.51 can crash when a deadline passes. docs/decisions/0030-when-a-cancellation-is-sent.md has the reasons.
+"""
 WAITED_S = 0.005
 """A message that took at least this long to arrive was not buffered: the reader is up to date."""
 
@@ -45,7 +50,7 @@ class BrokenExchange(RpcError):
 
 class Call(Protocol):
     def done(self) -> bool:
-        """Whether the call has ended: by its status, by its deadline or by :meth:`cancel`."""
+        """Whether the call has ended: by its status, by the server's deadline or by :meth:`cancel`."""
 
     def cancel(self) -> None:
         """Ends the call and tells the server. A no-op for a call that has ended."""
@@ -92,7 +97,11 @@ class StreamCall(Call, Protocol):
 
 
 class Transport(Protocol):
-    """``path``: ``/package.Service/Method``. ``message``: one serialized request. ``timeout_s``: of the whole call."""
+    """``path``: ``/package.Service/Method``. ``message``: one serialized request.
+
+    ``timeout_s``: how long the caller waits: for a connection, then for responses. After that the caller's wait raises
+    RpcError with DEADLINE_EXCEEDED, but the call goes on for up to LATER_S: the caller must cancel it.
+    """
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
         """Starts a call with one response. Raises RpcError."""
@@ -112,4 +121,7 @@ async def call_control(transport: Transport, request: Message, timeout_s: float)
     """Calls a method other than inference, which follows from the message types. Raises RpcError or DecodeError."""
     method = type(request).__name__.removesuffix("Request")
     call = await transport.unary(path_of(method), request.SerializeToString(), timeout_s)
-    return getattr(service_pb2, f"{method}Response").FromString(await call.response())
+    try:
+        return getattr(service_pb2, f"{method}Response").FromString(await call.response())
+    finally:
+        call.cancel()

@@ -6,13 +6,13 @@ import time
 from app.triton.grpc.connection import Http2Connection
 from app.triton.grpc.frames import DataReceived, Headers, HeadersReceived
 from app.triton.grpc.messages import PREFIX_BYTES, MessageReader, error_of_head, error_of_trailers
-from app.triton.transport import WAITED_S, BrokenExchange, RpcError
+from app.triton.transport import LATER_S, WAITED_S, BrokenExchange, RpcError
 
 
 class Http2Call:
     """Base class of unary calls and streams: end, deadline, cancellation and receive window."""
 
-    __slots__ = ("_changed", "_connection", "_error", "_is_over", "_reader", "_stream_id", "_timer")
+    __slots__ = ("_changed", "_connection", "_error", "_interruption", "_is_over", "_reader", "_stream_id", "_timer")
 
     def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         self._connection = connection
@@ -21,6 +21,7 @@ class Http2Call:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._error: RpcError | None = None
+        self._interruption: Exception | None = None
         self._changed: asyncio.Future[None] | None = None
 
     def start(self, header_block: bytes, message: bytes, timeout_s: float) -> None:
@@ -64,8 +65,16 @@ class Http2Call:
             error = BrokenExchange("the response ended inside a message")
         self._end(error)
 
+    def interrupt(self, error: Exception) -> None:
+        """Raises ``error`` in the caller's wait; the call goes on."""
+        self._interruption = error
+        self._wake()
+
     def _expire(self) -> None:
-        self._stop(RpcError("DEADLINE_EXCEEDED", "the deadline passed"))
+        """Ends the caller's wait. The caller knows when the server can handle a cancellation."""
+        error = RpcError("DEADLINE_EXCEEDED", "the deadline passed")
+        self._timer = self._connection.loop.call_later(LATER_S, self._stop, error)
+        self.interrupt(error)
 
     def _stop(self, error: RpcError) -> None:
         self._connection.cancel(self._stream_id)
@@ -111,6 +120,8 @@ class Http2UnaryCall(Http2Call):
     async def response(self) -> bytes:
         """The response message. Cancelling this wait does not cancel the call. Raises RpcError."""
         while not self._is_over:
+            if self._interruption is not None:
+                raise self._interruption
             await self._change()
         if self._error is not None:
             raise self._error
@@ -134,7 +145,7 @@ class Http2StreamCall(Http2Call):
     The receive window reopens only when messages are read, so a stalled reader costs at most one window of memory.
     """
 
-    __slots__ = ("_asked", "_interruption", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
+    __slots__ = ("_asked", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
 
     def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
@@ -143,7 +154,6 @@ class Http2StreamCall(Http2Call):
         self.is_behind = False
         self.waits_since: float | None = None
         self._asked: float | None = None
-        self._interruption: Exception | None = None
         self._messages: list[bytes] = []
 
     def __aiter__(self) -> "Http2StreamCall":
@@ -187,8 +197,7 @@ class Http2StreamCall(Http2Call):
 
     def interrupt(self, error: Exception) -> None:
         if self.waits_since is not None:
-            self._interruption = error
-            self._wake()
+            super().interrupt(error)
 
     def close(self) -> None:
         """Discards the messages that were not read."""

@@ -14,7 +14,7 @@ from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
 from app.triton.grpc.connection import Http2Connection, KeepAlive
 from app.triton.grpc.frames import PeerLimits
 from app.triton.grpc.session import Session
-from app.triton.transport import Metadata, RpcError
+from app.triton.transport import LATER_S, Metadata, RpcError
 
 CONNECT_S = 1.0
 FIRST_BACKOFF_S = 0.1
@@ -56,7 +56,7 @@ class Client:
         if connection is None or not connection.has_room:
             connection, timeout_s = await self._connected(timeout_s)
         call = Http2UnaryCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
+        call.start(self._header_block(path, timeout_s + LATER_S, metadata), message, timeout_s)
         return call
 
     async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2StreamCall:
@@ -65,7 +65,7 @@ class Client:
         if connection is None or not connection.has_room:
             connection, timeout_s = await self._connected(timeout_s)
         call = Http2StreamCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
+        call.start(self._header_block(path, timeout_s + LATER_S, metadata), message, timeout_s)
         return call
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from app.api.body_memory import ByteBudget
 from app.api.browser_guard import BrowserGuard, BrowserRules
 from app.api.cors import Cors
 from app.api.dialect import Dialect, Services, ShortPath, add_routes
+from app.api.downloads import ImageDownloads
 from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
@@ -61,6 +62,8 @@ class Gateway:
     """None if this process is the only one that serves the API."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
+    downloads: ImageDownloads | None = None
+    """None if images cannot be given by their addresses."""
 
     def show_load(self) -> None:
         """Brings the gauges of admission and of kept streams up to date."""
@@ -99,7 +102,7 @@ def create_app(
     hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
     inference, keys = gateway.inference, gateway.keys
     findings = partial(live_findings, inference.catalog)
-    services = Services(inference, gateway.limits, gateway.store, gateway.statistics, findings)
+    services = Services(inference, gateway.limits, gateway.store, gateway.statistics, findings, gateway.downloads)
     dialects = {name: _dialect(name, services) for name in DIALECTS}
     forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)

@@ -60,6 +60,7 @@ _SERVICE_LINK = re.compile(
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'+.^_`|~-]+")
+_WEB = re.compile("https?://")
 _HAS_PORT = re.compile(r":\d{1,5}\Z")
 
 
@@ -115,6 +116,11 @@ class Settings(BaseSettings):
         (),
         description="names under which the gateway may be called besides localhost, separated by commas (default: all; "
         "on a loopback address without keys: none)",
+    )
+    image_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="hosts from which the gateway downloads the images of chats by https, separated by commas; "
+        "http://HOST allows http (default: none)",
     )
     redis_url: str | None = Field(
         None,
@@ -270,7 +276,7 @@ class Settings(BaseSettings):
         text = str(value).lower()
         return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
-    @field_validator("cors_origins", "cors_headers", "allowed_hosts", mode="before")
+    @field_validator("cors_origins", "cors_headers", "allowed_hosts", "image_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -300,6 +306,17 @@ class Settings(BaseSettings):
         if wrong is not None:
             raise ValueError(f"'{wrong}' is not the name of a host: write it as in gateway.example.com")
         return value
+
+    @field_validator("image_hosts")
+    @classmethod
+    def _are_origins_of_images(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns them as origins. Raises ValueError."""
+        origins = [host if "://" in host else f"https://{host}" for host in value]
+        wrong = next((each for each in origins if not _WEB.match(each) or each != _origin_of(each)), None)
+        if wrong is not None:
+            form = "write it as in images.example.com, images.example.com:8443 or http://images.example.com"
+            raise ValueError(f"'{wrong.removeprefix('https://')}' is not a host: {form}")
+        return tuple(origins)
 
 
 def config_beside(repository: Path) -> Path:

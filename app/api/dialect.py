@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission.keys import Key
 from app.api.access import AccessCheck, Guard
+from app.api.downloads import ImageDownloads
 from app.api.exchange import Exchange
 from app.api.failures import ErrorForm, FailureMiddleware
 from app.api.inference import Inference
@@ -85,6 +86,8 @@ class Services:
     """Of all workers."""
     findings: Callable[[], Awaitable[Sequence[Finding]]]
     """What the linter finds now. Raises GatewayError."""
+    downloads: ImageDownloads | None = None
+    """None if images cannot be given by their addresses."""
 
 
 @dataclass(frozen=True, slots=True)

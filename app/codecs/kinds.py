@@ -36,6 +36,7 @@ IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
 }
 """Format -> the offset of its magic bytes, and the magic bytes."""
 
+_UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 _PIECE = 256 * 1024
 """Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
 _FEW_NUMBERS = 1024
@@ -89,7 +90,7 @@ def bytes_of_base64(text: str, kind: str) -> bytes:
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
             raise ValueError("is a data URL without base64 data")
-        _check_media_type(head.removeprefix("data:").partition(";")[0].strip().lower(), kind)
+        check_media_type(head.removeprefix("data:").partition(";")[0].strip().lower(), kind)
     if text.startswith(("http://", "https://")):
         raise ValueError("must be base64 or a data: URL; the gateway does not download addresses")
     if "=" in text[:-2]:
@@ -132,17 +133,18 @@ def encoded_json(value: Any) -> bytes:
         raise ValueError("cannot be written as JSON") from exc
 
 
-def _check_media_type(media_type: str, kind: str) -> None:
-    """Raises ValueError. For unknown types, browsers send ``application/octet-stream`` or nothing."""
-    is_image = media_type.startswith("image/") or media_type in {"", "application/octet-stream"}
-    if kind == "image" and not is_image:
-        raise ValueError("is a data URL whose media type is not image/*")
+def check_media_type(media_type: str, kind: str) -> None:
+    """Raises ValueError. For unknown types, browsers and stores of files send one of ``_UNKNOWN_TYPES``."""
+    if kind == "image" and not (media_type.startswith("image/") or media_type in _UNKNOWN_TYPES):
+        raise ValueError("has content whose media type is not image/*")
 
 
-def check_image(content: bytes) -> None:
-    """Raises ValueError if the magic bytes of no known format match."""
-    if not any(content[start : start + len(magic)] == magic for start, magic in IMAGE_MAGIC.values()):
-        raise ValueError("is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)")
+def check_image(content: bytes) -> str:
+    """Returns the media type. Raises ValueError if the magic bytes of no known format match."""
+    for name, (start, magic) in IMAGE_MAGIC.items():
+        if content[start : start + len(magic)] == magic:
+            return f"image/{name.partition(' ')[0].lower()}"
+    raise ValueError("is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)")
 
 
 def _number_reader(datatype: str) -> ToArray:

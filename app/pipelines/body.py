@@ -7,6 +7,7 @@ this fails, and for every large body, the body is read member by member, which l
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -55,12 +56,17 @@ class BodyReader:
         )
         self._decoder = msgspec.json.Decoder(self.struct)
 
-    def from_json(self, body: Body) -> dict[str, Any]:
-        """Raises InvalidJson, InvalidRequest or InvalidInput."""
+    def from_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """``given``: values of further fields, which the body does not have.
+
+        Raises InvalidJson, InvalidRequest or InvalidInput.
+        """
         if not body:
             raise InvalidJson(f"The body is empty. Send a JSON object{self._with_required}.")
         values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
-        return self._decoded_by_member(memoryview(body)) if values is None else values
+        if values is None:
+            values = self._decoded_by_member(memoryview(body), given)
+        return {**values, **given} if given else values
 
     def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
@@ -112,7 +118,7 @@ class BodyReader:
         """Whether the body may have duplicate names; the decoder would keep only the last. Only False is certain."""
         return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
-    def _decoded_by_member(self, body: memoryview) -> dict[str, Any]:
+    def _decoded_by_member(self, body: memoryview, given: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         problems: list[FieldProblem] = []
         for name, text in members_of(body):
@@ -124,7 +130,7 @@ class BodyReader:
                 problems.append(_problem_of(name, exc))
             if len(problems) == MAX_PROBLEMS:
                 raise refused(problems)
-        problems += self._absent({name for name, value in values.items() if value is not None})
+        problems += self._absent({*given, *(name for name, value in values.items() if value is not None)})
         if problems:
             raise refused(problems)
         return {name: value for name, value in values.items() if value is not None}
@@ -225,7 +231,8 @@ def _reworded(text: str) -> str:
         return f"must have the field '{text.removeprefix('Object missing required field ')}'"
     if text.startswith("Object contains unknown field"):
         return "has a field that is not supported"
-    return "is not one of the allowed values" if text.startswith("Invalid enum") else "is out of range"
+    is_listed = text.startswith(("Invalid enum", "Invalid value"))
+    return "is not one of the allowed values" if is_listed else "is out of range"
 
 
 def _position_of(exc: Exception) -> str:

@@ -135,11 +135,11 @@ class InputField:
 
 def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
     """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
-    to_array = to_array_of("binary" if spec.base64 else spec.kind, datatype)
+    to_array = to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, datatype)
     if spec.kind == "json":
         return lambda value: to_array(json_bytes_of(value))
-    if spec.base64:
-        return lambda value: to_array(_base64_of(value, spec.kind))
+    if spec.base64 or spec.data_url:
+        return lambda value: to_array(_encoded(value, spec))
     if spec.kind in _FILE_KINDS:
         return lambda value: to_array(_content_of(value, spec.kind))
     return to_array
@@ -161,14 +161,13 @@ def _content_of(value: Any, kind: str) -> Any:
     return bytes_of_base64(value, kind) if isinstance(value, str) else value
 
 
-def _base64_of(value: Any, kind: str) -> Any:
-    """Returns the base64 text of a file as bytes, for models that decode it themselves; lists keep their nesting."""
+def _encoded(value: Any, spec: InputSpec) -> Any:
+    """Returns a file as base64 or a data URL, for models that decode it themselves; lists keep their nesting."""
     if isinstance(value, list):
-        return [_base64_of(item, kind) for item in value]
-    content = _content_of(value, kind)
-    if kind == "image":
-        check_image(content)
-    return base64.b64encode(content)
+        return [_encoded(item, spec) for item in value]
+    content = _content_of(value, spec.kind)
+    head = b"data:%b;base64," % check_image(content).encode() if spec.kind == "image" else b""
+    return b"".join([head if spec.data_url else b"", base64.b64encode(content)])
 
 
 def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:

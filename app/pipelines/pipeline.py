@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
@@ -168,9 +169,12 @@ class Pipeline:
     capacity: Capacity = dataclasses.field(default_factory=Capacity)
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
 
-    def request_of_json(self, body: Body) -> InferenceRequest:
-        """Raises InvalidJson, InvalidRequest or InvalidInput."""
-        return self.request_of(self.reader.from_json(body))
+    def request_of_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> InferenceRequest:
+        """``given``: values of further fields, which the body does not have.
+
+        Raises InvalidJson, InvalidRequest or InvalidInput.
+        """
+        return self.request_of(self.reader.from_json(body, given))
 
     def request_of_form(self, parts: Mapping[str, Part]) -> InferenceRequest:
         """Raises InvalidInput."""

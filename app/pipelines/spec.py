@@ -71,6 +71,8 @@ class InputSpec(Section):
     """The tensor has one free dimension, but always one element: a single value, as for the dims [1]."""
     base64: bool = False
     """The tensor has the file as base64 text instead of its bytes."""
+    data_url: bool = False
+    """The tensor has the image as a ``data:`` URL instead of its bytes."""
     optional: bool = False
     default: JsonValue = None
     minimum: Bound | None = None
@@ -84,6 +86,8 @@ class InputSpec(Section):
         _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
         if self.base64 and self.kind not in ("image", "binary"):
             raise ValueError("has base64: true, which only the kinds image and binary can have")
+        if self.data_url and (self.kind != "image" or self.base64):
+            raise ValueError("has data_url: true, which only kind: image without base64 can have")
         return self
 
 

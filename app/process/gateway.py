@@ -15,6 +15,7 @@ from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules, host_of
+from app.api.downloads import ImageDownloads
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -253,6 +254,7 @@ async def open_gateway(
             explanations if isinstance(explanations, ExplainStore) else None,
             settings.traces_url,
             browser_rules=browser_rules_of(settings),
+            downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
         )
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules
+from app.api.downloads import ImageDownloads
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -47,6 +48,7 @@ async def served(
     collector_url: str | None = None,
     rules: BrowserRules | None = None,
     tokenizers: Path | None = None,
+    downloads: ImageDownloads | None = None,
 ) -> AsyncIterator[Served]:
     """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
     catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY, tokenizers=tokenizers))
@@ -59,7 +61,7 @@ async def served(
         gateway = Gateway(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
         )
-        gateway.browser_rules = rules
+        gateway.browser_rules, gateway.downloads = rules, downloads
         if explains is not None:
             gateway.explain_store, gateway.collector_url = ExplainStore(), collector_url
             inference.explaining = Explaining(gateway.explain_store, for_everyone=explains)

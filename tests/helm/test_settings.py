@@ -43,6 +43,7 @@ def test_each_value_of_the_gateway_becomes_a_setting() -> None:
         "timeoutSeconds": 2.5,
         "maxBodyBytes": 67_108_864,
         "corsOrigins": ["https://a.example", "https://b.example"],
+        "imageHosts": ["images.example", "http://files.example:9000"],
         "docs": False,
         "console": False,
         "logLevel": "warning",
@@ -55,6 +56,7 @@ def test_each_value_of_the_gateway_becomes_a_setting() -> None:
     assert settings.timeout_s == 2.5
     assert settings.max_body_bytes == 67_108_864
     assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert settings.image_hosts == ("https://images.example", "http://files.example:9000")
     assert (settings.docs, settings.console) == (False, False)
     assert (settings.log_level, settings.log_format, settings.log_tensors) == ("warning", "text", "shapes")
     assert settings.tokenizers == Path("/tokenizers")

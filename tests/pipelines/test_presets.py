@@ -58,6 +58,7 @@ ENGINE = model(
 LLM_API = model(
     [
         "text_input BYTES [-1]",
+        "image_url BYTES [-1] optional",
         *(f"sampling_param_{name} INT32 [1] optional" for name in ("max_tokens", "top_k", "best_of")),
         *(f"sampling_param_{name} FP32 [1] optional" for name in ("temperature", "top_p", *PENALTIES[:2])),
         "sampling_param_stop BYTES [-1] optional",

@@ -107,13 +107,16 @@ EMBEDDING = [
     b'{"input": [3, 1, 2], "pooling_params": {"dimensions": [2]}}',
     b'{"input": "Hello", "pooling_params": {"dimensions": [300]}}',
 ]
+IMAGES = ["iVBORw0KGgoAAA==", "R0lGODlhAQ=="]
+"""The first bytes of a PNG and a GIF."""
+IMAGE_URLS = [f"data:image/{kind};base64,{image}" for kind, image in zip(("png", "gif"), IMAGES, strict=True)]
 SAMPLING = [b'{"max_tokens": 8}', b'{"temperature": 0.5, "top_p": 0.9}', b'{"n": 3}', b'{"foo": 1}']
 
 KINDS = (
     # Language models.
     Kind(
         "vllm",
-        {"text_input": "BYTES[1] of 1..200", "sampling_parameters": "BYTES[1]?", **OF_VLLM},
+        {"text_input": "BYTES[1] of 1..200", "image": "BYTES[0..2]?", "sampling_parameters": "BYTES[1]?", **OF_VLLM},
         {
             "text_output": "BYTES[1..3]",
             "finish_reason": "BYTES[1..3]",
@@ -126,7 +129,7 @@ KINDS = (
         habit="vllm",
         single=("text_output", "finish_reason"),
         pipeline={"openai": {"completions": {"prompt": "text_input", "text": "text_output"}}},
-        fixed={"sampling_parameters": SAMPLING},
+        fixed={"sampling_parameters": SAMPLING, "image": [each.encode() for each in IMAGES]},
     ),
     Kind(
         "vllm_embeddings",
@@ -159,6 +162,7 @@ KINDS = (
         "tensorrt_llm_api",
         {
             "text_input": "BYTES[1..1] of 1..200",
+            "image_url": "BYTES[0..2]?",
             "streaming": "BOOL[1]?",
             "sampling_param_max_tokens": "INT32[1]?",
             "return_finish_reason": "BOOL[1]?",
@@ -167,6 +171,7 @@ KINDS = (
         responses=(1, 16),
         habit="tensorrt_llm_api",
         single=("text_input", "text_output", "finish_reason"),
+        fixed={"image_url": [each.encode() for each in IMAGE_URLS]},
     ),
     Kind("lm_head", {"HIDDEN": "BF16[1..16,64]"}, {"HIDDEN_OUT": "BF16[1..16,64]"}, batch=4, habit="echo"),
     Kind(

@@ -4,8 +4,10 @@ The parameter ``zoo`` of the configuration has the row of the table as JSON: the
 the forms of the outputs. The content of a row of a batch depends on this row of the inputs.
 """
 
+import base64
 import json
 import random
+import re
 import zlib
 
 import numpy as np
@@ -30,6 +32,8 @@ SAMPLING = {
     "skip_special_tokens",
     "structured_outputs",
 }
+MARKER = b"<image>"
+"""The place of an image in a prompt."""
 CONTEXT = 2000
 """The longest prompt of vLLM, in characters."""
 
@@ -121,7 +125,7 @@ def vllm(_model, request):
         text = f"The decoder prompt (length {length}) is longer than the maximum model length of {CONTEXT}"
         yield _failure(f"Error generating stream: {text}")
         return
-    said = given["text_input"].partition(SAY)[2]
+    said = _seen(given["text_input"], _elements_of(request, "image")) or given["text_input"].partition(SAY)[2]
     if said:
         for start in range(0, len(said), 4):
             reason = "stop" if start + 4 >= len(said) else "None"
@@ -198,7 +202,9 @@ def tensorrt_llm_api(_model, request):
     given = _first_elements(request)
     choices = random.Random(_seed([np.array([given["text_input"]], np.object_)]))
     limit = int(given.get("sampling_param_max_tokens", 8))
-    pieces = [_token(choices) for _ in range(max(1, min(limit, 16)))]
+    said = _seen(given["text_input"], [_data_of(url) for url in _elements_of(request, "image_url")])
+    pieces = [said[start : start + 4] for start in range(0, len(said), 4)]
+    pieces = pieces or [_token(choices) for _ in range(max(1, min(limit, 16)))]
     for number in range(1, len(pieces) + 1):
         if given.get("streaming", False) or number == len(pieces):
             outputs = [_texts("text_output", [b"".join(pieces[:number])])]
@@ -227,6 +233,23 @@ def iterative(model, request):
     else:
         del model.states[key]
         yield pb_utils.InferenceResponse([pb_utils.Tensor("RUNS", np.array([[runs]], np.int32))])
+
+
+def _seen(prompt, images):
+    """What a vision model says: the number of markers in the prompt, and the content of each image; given as base64."""
+    contents = [base64.b64decode(image, validate=True) for image in images]
+    return b" ".join([b"%d:" % prompt.count(MARKER), *(each.hex().encode() for each in contents)]) if contents else b""
+
+
+def _data_of(url):
+    """The base64 of a data URL whose media type is that of its content."""
+    media_type, data = re.fullmatch(rb"data:image/(png|gif);base64,(.*)", url).groups()
+    assert media_type in base64.b64decode(data).lower()
+    return data
+
+
+def _elements_of(request, name):
+    return [each for tensor in request.inputs() if tensor.name() == name for each in tensor.as_numpy().reshape(-1)]
 
 
 def _first_elements(request):

@@ -15,6 +15,7 @@ from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.embeddings import MAX_INPUTS
 from app.api.openai.errors import openai_status_of
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
+from app.api.openai.messages import DETAILS
 from app.api.openai.requests import MAX_CHOICES, MAX_LOGPROBS, ids_of
 from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi.answers import (
@@ -119,6 +120,19 @@ _ONE_TEXT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems"
 _STOP_TEXT: Schema = {**TEXT, "minLength": 1, "maxLength": 256}
 _LABELS: Schema = {"anyOf": [msgspec.json.schema(Labels), {"type": "null"}]}
 _PART = _object({"type": const_of("text"), "text": TEXT, "prompt_cache_breakpoint": _LABELS}, "prompt_cache_breakpoint")
+_DETAIL: Schema = {
+    **enum_of([*DETAILS, None]),
+    "description": "Has no effect: the model decides how it reads an image.",
+}
+_URL: Schema = {**TEXT, "description": "A data: URL with base64, or the address of a host that the operator allows."}
+_IMAGE_PART = _object(
+    {
+        "type": const_of("image_url"),
+        "image_url": _object({"url": _URL, "detail": _DETAIL}, "detail"),
+        "prompt_cache_breakpoint": _LABELS,
+    },
+    "prompt_cache_breakpoint",
+)
 _REQUEST_MESSAGE: Schema = {
     "type": "object",
     "required": ["role", "content"],
@@ -130,21 +144,26 @@ _REQUEST_MESSAGE: Schema = {
     },
     "additionalProperties": False,
 }
-_MESSAGES: Schema = {"type": "array", "items": _REQUEST_MESSAGE, "minItems": 1}
 
 
 def _messages_of(form: TextForm) -> Schema:
-    """Messages of a pipeline with tools or reasoning have further members."""
-    if form.tools is None and form.reasoning is None:
-        return _MESSAGES
+    return {"type": "array", "items": _message_of(form), "minItems": 1}
+
+
+def _message_of(form: TextForm) -> Schema:
+    """Messages of a pipeline with images, tools or reasoning have further parts and members."""
     known = _REQUEST_MESSAGE["properties"]
+    if form.images is not None:
+        parts = {"type": "array", "items": {"anyOf": [_PART, _IMAGE_PART]}}
+        known = {**known, "content": {"anyOf": [TEXT, parts]}}
+    if form.tools is None and form.reasoning is None:
+        return {**_REQUEST_MESSAGE, "properties": known}
     text: Schema = {"type": ["string", "null"]}
     properties = {**known, "content": _or_null(known["content"]), **dict.fromkeys(_REASONING, text)}
     if form.tools is not None:
         roles = enum_of([*known["role"]["enum"], "tool"])
         properties |= {"role": roles, "tool_calls": _or_null(list_of(_CALL)), "tool_call_id": text}
-    message = {**_REQUEST_MESSAGE, "required": ["role"], "properties": properties}
-    return {**_MESSAGES, "items": message}
+    return {**_REQUEST_MESSAGE, "required": ["role"], "properties": properties}
 
 
 def _tool_fields(form: TextForm) -> Schema:
@@ -183,6 +202,10 @@ def completion_schema(pipeline: Pipeline, form: TextForm) -> Schema:
 
 def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
     schema = _schema(pipeline, form, {"messages": _messages_of(form)}, _text_fields(pipeline, form, chat=True))
+    if form.images is not None:  # they may be in the messages
+        schema["required"] = [
+            name for name in schema["required"] if form.field_by_parameter.get(name) != form.images.input
+        ]
     return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
 
 

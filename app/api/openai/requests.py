@@ -4,7 +4,7 @@ Every POST of this dialect begins with ``read_named_request``, which reads the m
 model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,7 +22,6 @@ from app.api.limits import Limits
 from app.api.openai.calls import AnswerReader
 from app.api.openai.members import (
     NEUTRAL_OF_TEXTS,
-    Labels,
     Members,
     body_of_fields,
     read_members,
@@ -30,7 +29,8 @@ from app.api.openai.members import (
     required,
     take,
 )
-from app.api.openai.tools import Turn, members_of_turns, reader_of, take_tools, take_variables
+from app.api.openai.messages import Conversation, Image
+from app.api.openai.tools import reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
 from app.core.inference import InferenceRequest, new_request_id
 from app.core.text import nearest
@@ -42,8 +42,6 @@ from app.pipelines.openai.tokenizer import TokenCounter
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ADAPTER
 
-MAX_MESSAGE_ELEMENTS = 16_384
-"""Limit of roles, contents and parts of contents together."""
 _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 
@@ -51,35 +49,6 @@ _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 class _StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-
-
-class _TextPart(Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: Labels | None = None
-
-
-class _Message(Struct, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_TextPart]
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
-    annotations: None = None
-
-
-class _CallMessage(Turn, kw_only=True, forbid_unknown_fields=True):
-    """Of a pipeline with tools or reasoning."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: None = None
 
 
 MAX_CHOICES = 16
@@ -158,7 +127,7 @@ def _take_logprobs(members: Members, *, chat: bool) -> int | None:
 
 
 def completion_requests(
-    named: "NamedRequest", form: TextForm, options: ResponseOptions
+    named: "NamedRequest", form: TextForm, options: ResponseOptions, _conversation: Conversation
 ) -> tuple[Prompt, Sequence[InferenceRequest]]:
     """Returns the prompt, and a request for each choice. Raises InvalidInput, InvalidRequest or InvalidJson."""
     prompt = named.members.pop("prompt", None)
@@ -168,13 +137,12 @@ def completion_requests(
     if options.echo or _counter_of(form, options):
         given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
         text = given if isinstance(given, str) else given[0]
-    return _prompt_of(text, "prompt", form, options), _requests_of(
-        named, form, options, {form.prompt: prompt}, "prompt"
-    )
+    of_caller = _Given("prompt", {form.prompt: prompt})
+    return _prompt_of(text, "prompt", form, options), _requests_of(named, form, options, of_caller)
 
 
 def chat_requests(
-    named: "NamedRequest", form: TextForm, options: ResponseOptions
+    named: "NamedRequest", form: TextForm, options: ResponseOptions, conversation: Conversation
 ) -> tuple[Prompt, Sequence[InferenceRequest]]:
     """Renders the messages to the prompt with the pipeline's chat template.
 
@@ -182,15 +150,17 @@ def chat_requests(
     """
     assert form.template is not None
     tools, variables = take_tools(named.members, form), take_variables(named.members, form)
-    text = form.template.render(_take_messages(named.members, form), tools.described, variables)
+    text = form.template.render(conversation.messages, tools.described, variables)
     guided = {} if tools.schema is None else guided_fields(form, tools.schema)
     names = {"tools": form.guided.parameter} if guided and form.guided else {}
+    conversation.messages.clear()  # frees the memory before the requests are made
     prompt = _prompt_of(text, "messages", form, options)
     prompt = replace(prompt, reader=reader_of(form, tools, text), field_by_name=names)
     fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
-    del text  # frees the memory before the requests are made
+    del text  # frees its memory too
     fields |= {name: msgspec.json.encode(value) for name, value in guided.items()}
-    return prompt, _requests_of(named, form, options, fields, "messages")
+    given = _Given("messages", fields, _images_of(conversation, form))
+    return prompt, _requests_of(named, form, options, given)
 
 
 def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
@@ -206,32 +176,34 @@ def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None
     return form.tokenizer.count_tokens
 
 
-def _take_messages(members: Members, form: TextForm) -> Sequence[Mapping[str, Any]]:
-    type_: Any = _Message if form.tools is None and form.reasoning is None else _CallMessage
-    messages = take(
-        members, "messages", Annotated[list[type_], Meta(min_length=1)], None, max_elements=MAX_MESSAGE_ELEMENTS
-    )
-    if messages is None:
-        raise required("messages")
-    if type_ is _Message:
-        return [_as_template_has_it(message) for message in messages]
-    further = members_of_turns(messages, form)
-    return [{**_as_template_has_it(message), **more} for message, more in zip(messages, further, strict=True)]
+def _images_of(conversation: Conversation, form: TextForm) -> Mapping[str, Any]:
+    """Returns the value of the pipeline's input for images; nothing if there are none."""
+    contents = [image.content for image in conversation.images]
+    if form.images is None or not contents:
+        return {}
+    return {form.images.input: contents[0] if form.images.is_single else contents}
+
+
+class _Given(Struct, frozen=True):
+    """The values of the pipeline's fields that come from one member of the caller, ``name``.
+
+    ``fields``: as JSON. ``images``: the input for images, if there are any.
+    """
+
+    name: str
+    fields: Mapping[str, Body]
+    images: Mapping[str, Any] = {}
 
 
 def _requests_of(
     named: "NamedRequest",
     form: TextForm,
     options: ResponseOptions,
-    given: Mapping[str, Body],
-    prompt_name: str,
+    given: _Given,
 ) -> Sequence[InferenceRequest]:
-    """Returns a request for each choice. Choices have different seeds if the caller sets one.
-
-    ``given``: the fields of the pipeline that do not come from the members.
-    """
+    """Returns a request for each choice. Choices have different seeds if the caller sets one."""
     members, names = named.members, form.field_by_parameter
-    fields = dict(given)
+    fields = dict(given.fields)
     if options.stops and "stop" in names:
         fields[names["stop"]] = msgspec.json.encode(options.stops)
     if options.logprobs is not None and form.logprobs is not None:
@@ -244,10 +216,10 @@ def _requests_of(
     def request_of(members: Members) -> InferenceRequest:
         body = body_of_fields(fields, members, names, NEUTRAL_OF_TEXTS)
         try:
-            return named.pipeline.request_of_json(body)
+            return named.pipeline.request_of_json(body, given.images)
         except InvalidInput as exc:
-            given = {names[name]: name for name in [*members, "stop"] if name in names}
-            raise renamed(exc, {**given, form.prompt: prompt_name}) from exc
+            own = {names[name]: name for name in [*members, "stop"] if name in names}
+            raise renamed(exc, {**own, **dict.fromkeys((form.prompt, *given.images), given.name)}) from exc
 
     seed = take(dict(members), "seed", int, None) if options.choices > 1 and "seed" in names else None
     if seed is not None:
@@ -255,14 +227,6 @@ def _requests_of(
         return [request_of({**members, "seed": each}) for each in seeds]
     request = request_of(members)
     return [request, *(replace(request, request_id=new_request_id()) for _ in range(options.choices - 1))]
-
-
-def _as_template_has_it(message: _Message | _CallMessage) -> Mapping[str, Any]:
-    """Returns one text for each message. ``developer``, OpenAI's newer name, becomes ``system`` for open models."""
-    parts = message.content
-    content = parts if isinstance(parts, str) else "".join(part.text for part in parts or ())
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": content, **({"name": message.name} if message.name is not None else {})}
 
 
 def _stops_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -287,9 +251,10 @@ class NamedRequest:
     def adapter(self) -> str:
         return self.model_id[len(self.pipeline.name) + 1 :]
 
-    async def read(self, read: Callable[[], Read]) -> Read:
-        """Returns ``read(members)``; runs in a thread if the body is large."""
-        return await off_loop(lambda _body: read(), self.body)
+    async def read(self, read: Callable[[], Read], images: Iterable[Image] = ()) -> Read:
+        """Returns ``read()``; runs in a thread if the body or an image is large."""
+        largest = max((self.body, *(memoryview(image.content) for image in images)), key=len)
+        return await off_loop(lambda _largest: read(), largest)
 
 
 Pick = Callable[[OpenAIMapping], Form | None]

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.dialect import Dialect, Services, ShortRoute
+from app.api.downloads import ImageDownloads
 from app.api.exchange import exchange_of
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -24,8 +25,9 @@ OWNER = "triton-gateway"
 class OpenAIRoutes:
     """The pipelines that declare ``openai:``, as models."""
 
-    def __init__(self, inference: Inference, limits: Limits) -> None:
+    def __init__(self, inference: Inference, limits: Limits, downloads: ImageDownloads | None) -> None:
         self._inference = inference
+        self._downloads = downloads
         self._catalog = inference.catalog
         self._limits = limits
         self._created = int(time.time())
@@ -36,7 +38,7 @@ class OpenAIRoutes:
     def short_routes(self) -> list[ShortRoute]:
         endpoints = {
             "/v1/completions": TextRoute(self._inference, self._limits, COMPLETIONS).post,
-            "/v1/chat/completions": TextRoute(self._inference, self._limits, CHAT).post,
+            "/v1/chat/completions": TextRoute(self._inference, self._limits, CHAT, self._downloads).post,
             "/v1/embeddings": EmbeddingsRoute(self._inference, self._limits).post,
         }
         return [ShortRoute(path, endpoint, openai_error_response) for path, endpoint in endpoints.items()]
@@ -62,7 +64,7 @@ _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 
 
 def dialect(services: Services) -> Dialect:
-    routes = OpenAIRoutes(services.inference, services.limits)
+    routes = OpenAIRoutes(services.inference, services.limits, services.downloads)
     return Dialect(
         routers=[routes.router()],
         short_routes=routes.short_routes(),

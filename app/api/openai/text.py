@@ -4,6 +4,7 @@
 ``Rendering`` makes the objects of the answer from their texts, finish reasons, log probabilities and token counts.
 """
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from starlette.types import Send
 
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.downloads import ImageDownloads
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
@@ -22,6 +24,7 @@ from app.api.openai.calls import delta_of, joined_readings, message_of
 from app.api.openai.choices import Choice, Piece, Usage, joined, tokens_of, usage_of
 from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
+from app.api.openai.messages import Conversation, take_conversation
 from app.api.openai.requests import (
     NamedRequest,
     Prompt,
@@ -35,8 +38,8 @@ from app.api.openai.requests import (
 from app.api.responses import send_json
 from app.api.streaming import StreamResponse
 from app.core.answer import Ending, Tokens, Values
-from app.core.errors import GatewayError
-from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.errors import DeadlineExceeded, GatewayError
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.streams.events import Event
@@ -196,7 +199,9 @@ class Address:
     operation: str
     """OpenTelemetry's name."""
     form_of: Callable[[OpenAIMapping], TextForm | None]
-    requests_of: Callable[[NamedRequest, TextForm, ResponseOptions], tuple[Prompt, Sequence[InferenceRequest]]]
+    requests_of: Callable[
+        [NamedRequest, TextForm, ResponseOptions, Conversation], tuple[Prompt, Sequence[InferenceRequest]]
+    ]
     rendering: type[Rendering]
 
 
@@ -211,6 +216,8 @@ class TextRoute:
     inference: Inference
     limits: Limits
     address: Address
+    downloads: ImageDownloads | None = None
+    """None if images cannot be given by their addresses."""
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], send: Send) -> None:
         response = await self._answered(exchange)
@@ -220,28 +227,27 @@ class TextRoute:
     async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
         """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
         read = await self._read(exchange)
+        call = self._call(exchange, read)
         if read.streams:
-            return await self._opened(exchange, read)
-        call = self._call(exchange, read, read.pipeline.timeout_s)
+            return await self._opened(exchange, call)
         with CancelledOnDisconnect(exchange):
             ending = await self.inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
         await send_json(exchange, ending.outputs[0], *exit_header)
         return None
 
-    async def _opened(self, exchange: Exchange, read: "_Read") -> ChunkResponse:
+    async def _opened(self, exchange: Exchange, call: InferenceCall) -> ChunkResponse:
         exchange.record.transport = "stream"
-        call = self._call(exchange, read, read.pipeline.stream_spec().timeout_s)
         with CancelledOnDisconnect(exchange):
             stream, opening = await self.inference.open_stream(call)
         return ChunkResponse.of(stream, opening, self.limits)
 
-    def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> InferenceCall:
+    def _call(self, exchange: Exchange, read: "_Read") -> InferenceCall:
         return InferenceCall(
             target=self.inference.target_of(read.pipeline),
             inference=read.requests[0],
             answer=read.collector,
-            deadline=deadline_of(exchange, timeout_s),
+            deadline=read.deadline,
             record=exchange.record,
             caller=exchange.caller,
             problem_of=openai_error_of,
@@ -254,18 +260,53 @@ class TextRoute:
             exchange, self.inference, self.limits, self.address.form_of, self.address.operation
         )
         form = form_of(named.pipeline, self.address.form_of, self.address.what)
-        read = await named.read(lambda: self._read_members(named, form, exchange.record.request_id))
-        exchange.forget_body()
-        return read
+        options, conversation = await named.read(lambda: self._taken(named, form))
+        pipeline = named.pipeline
+        deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s if options.stream else pipeline.timeout_s)
+        if conversation.needs_downloads:
+            conversation = await self._downloaded(exchange, pipeline, conversation, deadline)
 
-    def _read_members(self, named: NamedRequest, form: TextForm, request_id: str) -> "_Read":
-        """Raises InvalidInput, InvalidRequest or InvalidJson."""
-        options = take_options(named.members, form, chat=self.address is CHAT)
-        prompt, requests = self.address.requests_of(named, form, options)
-        choices = [Choice(named.pipeline, form, request, options, prompt) for request in requests]
-        rendering = self.address.rendering(named.model_id, request_id, options)
-        kind = ChunkCollector if options.stream else TextCollector
-        return _Read(named.pipeline, requests, kind(choices, rendering), options.stream)
+        def read() -> _Read:
+            prompt, requests = self.address.requests_of(named, form, options, conversation)
+            choices = [Choice(pipeline, form, request, options, prompt) for request in requests]
+            rendering = self.address.rendering(named.model_id, exchange.record.request_id, options)
+            kind = ChunkCollector if options.stream else TextCollector
+            return _Read(pipeline, requests, kind(choices, rendering), deadline, options.stream)
+
+        found = await named.read(read, conversation.images)
+        exchange.forget_body()
+        return found
+
+    def _taken(self, named: NamedRequest, form: TextForm) -> tuple[ResponseOptions, Conversation]:
+        """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
+        if self.address is not CHAT:
+            return take_options(named.members, form, chat=False), Conversation()
+        options = take_options(named.members, form, chat=True)
+        return options, take_conversation(named.members, form, self.downloads)
+
+    async def _downloaded(
+        self, exchange: Exchange, pipeline: Pipeline, conversation: Conversation, deadline: Deadline
+    ) -> Conversation:
+        """Downloads images, whose bytes count as those of the body.
+
+        Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
+        """
+        self.inference.target_of(pipeline).admission.check(exchange.caller, deadline)
+        size, most = 0, self.limits.of(pipeline).max_body_bytes
+
+        def count(piece: int) -> None:
+            nonlocal size
+            size += piece
+            if size > most:
+                raise ValueError(f"is too large: the images of a request may have {most} bytes")
+            exchange.hold(piece)
+
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                with CancelledOnDisconnect(exchange):
+                    return await conversation.downloaded(self.downloads, count)
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,4 +316,5 @@ class _Read:
     pipeline: Pipeline
     requests: Sequence[InferenceRequest]
     collector: ChunkCollector
+    deadline: Deadline
     streams: bool

@@ -18,7 +18,7 @@ from app.pipelines.openai.spec import (
     OpenAISpec,
     UsageSpec,
 )
-from app.pipelines.openai.template import ChatTemplate
+from app.pipelines.openai.template import ChatTemplate, TemplateOptions
 from app.pipelines.openai.tokenizer import TokenizerFolder
 from app.pipelines.openai.tool_calls.formats import Reasoning, ToolFormat
 from app.pipelines.outputs import OutputField
@@ -30,6 +30,17 @@ SKIPS_SPECIAL_TOKENS = "skip_special_tokens"
 """vLLM's parameter: false keeps special tokens in the text."""
 
 Field = InputField | ParameterField
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesForm:
+    """The input of a pipeline for the images of messages."""
+
+    input: str
+    most: int
+    """The largest number of images in a request."""
+    is_single: bool
+    """Whether the input is one image instead of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class TextForm:
     """How the model writes tool calls and reasoning. Only of ``chat``; None if it does not."""
     special_tokens: str | None = None
     """The parameter that keeps special tokens in the text, if these formats need it and there is one."""
+    images: ImagesForm | None = None
+    """Only of ``chat``; None if messages cannot have images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,39 @@ class _Names:
             tokenizer=self._spec.chat.folder if self._spec.chat else None,
             guided=self._guided(),
         )
-        return self._with_calls(form) if isinstance(spec, ChatSpec) else form
+        return self._with_images(self._with_calls(form), spec) if isinstance(spec, ChatSpec) else form
+
+    def _with_images(self, form: TextForm, spec: ChatSpec) -> TextForm:
+        """Adds the input for images, if the template has places for them.
+
+        A template without such places is an error if the pipeline needs images or says how they are written: most
+        models of a backend with an optional input for images have none.
+        """
+        assert form.template is not None
+        field = self._image_input(spec)
+        if field is None:
+            return form
+        if not form.template.takes_images:
+            if spec.images is None and not field.is_required:
+                return form
+            text = f"is required: the chat template has no place for the images of '{field.name}'"
+            raise _mismatch(("chat", "image_marker"), text)
+        size = 1 if field.is_bare else field.tensor.dims[0]
+        most = spec.max_images if size == -1 else min(size, spec.max_images)
+        return replace(form, images=ImagesForm(field.name, most, field.is_bare))
+
+    def _image_input(self, spec: ChatSpec) -> InputField | None:
+        inputs = [each for each in self._fields.values() if isinstance(each, InputField) and each.spec.kind == "image"]
+        usable = {
+            each.name: each for each in inputs if each.is_bare or (not each.batched and len(each.tensor.dims) == 1)
+        }
+        if spec.images is not None and spec.images not in usable:
+            text = f"'{spec.images}' is not an image or a list of images{nearest(spec.images, list(usable))}"
+            raise _mismatch(("chat", "images"), text)
+        if spec.images is None and spec.image_marker is not None and len(usable) != 1:
+            text = "must name the input for the images, because not exactly one input has kind: image"
+            raise _mismatch(("chat", "images"), text)
+        return usable[spec.images] if spec.images else next(iter(usable.values())) if len(usable) == 1 else None
 
     def _with_calls(self, form: TextForm) -> TextForm:
         given = self._spec.reasoning
@@ -232,19 +277,23 @@ def _template_of(spec: ChatSpec, key: str) -> ChatTemplate:
         return _template_in(spec.folder, spec, key)
     name = "template" if spec.template is not None else "template_text"
     with mismatch_at("openai", key, name):
-        return ChatTemplate(spec.template_text or "", spec.variables, strips_bos=spec.strips_bos)
+        return ChatTemplate(spec.template_text or "", spec.variables, _options_of(spec))
+
+
+def _options_of(spec: ChatSpec) -> TemplateOptions:
+    return TemplateOptions(spec.strips_bos, spec.image_marker)
 
 
 def _template_in(folder: TokenizerFolder, spec: ChatSpec, key: str) -> ChatTemplate:
     """The template ``default``, with ``tool_use`` for conversations with tools. Raises PipelineMismatch."""
-    variables = {**folder.special_tokens, **spec.variables}
+    variables, options = {**folder.special_tokens, **spec.variables}, _options_of(spec)
     tool_use = None
     if "tool_use" in folder.named_templates:
         text = folder.named_templates["tool_use"]
         with _mismatch_in(folder, "tool_use", key):
-            tool_use = ChatTemplate(text, variables, strips_bos=spec.strips_bos, has_tools=True)
+            tool_use = ChatTemplate(text, variables, options, has_tools=True)
     with _mismatch_in(folder, "default", key):
-        return ChatTemplate(folder.template, variables, strips_bos=spec.strips_bos, tool_use=tool_use)
+        return ChatTemplate(folder.template, variables, options, tool_use=tool_use)
 
 
 @contextmanager

@@ -35,6 +35,11 @@ class ChatSpec(CompletionsSpec):
     bos: Literal["strip", "keep"] | None = None
     """Whether a rendered ``bos_token`` at the beginning is removed. Left out: ``strip`` with ``tokenizer``."""
     variables: dict[str, JsonValue] = {}
+    images: Name | None = None
+    """The input for the images of the messages. Left out: the only input with ``kind: image``."""
+    image_marker: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """The text of an image in the prompt, for a template that takes only texts. ``{number}``: which image, from 1."""
+    max_images: Annotated[int, Field(ge=1, le=256)] = 16
     _folder: TokenizerFolder | None = PrivateAttr(None)
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ how much work a conversation can cause.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from app.core.errors import FieldProblem, InvalidInput
+from app.pipelines.openai.contents import Content, Message, content_form_of
 
 MAX_STEPS = 20_000
 """Turns of loops and calls of functions, for one conversation."""
@@ -45,9 +47,19 @@ _TRIAL_TOOL = {
 
 _log = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 """A function in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """``strips_bos``: remove a leading ``bos_token``, for a model that adds its own to every prompt.
+
+    ``image_marker``: the text of an image, for a template that takes only texts.
+    """
+
+    strips_bos: bool = False
+    image_marker: str | None = None
 
 
 class ChatTemplate:
@@ -57,14 +69,12 @@ class ChatTemplate:
         self,
         text: str,
         variables: Mapping[str, Any],
+        options: "TemplateOptions | None" = None,
         *,
-        strips_bos: bool = False,
         tool_use: "ChatTemplate | None" = None,
         has_tools: bool = False,
     ) -> None:
-        """``strips_bos``: remove a leading ``bos_token``, for a model that adds its own to every prompt.
-
-        ``tool_use``: the template for conversations with tools. ``has_tools``: this is such a template.
+        """``tool_use``: the template for conversations with tools. ``has_tools``: this is such a template.
 
         Raises ValueError if the text is not a template, or does not render a conversation of one message.
         """
@@ -72,16 +82,24 @@ class ChatTemplate:
             self._template = _compiled(text)
         except TemplateSyntaxError as exc:
             raise ValueError(f"is not a template: line {exc.lineno}: {exc.message}") from exc
+        options = options or TemplateOptions()
         self._text = text
         self._variables = {"bos_token": "", "eos_token": "", "documents": None, **variables}
-        self._bos = str(self._variables["bos_token"]) if strips_bos else ""
+        self._bos = str(self._variables["bos_token"]) if options.strips_bos else ""
         self._tool_use = tool_use
-        self._check_trial([_TRIAL_TOOL] if has_tools else None)
+        self._trial_tools = [_TRIAL_TOOL] if has_tools else None
+        self._check_trial()
+        self._contents = content_form_of(self._tried, options.image_marker)
 
     @property
     def reserved(self) -> frozenset[str]:
         """The names that a caller's variables cannot have: the gateway or the operator sets them."""
         return frozenset({"messages", "tools", "add_generation_prompt", *self._variables, *_ENVIRONMENT.globals})
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages may have parts of the type ``image``, also in conversations with tools."""
+        return self._contents.takes_images and (self._tool_use is None or self._tool_use.takes_images)
 
     def render(
         self,
@@ -89,11 +107,14 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """``variables``: of the caller, none of them reserved. Raises InvalidInput."""
+        """``messages``: with contents as in :mod:`app.pipelines.openai.contents`.
+
+        ``variables``: of the caller, none of them reserved. Raises InvalidInput.
+        """
         if tools is not None and self._tool_use is not None:
             return self._tool_use.render(messages, tools, variables)
         try:
-            return self._rendered(messages, tools, variables).removeprefix(self._bos)
+            prompt = self._rendered(self._contents.fitted(messages), tools, variables).removeprefix(self._bos)
         except _Refused as exc:
             raise _invalid(self._words_of(exc)) from exc
         except _TooMuch as exc:
@@ -101,6 +122,9 @@ class ChatTemplate:
         except Exception as exc:  # a template can raise anything
             _log.warning("a chat template failed: %s", type(exc).__name__)
             raise _invalid("cannot be rendered by the model's chat template") from exc
+        if self._contents.has_extra_marker(prompt, messages):
+            raise _invalid("have the model's marker of an image in a text")
+        return prompt
 
     def _rendered(
         self,
@@ -124,10 +148,17 @@ class ChatTemplate:
             given["tools"] = None if tools is None else list(tools)
         return given
 
-    def _check_trial(self, tools: Sequence[Tool] | None) -> None:
+    def _tried(self, content: Content) -> str:
+        """Returns the prompt of one message of a user; empty if the template fails."""
+        try:
+            return self._rendered([{"role": "user", "content": content}], self._trial_tools)
+        except Exception:  # a template can raise anything
+            return ""
+
+    def _check_trial(self) -> None:
         """A template may refuse the conversation. Raises ValueError if it fails otherwise."""
         try:
-            self._rendered(_TRIAL, tools)
+            self._rendered(_TRIAL, self._trial_tools)
         except _Refused:
             return
         except Exception as exc:

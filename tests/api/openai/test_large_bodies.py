@@ -11,6 +11,7 @@ import pytest
 
 from app.api.openai.embeddings import embeddings_request
 from app.api.openai.members import read_members
+from app.api.openai.messages import Conversation, take_conversation
 from app.api.openai.requests import NamedRequest, chat_requests, completion_requests, take_options
 from app.core.errors import InvalidInput
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
@@ -44,7 +45,8 @@ def chat(body: bytes) -> Any:
 def _read(body: bytes, name: str, read: Callable[..., Any]) -> Any:
     members, form = read_members(body), text_form(name)
     options = take_options(members, form, chat=name == "chat")
-    return read(NamedRequest(WRITE, "p", memoryview(body), members), form, options)[1][0]
+    conversation = take_conversation(members, form, None) if name == "chat" else Conversation()
+    return read(NamedRequest(WRITE, "p", memoryview(body), members), form, options, conversation)[1][0]
 
 
 def embed(body: bytes) -> Any:

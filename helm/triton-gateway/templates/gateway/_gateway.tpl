@@ -128,6 +128,10 @@ volumeMounts:
 - name: GATEWAY_CORS_ORIGINS
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with .Values.gateway.imageHosts }}
+- name: GATEWAY_IMAGE_HOSTS
+  value: {{ join "," . | quote }}
+{{- end }}
 - name: GATEWAY_DOCS
   value: {{ .Values.gateway.docs | toString | quote }}
 - name: GATEWAY_CONSOLE

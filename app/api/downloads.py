@@ -1,0 +1,177 @@
+"""Downloads the images that callers name by their addresses, from the hosts that the operator lists.
+
+A caller must not reach other servers through the gateway (server-side request forgery). So a host is resolved once,
+each of its addresses must be public, and the connection goes to an address that was checked. Each redirect is checked
+like the first address. No proxy is used, because a proxy would resolve the host again.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import httpx
+
+from app.api.bodies import media_type_of
+from app.codecs.kinds import check_image, check_media_type
+
+MAX_DOWNLOADS = 16
+"""At a time, for all requests of this process."""
+DOWNLOAD_S = 10.0
+"""Time limit of one download, with its redirects."""
+CONNECT_S = 3.0
+MAX_REDIRECTS = 3
+MAX_ADDRESS_CHARACTERS = 2048
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Host and port -> IP addresses. Raises OSError."""
+_EMBEDDING = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
+"""IPv6 addresses of IPv4 hosts, which have the IPv4 address in the last 32 bits. Source: RFC 4291 and RFC 6052."""
+_TRANSLATED = [ip_network(text) for text in ("64:ff9b:1::/48", "2002::/16")]
+"""IPv6 addresses of networks that may be local (RFC 8215), or embed any IPv4 address elsewhere (RFC 3056)."""
+
+
+def is_public(text: str) -> bool:
+    """Whether an IP address is one of the public Internet."""
+    ip = ip_address(text)
+    if isinstance(ip, IPv6Address):
+        if any(ip in network for network in _EMBEDDING):
+            ip = IPv4Address(int(ip) & 0xFFFFFFFF)
+        elif ip.is_site_local or any(ip in network for network in _TRANSLATED):
+            return False
+    return ip.is_global and not ip.is_multicast
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class ImageDownloads:
+    def __init__(
+        self,
+        origins: Collection[str],
+        *,
+        resolve: Resolve = resolve,
+        may_connect: Callable[[str], bool] = is_public,
+        timeout_s: float = DOWNLOAD_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``origins``: scheme, host in lower case, and the port unless it is the default.
+
+        ``may_connect``: whether the gateway may connect to an IP address. ``tls``: left out: the usual authorities.
+        """
+        self._origins = frozenset(origins)
+        self._resolve = resolve
+        self._may_connect = may_connect
+        self._timeout_s = timeout_s
+        self._tls = tls or httpx.create_ssl_context()
+        self._free = asyncio.Semaphore(MAX_DOWNLOADS)
+
+    def check(self, address: str) -> httpx.URL:
+        """Raises ValueError for an address that may not be downloaded."""
+        if len(address) > MAX_ADDRESS_CHARACTERS:
+            raise ValueError(f"has more than {MAX_ADDRESS_CHARACTERS} characters")
+        try:
+            url = httpx.URL(address)
+        except httpx.InvalidURL as exc:
+            raise ValueError("is not an address") from exc
+        if url.userinfo:
+            raise ValueError("has a user name or a password, which the gateway does not send")
+        if f"{url.scheme}://{url.netloc.decode('ascii')}" not in self._origins:
+            raise ValueError("has a host from which the gateway does not download images")
+        return url
+
+    async def download(self, address: str, count: Callable[[int], None]) -> bytes:
+        """Returns the image. ``count`` gets the bytes of each piece, and may raise.
+
+        Raises ValueError if there is no image at the address, and the errors of ``count``.
+        """
+        async with self._free:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._followed(self.check(address), count)
+            except TimeoutError as exc:
+                raise ValueError(f"was not downloaded within {self._timeout_s:g} s") from exc
+            except httpx.HTTPError as exc:
+                raise ValueError("cannot be downloaded: its server does not answer properly") from exc
+
+    async def _followed(self, url: httpx.URL, count: Callable[[int], None]) -> bytes:
+        """Raises ValueError or HTTPError."""
+        for _ in range(1 + MAX_REDIRECTS):
+            async with self._opened(url) as response:
+                if not response.has_redirect_location:
+                    return await _content_of(response, count)
+                url = self._target_of(url, response.headers["location"])
+        raise ValueError(f"is redirected more than {MAX_REDIRECTS} times")
+
+    def _target_of(self, url: httpx.URL, location: str) -> httpx.URL:
+        """Raises ValueError."""
+        try:
+            return self.check(str(url.join(location)))
+        except (httpx.InvalidURL, ValueError) as exc:
+            raise ValueError("is redirected to an address that may not be downloaded") from exc
+
+    @asynccontextmanager
+    async def _opened(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
+        """Each download has its own connection, because a certificate holds for one host and not for one IP address.
+
+        Raises ValueError or HTTPError.
+        """
+        addresses = await self._addresses_of(url)
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeouts) as client:
+            response = await _first_answer(client, url, addresses)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+
+    @property
+    def _timeouts(self) -> httpx.Timeout:
+        return httpx.Timeout(self._timeout_s, connect=CONNECT_S)
+
+    async def _addresses_of(self, url: httpx.URL) -> Sequence[str]:
+        """Raises ValueError."""
+        try:
+            found = await self._resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except OSError as exc:
+            raise ValueError("cannot be downloaded: its host is not known") from exc
+        if not found or not all(map(self._may_connect, found)):
+            raise ValueError("cannot be downloaded: its host has no public IP address")
+        return found
+
+
+async def _first_answer(client: httpx.AsyncClient, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:
+    """Asks the first IP address that accepts a connection. Raises HTTPError."""
+    *others, last = (_request_of(client, url, address) for address in addresses)
+    for request in others:
+        try:
+            return await client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            continue
+    return await client.send(last, stream=True)
+
+
+def _request_of(client: httpx.AsyncClient, url: httpx.URL, address: str) -> httpx.Request:
+    """A request to an IP address in the name of the host, for which the certificate must be valid too."""
+    headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+    extensions = {"sni_hostname": url.raw_host.decode("ascii")}
+    return client.build_request("GET", url.copy_with(host=address), headers=headers, extensions=extensions)
+
+
+async def _content_of(response: httpx.Response, count: Callable[[int], None]) -> bytes:
+    """Raises ValueError or HTTPError, and the errors of ``count``."""
+    if response.status_code != httpx.codes.OK:
+        raise ValueError(f"cannot be downloaded: its server answers {response.status_code}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ValueError("is compressed by its server, which the gateway does not decode")
+    check_media_type(media_type_of(response.headers.get("content-type", "")), "image")
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        count(len(piece))
+        content += piece
+    check_image(bytes(content[:16]))
+    return bytes(content)

@@ -16,6 +16,7 @@ from app.pipelines.graph import graph_of
 from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.mapping import compile_openai
+from app.pipelines.openai.reasoning_output import ReasoningOutput
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder
@@ -54,6 +55,9 @@ def compile_pipeline(
     with mismatch_at("inputs"):
         reader = BodyReader(name, [*inputs, *parameters])
     openai = None if spec.openai is None else compile_openai(spec.openai, config, [*inputs, *parameters], outputs)
+    reasoning = ReasoningOutput.of(openai, inputs, outputs)
+    if reasoning is not None:
+        outputs.append(reasoning.field(outputs))
     return Pipeline(
         name=name,
         spec=spec,
@@ -74,6 +78,7 @@ def compile_pipeline(
         ),
         timeout_s=spec.timeout_s or context.timeout_s,
         openai=openai,
+        reasoning=reasoning,
         exposes_errors=context.exposes_errors,
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),

@@ -45,6 +45,8 @@ class OutputField:
     _is_list_of_items: bool
     """Whether each item of a batch is a bare value."""
     _from_array: FromArray
+    is_reasoning: bool = False
+    """Whether the value comes from the text of another output."""
 
     @classmethod
     def compile(

@@ -20,6 +20,7 @@ from app.pipelines.error_hints import explain, name_failed_step, named_model, pu
 from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
+from app.pipelines.openai.reasoning_output import ReasoningOutput
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
@@ -164,6 +165,8 @@ class Pipeline:
     """The timeout of a unary request; that of a stream is in ``spec.stream``."""
     openai: OpenAIMapping | None = None
     """The compiled ``openai:`` declaration."""
+    reasoning: ReasoningOutput | None = None
+    """Divides the answers under ``/v1/pipelines``."""
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
     capacity: Capacity = dataclasses.field(default_factory=Capacity)

@@ -7,7 +7,7 @@ answer ended. ``Canceller`` cancels abandoned requests, and ``run_sample`` runs 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,23 @@ class Collector:
     has_enough = False
     """Always False: the answer needs every response."""
 
-    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_divided: bool = True) -> None:
+        """``is_divided``: the reasoning in the text is an output of its own, if the pipeline has one."""
         self._pipeline = pipeline
         self._request_id = request.request_id
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
         self._contract = ContractCheck(pipeline.contracts.of(request.parameters))
-        self._texts = {field.name: field.text_decoder() for field in self._fields if field.is_text_run}
+        self._texts = {
+            field.name: field.text_decoder() for field in self._fields if field.is_text_run and not field.is_reasoning
+        }
         self._counts = {field.name: 0 for field in self._fields if field.is_count}
         self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
         self._token_count = TokenCount.of(pipeline.spec)
+        has_reasoning = is_divided and pipeline.reasoning is not None
+        self._division = pipeline.reasoning.division_of(request) if has_reasoning and pipeline.reasoning else None
 
     @property
     def tokens(self) -> Tokens | None:
@@ -93,6 +98,8 @@ class Collector:
         if self._pipeline.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
+        if self._division is not None:
+            values = self._division.divided(values)
         if response.is_final and (self._texts or self._counts):
             for name, rest in self._rests().items():
                 values[name] = (values[name] or "") + rest
@@ -130,7 +137,7 @@ class Collector:
             )
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
-        tensor = response.outputs.get(field.tensor.name)
+        tensor = None if field.is_reasoning else response.outputs.get(field.tensor.name)
         array = None if tensor is None else field.array_of(tensor)
         if array is None or not array.size:
             return self._empty_value(field)
@@ -140,12 +147,14 @@ class Collector:
         text = self._texts.get(field.name)
         return field.value_of(array) if text is None else text.decode(array.flat[0])
 
-    def _rests(self) -> Values:
+    def _rests(self) -> Mapping[str, str]:
         """Returns, once, U+FFFD for each remaining byte of an incomplete character, and whether limits were reached."""
         rests: dict[str, str] = {name: decoder.decode(b"", final=True) for name, decoder in self._texts.items()}
         for name, count in self._counts.items():
             rests[name] = "length" if count >= self._limits.get(name, math.inf) else "stop"
         self._counts = {}
+        if self._division is not None:
+            return self._division.rests(rests)
         return {name: rest for name, rest in rests.items() if rest}
 
     def _empty_value(self, field: OutputField) -> Any:

@@ -110,7 +110,7 @@ class Choice:
         self._form = form
         self._names = {prompt.name: form.prompt, **prompt.field_by_name, **form.field_by_parameter}
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
-        self._collector = Collector(pipeline, request)
+        self._collector = Collector(pipeline, request, is_divided=False)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
         self._reader = None if prompt.reader is None else prompt.reader()
         self._echo = prompt.text if options.echo else ""

@@ -63,6 +63,13 @@ class PipelineAdmission:
         """Returns a slot, which the caller must release. Raises TooManyRequests or DeadlineExceeded."""
         return await self.model_queue.enter(self._claim_of(caller), deadline)
 
+    async def enter_again(self, caller: Caller, deadline: Deadline) -> Slot:
+        """Returns a further slot of a request that had one, when its turn comes.
+
+        Raises TooManyRequests or DeadlineExceeded if it comes too late.
+        """
+        return await self.model_queue.enter_again(self._claim_of(caller), deadline)
+
     def try_enter(self, caller: Caller) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
         return self.model_queue.try_enter(self._claim_of(caller))

@@ -51,6 +51,11 @@ class Slot:
         self._model_queue.learn(now, now - self.since, None)
         self.since = now
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another request waits for a slot of the model."""
+        return self._model_queue.has_waiters
+
     def leave(self, error: BaseException | None = None) -> None:
         """Releases the slot. ``error``: the error of the request, if it failed."""
         if not self._is_left:
@@ -213,6 +218,17 @@ class ModelQueue:
         if displaced is not None:
             self._displace(displaced)
         return await self._wait(Waiter(claim, deadline))
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._queue)
+
+    async def enter_again(self, claim: Claim, deadline: Deadline) -> Slot:
+        """Returns a further slot of a request that had one. It waits for its turn, however long the queue is.
+
+        Raises TooManyRequests or DeadlineExceeded if its turn comes too late.
+        """
+        return self.try_enter(claim) or await self._wait(Waiter(claim, deadline))
 
     def left(self, quotas: tuple[Quota, ...], since: float, error: BaseException | None) -> None:
         """Frees the slot of a request that has ended."""

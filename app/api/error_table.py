@@ -178,6 +178,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of the pipeline.",
         is_of_replica=True,
     ),
+    errors.ModelChanged: ErrorRow(
+        503,
+        "The parts of a request with many items were answered by different versions of the model.",
+        "Retry. If several Tritons have different versions, set `version` of the pipeline.",
+    ),
     errors.Draining: ErrorRow(
         503,
         "The gateway is shutting down.",

@@ -19,9 +19,11 @@ from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
 from app.api.explaining import Explaining
+from app.api.parts import PartRunner
 from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.core.answer import Answer, Ending, Tokens
+from app.core.batch import Batch, BatchPart
 from app.core.engine import Engine, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest
@@ -72,6 +74,8 @@ class InferenceCall(Struct, frozen=True, eq=False):
     problem_of: ProblemOf = problem_of
     further: Sequence[InferenceRequest] = ()
     """Further requests of the same answer, which run at the same time and in the same slot."""
+    batch: Batch | None = None
+    """The request as parts, which run instead of ``inference`` and have the answer. Each part takes its own slot."""
 
     def abandon(self) -> None:
         for request in (self.inference, *self.further):
@@ -177,10 +181,6 @@ class Inference:
         self.metrics.of_pipeline(admission.name).queue_time.observe(record.queue_s)
         return slot
 
-    def take_free_slot(self, call: InferenceCall) -> Slot | None:
-        """Returns a further slot for a call that already has one, if no other request waits for it."""
-        return call.target.admission.try_enter(call.caller)
-
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
         admission = self.target_of(pipeline).admission
@@ -206,29 +206,47 @@ class Inference:
 
     async def answer(self, call: InferenceCall) -> Ending:
         """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""
-        with await self.take_slot(call) as slot:
-            return await self.answer_in(slot, call)
-
-    async def answer_in(self, slot: Slot, call: InferenceCall) -> Ending:
-        """One unary answer of a call that has its slot. Also calls the ``cancel`` model, as :meth:`answer` does."""
-        record, target = call.record, call.target
-        requests = _prepared(call, record.trace)
-        record.triton_request_id = requests[0].request_id
+        slot, record = await self.take_slot(call), call.record
+        record.triton_request_id = call.inference.request_id
         started = record.triton_at = time.perf_counter()
-        is_abandoned = False
+        try:
+            ending = await self._answer_in(slot, call)
+        finally:
+            record.triton_s = time.perf_counter() - started
+        record.exit_early(ending.early_exit)
+        return ending
+
+    async def _answer_in(self, slot: Slot, call: InferenceCall) -> Ending:
+        """Leaves the slot."""
+        if call.batch is None:
+            with slot:
+                return await self._run(slot, call)
+        await self._run_parts(slot, call, call.batch)
+        return call.batch.finish()
+
+    async def _run_parts(self, first: Slot, call: InferenceCall, batch: Batch) -> None:
+        target = call.target
+        if len(batch) > 1:
+            self.metrics.of_pipeline(target.name).parts.inc(len(batch))
+
+        async def run_part(slot: Slot, part: BatchPart) -> None:
+            await self._run(slot, replace(call, inference=part.request, answer=part.answer))
+
+        await PartRunner(target.admission, call.caller, call.deadline, batch, run_part).run(first)
+
+    async def _run(self, slot: Slot, call: InferenceCall) -> Ending:
+        target, is_abandoned = call.target, False
+        requests = _prepared(call, call.record.trace)
         try:
             responded = slot.output if target.decoupled else None
-            ending = await run(self.engine, requests, call.deadline, call.answer, responded)
+            return await run(self.engine, requests, call.deadline, call.answer, responded)
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
             is_abandoned = True
             raise
         finally:
-            record.triton_s = time.perf_counter() - started
-            record.add_tokens(call.answer.tokens)
+            call.record.add_tokens(call.answer.tokens)
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
-        record.exit_early(ending.early_exit)
-        return ending
 
     async def open_stream(self, call: InferenceCall) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.

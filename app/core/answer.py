@@ -15,7 +15,15 @@ class Ending(Struct, frozen=True):
     """The end of an answer: the reason of an early exit, and the outputs that must still be written."""
 
     early_exit: str | None = None
+    """Of a batch: the first reason, if every item has one."""
     outputs: Sequence[Values] = ()
+    early_exits: Sequence[str | None] | None = None
+    """Of a batch: the reason of each item. None for any other answer."""
+
+    @property
+    def shown_exit(self) -> str | Sequence[str | None] | None:
+        """What callers see as ``early_exit``."""
+        return self.early_exit if self.early_exits is None else self.early_exits
 
 
 class Tokens(Struct):

@@ -10,7 +10,7 @@ GatewayError
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol, ToolCallMissing
   ContractViolation
-  Unavailable          UpstreamUnavailable, ModelNotReady
+  Unavailable          UpstreamUnavailable, ModelChanged, ModelNotReady
   DeadlineExceeded
   Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
   Internal
@@ -313,6 +313,11 @@ class Unavailable(GatewayError):
 class UpstreamUnavailable(Unavailable):
     code = "upstream_unavailable"
     title = "Triton is not available"
+
+
+class ModelChanged(Unavailable):
+    code = "model_changed"
+    title = "The model changed during the request"
 
 
 class ModelNotReady(Unavailable):

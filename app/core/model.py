@@ -219,5 +219,16 @@ def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capac
     )
 
 
+def largest_batch(config: ModelConfig, models: Mapping[str, ModelConfig]) -> int:
+    """Returns the most items of a request: of an ensemble, those of its smallest step. 0 without batch dimension.
+
+    ``models``: those below ``config``, by name. A step without batch dimension has no limit.
+    """
+    if not config.max_batch_size:
+        return 0
+    below = reached(config, models, lambda each: [step.model for step in each.steps])
+    return min(each.max_batch_size for each in below if each.max_batch_size)
+
+
 def _batch_of(config: ModelConfig) -> int:
     return max(config.max_batch_size, 1) if config.joins_requests else 1

@@ -117,6 +117,9 @@ class Metrics:
         self.kept_stream_bytes = self._gauge(
             "kept_stream_bytes", "Memory of the events of resumable streams", mode="livesum"
         )
+        self.parts = self._counter(
+            "request_parts", "Calls for requests with more items than their model takes at a time", "pipeline"
+        )
         self.early_exits = self._counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
         self.rejected = self._counter("rejected", "Requests rejected under load, by error code", "reason")
         self.contract_violations = self._counter(
@@ -249,6 +252,10 @@ class PipelineMetrics:
     def count_tokens(self, tokens: Tokens) -> None:
         self._metrics.prompt_tokens.labels(self._name).inc(tokens.prompt or 0)
         self._metrics.completion_tokens.labels(self._name).inc(tokens.completion)
+
+    @cached_property
+    def parts(self) -> Counter:
+        return self._metrics.parts.labels(self._name)
 
     @cached_property
     def time_per_output_token(self) -> Histogram:

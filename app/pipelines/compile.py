@@ -7,7 +7,7 @@ from typing import Any
 
 from app.codecs.kinds import kind_fits, shape_text
 from app.core.inference import DTYPE_BY_DATATYPE
-from app.core.model import ModelConfig, TensorSpec, capacity_of, takes_traceparent
+from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
 from app.core.sequence import sequence_ids_of
 from app.core.text import nearest
 from app.pipelines.body import BodyReader
@@ -48,7 +48,7 @@ def compile_pipeline(
     parameters = [field for field in sent if field.is_settable]
     if spec.adapters:
         parameters.append(_adapter_field(spec, sent))
-    graph = graph_of(config, models, spec.version)
+    graph, call_items = graph_of(config, models, spec.version), _call_items(spec, config, models)
     _check_whole(spec, config, inputs, sent)
     _check_rules(spec, config, has_key=context.early_exit_key is not None)
     check_fields(spec.refusals, [*(each.name for each in inputs), *(each.name for each in parameters)])
@@ -66,17 +66,18 @@ def compile_pipeline(
         inputs=tuple(inputs),
         parameters=tuple(parameters),
         outputs=tuple(outputs),
-        contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not spec.batch),
+        contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not _has_rows(spec, config)),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, context.early_exit_key),
         reader=reader,
         builder=RequestBuilder(
             spec,
             inputs,
             sent,
-            config.max_batch_size,
+            has_batch=config.max_batch_size > 0,
             takes_traceparent=takes_traceparent(config, models),
         ),
         timeout_s=spec.timeout_s or context.timeout_s,
+        call_items=call_items,
         openai=openai,
         reasoning=reasoning,
         exposes_errors=context.exposes_errors,
@@ -86,12 +87,12 @@ def compile_pipeline(
 
 
 def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
-    fields = []
+    fields, max_items = [], None if spec.batch is None else spec.batch.max_items
     for name, given in (_derived_inputs(spec, config) if spec.inputs is None else spec.inputs).items():
         tensor = _tensor(config.inputs, given, ("inputs", name))
         with mismatch_at("inputs", name):
             fields.append(
-                InputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=spec.batch)
+                InputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, max_items=max_items)
             )
     return fields
 
@@ -127,14 +128,31 @@ def _adapter_field(spec: PipelineSpec, parameters: Iterable[ParameterField]) -> 
 
 def _outputs(spec: PipelineSpec, config: ModelConfig) -> list[OutputField]:
     outputs = _derived_outputs(config) if spec.outputs is None else spec.outputs
-    fields = []
+    fields, has_rows = [], _has_rows(spec, config)
     for name, given in outputs.items():
         tensor = _tensor(config.outputs, given, ("outputs", name))
         with mismatch_at("outputs", name):
             fields.append(
-                OutputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=spec.batch)
+                OutputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=has_rows)
             )
     return fields
+
+
+def _has_rows(spec: PipelineSpec, config: ModelConfig) -> bool:
+    """Whether a response has a row for each of several items. A decoupled model gets one item at a time."""
+    return spec.batch is not None and not config.decoupled
+
+
+def _call_items(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig]) -> int:
+    """The most items of a call. Raises PipelineMismatch."""
+    most = largest_batch(config, models)
+    if spec.batch is None:
+        return max(most, 1)
+    if most == 0:
+        raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
+    if spec.batch.parts is not None and spec.batch.parts > most:
+        raise PipelineMismatch(("batch", "parts"), f"is {spec.batch.parts}, and the model takes {most} items at a time")
+    return 1 if config.decoupled else spec.batch.parts or most
 
 
 def _derived_inputs(spec: PipelineSpec, config: ModelConfig) -> dict[str, InputSpec]:
@@ -201,8 +219,6 @@ def _check_whole(
     for name, contract in spec.contract.items():
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
-    if spec.batch and config.max_batch_size == 0:
-        raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
 
 
 def _check_members(parameters: list[ParameterField]) -> None:
@@ -220,7 +236,7 @@ def _check_members(parameters: list[ParameterField]) -> None:
 
 def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec, config: ModelConfig) -> None:
     """Rejects a shape that no response of the model can have."""
-    dims = (-1, *tensor.dims) if spec.batch and config.max_batch_size > 0 else tensor.dims
+    dims = (-1, *tensor.dims) if _has_rows(spec, config) else tensor.dims
     if contract.shape is None or not tensor.is_typed:
         return
     agreed = tuple(contract.shape)

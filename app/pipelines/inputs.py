@@ -59,9 +59,13 @@ class InputField:
 
     @classmethod
     def compile(
-        cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
+        cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, max_items: int | None
     ) -> "InputField":
-        """Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor."""
+        """``max_items``: of a request with a list of items; None if the caller sends one item without a list.
+
+        Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor.
+        """
+        batch = max_items is not None
         if spec.kind == "json" and (batch or not is_bare_item(tensor)):
             raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
@@ -74,7 +78,7 @@ class InputField:
             batched=batch,
             adds_batch=max_batch_size > 0 and not batch,
             _depth=depth,
-            _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
+            _max_elements=_max_elements(spec, tensor, max_items or 1),
             _to_array=to_array,
             _numbers=(
                 number_codec(tensor.datatype, to_array, _bounds_of(spec)) if spec.kind == "number" and depth else None

@@ -76,6 +76,11 @@ class OutputField:
     def empty_value(self) -> Any:
         return None if self.is_bare else []
 
+    @property
+    def empty_item(self) -> Any:
+        """The empty value of one item of a batch."""
+        return None if self._is_list_of_items else []
+
     def array_of(self, tensor: Tensor) -> Array:
         """The array without its batch dimension. Raises ContractViolation where it is not what is declared."""
         if tensor.datatype != self.tensor.datatype:

@@ -173,11 +173,11 @@ class JsonObject:
         return _repeated(self.tensor, array, batch_size, has_batch=self.has_batch)
 
 
-def json_objects(fields: Sequence[ParameterField], *, max_batch_size: int) -> tuple[JsonObject, ...]:
+def json_objects(fields: Sequence[ParameterField], *, has_batch: bool) -> tuple[JsonObject, ...]:
     """Returns the JSON objects of these parameters, one for each tensor."""
     tensors = {field.json_tensor.name: field.json_tensor for field in fields if field.json_tensor is not None}
     return tuple(
-        JsonObject(tensor, tuple(field for field in fields if field.json_tensor == tensor), max_batch_size > 0)
+        JsonObject(tensor, tuple(field for field in fields if field.json_tensor == tensor), has_batch)
         for tensor in tensors.values()
     )
 

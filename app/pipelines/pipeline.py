@@ -30,18 +30,15 @@ _Problems = list[FieldProblem]
 
 
 class RequestBuilder:
-    """``parameters``: all, with those that callers cannot set. ``max_batch_size``: of the model.
-
-    It limits the items of a request where the pipeline says ``batch: true``.
-    """
+    """``parameters``: all, with those that callers cannot set. ``has_batch``: whether the model has batches."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         inputs: Sequence[InputField],
         parameters: Sequence[ParameterField],
-        max_batch_size: int,
         *,
+        has_batch: bool,
         takes_traceparent: bool = False,
     ) -> None:
         self._model = spec.model
@@ -49,12 +46,12 @@ class RequestBuilder:
         self._ends_by_hook = spec.cancel is not None
         self._idempotent = spec.idempotent
         self._takes_traceparent = takes_traceparent
-        self._max_items = max_batch_size if spec.batch else None
+        self._max_items = None if spec.batch is None else spec.batch.max_items
         self._inputs = tuple(inputs)
         self._adapters = spec.adapters
         self._parameters = {field.name: field for field in parameters}
         self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
-        self._json_objects = json_objects(parameters, max_batch_size=max_batch_size)
+        self._json_objects = json_objects(parameters, has_batch=has_batch)
         self._request_parameters = tuple(field for field in parameters if field.is_request_parameter)
 
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
@@ -163,6 +160,8 @@ class Pipeline:
     builder: RequestBuilder
     timeout_s: float
     """The timeout of a unary request; that of a stream is in ``spec.stream``."""
+    call_items: int = 1
+    """The most items of a call."""
     openai: OpenAIMapping | None = None
     """The compiled ``openai:`` declaration."""
     reasoning: ReasoningOutput | None = None

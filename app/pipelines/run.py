@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Tokens, Values
+from app.core.batch import part_of
 from app.core.engine import Engine, discard_stream, responses_of
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -290,10 +291,14 @@ class Canceller:
 async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
 
+    With ``batch``, only its first part.
+
     ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
     """
     body = await asyncio.to_thread(sample_body, pipeline, folder)
     request = replace(pipeline.request_of_json(body), is_probe=True)
+    if pipeline.spec.batch is not None:
+        request = part_of(request, range(pipeline.call_items))
     responded = _ignore if pipeline.config.decoupled else None
     deadline = Deadline.after(pipeline.sample_timeout_s)
     await run(engine, [request], deadline, WholeAnswer(pipeline, request), responded)

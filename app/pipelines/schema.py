@@ -6,7 +6,7 @@ import msgspec
 
 from app.codecs.kinds import is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.core.json import Schema, enum_of, with_types
+from app.core.json import Schema, enum_of, list_of, with_types
 from app.core.model import TensorSpec
 from app.pipelines.inputs import InputField
 from app.pipelines.outputs import OutputField
@@ -46,11 +46,15 @@ def form_schema(pipeline: Pipeline) -> Schema:
 
 def result_schema(pipeline: Pipeline) -> Schema:
     properties = {field.name: _output_schema(field, joined=pipeline.config.decoupled) for field in pipeline.outputs}
+    if pipeline.spec.batch is not None and pipeline.config.decoupled:
+        properties = {name: list_of(schema) for name, schema in properties.items()}
     if pipeline.rules:
         reasons = list(dict.fromkeys(rule.reason for rule in pipeline.rules.rules))
+        reason = enum_of([*reasons, None])
+        each = pipeline.spec.batch is not None
         properties["early_exit"] = {
-            **enum_of([*reasons, None]),
-            "description": "The reason of the early exit, or null.",
+            **(list_of(reason) if each else reason),
+            "description": f"The reason of the early exit{' of each item' if each else ''}, or null.",
         }
     return {"type": "object", "properties": properties, "required": list(properties)}
 
@@ -74,7 +78,7 @@ def _sizes_of(field: InputField | ParameterField, pipeline: Pipeline) -> list[tu
     """The smallest and the largest number of items of each list around an element, the outer one first."""
     if isinstance(field, ParameterField) or field.is_bare:
         return []
-    batch = [(1, pipeline.config.max_batch_size)] if field.batched else []
+    batch = [(1, pipeline.spec.batch.max_items)] if pipeline.spec.batch is not None else []
     dims = () if is_bare_item(field.tensor) else field.tensor.dims
     return [*batch, *((0, None) if dim == -1 else (dim, dim) for dim in dims)]
 

@@ -274,6 +274,19 @@ class LimitsSpec(Section):
     """The largest body. Left out: ``GATEWAY_MAX_BODY_BYTES``."""
 
 
+MAX_ITEMS = 4096
+"""The default limit of the items of a request."""
+
+
+class BatchSpec(Section):
+    """A request has several items. More than the model takes at a time become several calls."""
+
+    max_items: Annotated[int, Field(ge=1, le=65_536)] = MAX_ITEMS
+    """The most items of a request."""
+    parts: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """The most items of a call. Left out: as many as the model takes."""
+
+
 class PipelineSpec(Section):
     model: str
     preset: PresetName | None = None
@@ -300,7 +313,7 @@ class PipelineSpec(Section):
     engine_errors: list[Expression] = []
     """The model's messages that mean that its engine is dead although Triton says that the model is ready."""
     warmup: bool = True
-    batch: bool = False
+    batch: BatchSpec | None = None
     sample: dict[str, JsonValue] | None = None
     examples: Examples = {}
     """Further valid requests by name, in the form of ``sample``. The gateway never runs them on its own."""
@@ -312,13 +325,13 @@ class PipelineSpec(Section):
     def _with_preset(cls, given: Any) -> Any:
         return with_preset(given) if isinstance(given, dict) else given
 
-    @field_validator("stream", mode="before")
+    @field_validator("stream", "batch", mode="before")
     @classmethod
-    def _stream_with_defaults(cls, value: Any) -> Any:
-        """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none."""
+    def _with_defaults(cls, value: Any) -> Any:
+        """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none; so for ``batch``."""
         if isinstance(value, str):
             raise ValueError("must be true, false or a mapping of keys to values")
-        return {} if value in (True, None) else None if value is False else value
+        return {} if value is True or value is None else None if value is False else value
 
     @field_validator("examples")
     @classmethod

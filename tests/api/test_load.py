@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,6 +320,59 @@ async def test_batches_of_embeddings_wait_for_free_slots(api: Served) -> None:
     assert answer.status_code == 200
     assert (len(answer.json()["data"]), peak) == (20, 1)
     assert running(api) == {}
+
+
+LARGE = """
+pipelines:
+  large:
+    model: reader
+    inputs: {x: {tensor: X}}
+    outputs: {y: {tensor: Y}}
+    batch: true
+    limits: {in_flight: %d}
+"""
+ROWS = model("X FP32 [1]", "Y FP32 [1]", name="reader", max_batch_size=1)
+
+
+@asynccontextmanager
+async def large(folder: Path, slots: int) -> AsyncIterator[Served]:
+    """A gateway whose requests of one item take 10 ms."""
+    (folder / "gateway.yaml").write_text(LARGE % slots)
+    engine = FakeEngine.of(ROWS, answers=[0.01, response(tensor("Y", "FP32", [[1]]))])
+    async with served(engine, folder / "gateway.yaml") as gateway:
+        yield gateway
+
+
+class TestALargeRequest:
+    async def test_its_parts_take_at_most_half_of_the_slots(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 8) as api:
+            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
+            peak = 0
+            while not whole.done():
+                peak = max(peak, sum(running(api).values()))
+                await asyncio.sleep(0.001)
+            assert (await whole).status_code == 200
+            assert (peak, running(api)) == (4, {})
+
+    async def test_a_small_request_waits_for_one_part_only(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 1) as api:
+            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
+            await wait_for(lambda: bool(running(api)))
+            for _ in range(3):
+                assert (await post(api, "/v1/pipelines/large", {"x": [1]})).status_code == 200
+            assert not whole.done()
+            assert (await whole).json() == {"y": [1.0] * 40}
+            assert running(api) == {}
+
+    async def test_its_parts_are_cancelled_with_it(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 8) as api:
+            whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
+            await wait_for(lambda: len(api.engine.requests) > 4)
+            whole.cancel()
+            await wait_for(lambda: not running(api))
+            sent = len(api.engine.requests)
+            await asyncio.sleep(0.05)
+            assert len(api.engine.requests) == sent < 400
 
 
 STREAMED = """

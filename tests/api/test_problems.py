@@ -37,7 +37,7 @@ CODES_BY_STATUS = {
     500: {"internal"},
     501: {"resumable_streams_off"},
     502: {"model_error", "contract_violation", "upstream_protocol", "tool_call_missing"},
-    503: {"upstream_unavailable", "model_not_ready", "draining"},
+    503: {"upstream_unavailable", "model_changed", "model_not_ready", "draining"},
     504: {"deadline_exceeded"},
 }
 """The documented error codes of each status."""

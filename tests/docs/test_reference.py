@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "outputs": spec.OutputSpec,
     "parameters": spec.ParameterSpec,
     "stream": spec.StreamSpec,
+    "batch": spec.BatchSpec,
     "limits": spec.LimitsSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,

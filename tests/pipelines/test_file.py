@@ -63,7 +63,10 @@ def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
         (GOOD + "    timeout_s: soon\n", "6: pipelines.ocr.timeout_s is wrong: must be a number"),
         (GOOD + "    timeout_s: 0\n", "6: pipelines.ocr.timeout_s is wrong: must be above 0"),
         (GOOD + "    timeout_s: .nan\n", "6: pipelines.ocr.timeout_s is wrong: "),
-        (GOOD + '    batch: "yes"\n', "6: pipelines.ocr.batch is wrong: must be true or false"),
+        (
+            GOOD + '    batch: "yes"\n',
+            "6: pipelines.ocr.batch is wrong: must be true, false or a mapping of keys to values",
+        ),
         (
             GOOD.replace("kind: image", "kind: picture"),
             "5: pipelines.ocr.inputs.image.kind is wrong: not an allowed value; ",

@@ -101,10 +101,15 @@ class TestBatch:
     def test_items_of_one_element_are_bare_values(self) -> None:
         assert sent(one_input("X BYTES [1]", 8, batch=True), '{"x": ["a", "b"]}') == ((2, 1), [[b"a"], [b"b"]])
 
-    @pytest.mark.parametrize(("count", "expected"), [(0, "has 0 items"), (9, "has 9 items; expected 1 to 8")])
+    @pytest.mark.parametrize(("count", "expected"), [(0, "has 0 items"), (4097, "has 4097 items; expected 1 to 4096")])
     def test_the_number_of_items_is_limited(self, count: int, expected: str) -> None:
         p = one_input("X FP32 [2]", 8, batch=True)
         assert problems(p, f'{{"x": {[[0, 0]] * count}}}')["batch"].startswith(expected)
+
+    def test_max_items_is_another_limit(self) -> None:
+        p = pipeline(model("X FP32 [2]", max_batch_size=8), batch={"max_items": 9})
+        assert request_of(p, f'{{"X": {[[0, 0]] * 9}}}').inputs[0].shape == (9, 2)
+        assert problems(p, f'{{"X": {[[0, 0]] * 10}}}') == {"batch": "has 10 items; expected 1 to 9"}
 
     def test_all_inputs_must_have_the_same_number_of_items(self) -> None:
         config = model(["X FP32 [1]", "Y FP32 [1]"], max_batch_size=8)

@@ -25,7 +25,7 @@ def error_of(section: Any, /, **keys: Any) -> str:
 
 def test_the_defaults() -> None:
     spec = PipelineSpec(model="m")
-    assert (spec.stream, spec.batch, spec.idempotent, spec.warmup) == (None, False, False, True)
+    assert (spec.stream, spec.batch, spec.idempotent, spec.warmup) == (None, None, False, True)
     assert (spec.early_exit, spec.readiness) == ([], "required")
 
 

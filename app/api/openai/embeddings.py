@@ -5,10 +5,8 @@ Collects the vectors of texts from batches of responses, and renders them as num
 
 import asyncio
 import base64
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,7 +16,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 from starlette.types import Send
 
-from app.admission.scheduler import Slot
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
@@ -29,8 +26,9 @@ from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_field
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.core.answer import Ending, Tokens
+from app.core.batch import BatchPart, OneVersion, check_rows, items_of, part_of, ranges_of
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
-from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array, new_request_id
+from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
 from app.pipelines.body import refused
 from app.pipelines.openai.mapping import EmbeddingsForm, OpenAIMapping
@@ -42,18 +40,51 @@ _VECTORS_AT_ONCE = 64
 """Number of vectors that are rendered in one step of the event loop."""
 
 
-class BatchAnswer:
-    """Reads each item of a batch like an answer of the pipeline. Implements :class:`app.core.answer.Answer`."""
+class EmbeddingsBatch:
+    """The vectors of all texts, in order. Implements :class:`app.core.batch.Batch`."""
+
+    def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, requests: Sequence[InferenceRequest]) -> None:
+        """``requests``: one with all texts, or one for each text of a model without batches."""
+        self.pipeline = pipeline
+        self.form = form
+        self.version = OneVersion()
+        self.vectors: dict[int, Array] = {}
+        """By the number of the text."""
+        self.tokens: Tokens | None = None
+        """None if the model does not count them."""
+        self._early_exit: str | None = None
+        self._requests = requests
+        has_one = form.tensor is not None
+        count = items_of(requests[0]) if has_one else len(requests)
+        self._ranges = ranges_of(count, pipeline.call_items if has_one else 1)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def parts(self) -> Iterator[BatchPart]:
+        for items in self._ranges:
+            request = self._requests[items.start] if self.form.tensor is None else part_of(self._requests[0], items)
+            yield BatchPart(items, request, _PartAnswer(self, items, request))
+
+    def put(self, items: range, vectors: Sequence[Array], tokens: Tokens | None, early_exit: str | None) -> None:
+        self.vectors |= zip(items, vectors, strict=True)
+        if tokens is not None:
+            self.tokens = tokens if self.tokens is None else self.tokens + tokens
+        self._early_exit = self._early_exit or early_exit
+
+    def finish(self) -> Ending:
+        return Ending(self._early_exit)
+
+
+class _PartAnswer:
+    """Reads each item of a part like an answer of the pipeline. Implements :class:`app.core.answer.Answer`."""
 
     has_enough = False
 
-    def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, request: InferenceRequest) -> None:
-        self._pipeline = pipeline
-        self._form = form
-        self._request = request
-        self._items = 1 if form.tensor is None else request.inputs[0].shape[0]
-        self._answers = [WholeAnswer(pipeline, request) for _ in range(self._items)]
-        self.vectors: list[Array] = []
+    def __init__(self, batch: EmbeddingsBatch, items: range, request: InferenceRequest) -> None:
+        self._batch = batch
+        self._items = items
+        self._answers = [WholeAnswer(batch.pipeline, request) for _ in items]
 
     @property
     def tokens(self) -> Tokens | None:
@@ -61,23 +92,27 @@ class BatchAnswer:
         return sum(counts, Tokens()) if counts else None
 
     def add(self, response: InferenceResponse) -> None:
-        """Raises ContractViolation."""
+        """Raises ModelChanged or ContractViolation."""
+        self._batch.version.check(response)
         for index, answer in enumerate(self._answers):
             answer.add(self._item(response, index))
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the batch makes every vector empty."""
-        with openai_names({"input": self._form.input, **self._form.field_by_parameter}):
+        """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the part makes its vectors empty."""
+        form = self._batch.form
+        with openai_names({"input": form.input, **form.field_by_parameter}):
             endings = [answer.finish(error) for answer in self._answers]
-        self.vectors = [self._vector_of(ending) for ending in endings]
-        return Ending(next((ending.early_exit for ending in endings if ending.early_exit), None))
+        vectors = [self._vector_of(ending) for ending in endings]
+        early_exit = next((ending.early_exit for ending in endings if ending.early_exit), None)
+        self._batch.put(self._items, vectors, self.tokens, early_exit)
+        return Ending(early_exit)
 
     def _vector_of(self, ending: Ending) -> Array:
         """Raises ContractViolation."""
-        value = ending.outputs[0][self._form.embedding]
+        name = self._batch.form.embedding
+        value = ending.outputs[0][name]
         if value is None and ending.early_exit is not None:
             value = []
-        name = self._form.embedding
         try:
             vector: Array = np.asarray(value, np.float32)
         except (TypeError, ValueError) as exc:
@@ -88,13 +123,11 @@ class BatchAnswer:
 
     def _item(self, response: InferenceResponse, index: int) -> InferenceResponse:
         """Raises ContractViolation."""
-        if self._form.tensor is None:
+        if self._batch.form.tensor is None:
             return response
         for name, tensor in response.outputs.items():
-            if tensor.array.size and tensor.shape[0] != self._items:
-                raise ContractViolation(
-                    f"Output '{name}' has {tensor.shape[0]} items; {self._items} were sent.", tensor=name
-                )
+            if tensor.array.size:
+                check_rows(name, tensor.shape[0], self._items)
         outputs = {
             name: replace(tensor, array=tensor.array[index : index + 1]) for name, tensor in response.outputs.items()
         }
@@ -105,24 +138,18 @@ def _not_a_vector(output: str) -> ContractViolation:
     return ContractViolation(f"Output '{output}' is not a list of numbers.", tensor=output)
 
 
-class Vectors:
-    """The vectors of all texts, in order, and the number of tokens."""
-
-    def __init__(self, answers: Sequence[BatchAnswer]) -> None:
-        self._arrays = [array for answer in answers for array in answer.vectors]
-        counts = [answer.tokens.prompt for answer in answers if answer.tokens and answer.tokens.prompt is not None]
-        self._usage = {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}} if counts else {}
-
-    async def rendered(self, model: str, *, is_base64: bool) -> list[bytes]:
-        """Returns the JSON text of the answer in parts; the event loop can do other work after each part."""
-        head = orjson.dumps({"object": "list", "model": model, **self._usage})
-        parts = [head[:-1] + b',"data":[']
-        for start in range(0, len(self._arrays), _VECTORS_AT_ONCE):
-            some = enumerate(self._arrays[start : start + _VECTORS_AT_ONCE], start)
-            items = b",".join(json_of(_item(index, array, is_base64=is_base64)) for index, array in some)
-            parts.append(b"," + items if start else items)
-            await asyncio.sleep(0)
-        return [*parts, b"]}"]
+async def _rendered(batch: EmbeddingsBatch, model: str, *, is_base64: bool) -> list[bytes]:
+    """Returns the JSON text of the answer in parts; the event loop can do other work after each part."""
+    count = None if batch.tokens is None else batch.tokens.prompt
+    usage = {} if count is None else {"usage": {"prompt_tokens": count, "total_tokens": count}}
+    parts = [orjson.dumps({"object": "list", "model": model, **usage})[:-1] + b',"data":[']
+    vectors = sorted(batch.vectors.items())
+    for start in range(0, len(vectors), _VECTORS_AT_ONCE):
+        some = vectors[start : start + _VECTORS_AT_ONCE]
+        items = b",".join(json_of(_item(index, array, is_base64=is_base64)) for index, array in some)
+        parts.append(b"," + items if start else items)
+        await asyncio.sleep(0)
+    return [*parts, b"]}"]
 
 
 def _item(index: int, array: Array, *, is_base64: bool) -> dict[str, Any]:
@@ -133,9 +160,6 @@ def _item(index: int, array: Array, *, is_base64: bool) -> dict[str, Any]:
 
 MAX_INPUTS = 2048
 """OpenAI's limit."""
-_BATCHES_AT_ONCE = 4
-_TEXTS_AT_ONCE = 32
-"""For a model without batches: one request for each text."""
 MAX_TOTAL_TOKENS = 300_000
 """OpenAI's limit of the token ids of a request."""
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
@@ -144,11 +168,11 @@ _TextsOrTokens = Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, ma
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """The texts, as one request to the model for each batch."""
+    """The texts: in one request, or each in its own for a model without batches."""
 
     pipeline: Pipeline
     form: EmbeddingsForm
-    batches: Sequence[InferenceRequest]
+    requests: Sequence[InferenceRequest]
     is_base64: bool
 
 
@@ -159,10 +183,10 @@ class EmbeddingsRoute:
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], _send: Send) -> None:
         request = await self._read(exchange)
-        name = request.pipeline.name
         with CancelledOnDisconnect(exchange):
-            vectors = await self._vectors(exchange, request)
-        await send_parts(exchange, await vectors.rendered(name, is_base64=request.is_base64), [JSON])
+            batch = await self._answered(exchange, request)
+        name = request.pipeline.name
+        await send_parts(exchange, await _rendered(batch, name, is_base64=request.is_base64), [JSON])
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
         """The result keeps no reference to the body."""
@@ -172,48 +196,15 @@ class EmbeddingsRoute:
         exchange.forget_body()
         return request
 
-    async def _vectors(self, exchange: Exchange, request: EmbeddingsRequest) -> Vectors:
-        """Runs only a few batches at a time, so that a long list of one caller does not fill Triton's queue.
-
-        The first batch waits for a slot. The others run only if slots are free and no other request waits.
-        """
-        pipeline, batches = request.pipeline, request.batches
+    async def _answered(self, exchange: Exchange, request: EmbeddingsRequest) -> EmbeddingsBatch:
+        pipeline, first = request.pipeline, request.requests[0]
+        batch = EmbeddingsBatch(pipeline, request.form, request.requests)
         target, deadline = self.inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
-        answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
-        calls = [
-            InferenceCall(target, batch, answer, deadline, exchange.record, exchange.caller)
-            for batch, answer in zip(batches, answers, strict=True)
-        ]
-        waiting = iter(calls)
-        at_once = _BATCHES_AT_ONCE if request.form.tensor is not None else _TEXTS_AT_ONCE
-
-        async def answer_some(slot: Slot) -> None:
-            for call in waiting:
-                await self.inference.answer_in(slot, call)
-                slot.answered()
-
-        def start(slot: Slot) -> None:
-            group.create_task(answer_some(slot)).add_done_callback(partial(_leave, slot))
-
-        first = await self.inference.take_slot(calls[0])
-        started = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as group:
-                start(first)
-                for _ in range(min(at_once, len(batches)) - 1):
-                    if (slot := self.inference.take_free_slot(calls[0])) is not None:
-                        start(slot)
-        except ExceptionGroup as exc:
-            raise exc.exceptions[0] from None
-        finally:
-            exchange.record.triton_s = time.perf_counter() - started  # the batches overlap
-        return Vectors(answers)
-
-
-def _leave(slot: Slot, task: asyncio.Task[None]) -> None:
-    """The duration of each batch was measured already."""
-    failure = None if task.cancelled() else task.exception()
-    slot.leave(failure or asyncio.CancelledError())
+        answer = WholeAnswer(pipeline, first)
+        await self.inference.answer(
+            InferenceCall(target, first, answer, deadline, exchange.record, exchange.caller, batch=batch)
+        )
+        return batch
 
 
 def _form_of(openai: OpenAIMapping) -> EmbeddingsForm | None:
@@ -261,18 +252,17 @@ def _requests_of(
     """``values``: of the request for the first item. Raises InvalidInput or InvalidRequest."""
     if form.tensor is None:
         return [pipeline.request_of({**values, form.input: item}) for item in items]
-    first, size = pipeline.request_of(values), pipeline.config.max_batch_size
-    return [_batch(first, form.tensor, items[start : start + size]) for start in range(0, len(items), size)]
+    return [_with_all(pipeline.request_of(values), form.tensor, items)]
 
 
-def _batch(first: InferenceRequest, tensor: str, texts: Sequence[str]) -> InferenceRequest:
-    """``first``: a request with one text. The result differs only in the texts, which are in ``tensor``."""
+def _with_all(first: InferenceRequest, tensor: str, texts: Sequence[str]) -> InferenceRequest:
+    """``first``: a request with one text. The result has all texts, in ``tensor``."""
     inputs = tuple(_filled(each, texts if each.name == tensor else None, len(texts)) for each in first.inputs)
-    return replace(first, inputs=inputs, request_id=new_request_id())
+    return replace(first, inputs=inputs)
 
 
 def _filled(tensor: Tensor, texts: Sequence[str] | None, items: int) -> Tensor:
-    """Returns the tensor for a batch: with the texts, or with the same value for each item."""
+    """Returns the tensor for all items: with the texts, or with the same value for each item."""
     if texts is None:
         return tensor if items == 1 else replace(tensor, array=np.repeat(tensor.array, items, axis=0))
     shape = tensor.shape if items == 1 else (items, *tensor.shape[1:])

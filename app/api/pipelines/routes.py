@@ -38,6 +38,7 @@ from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
 from app.observability.statistics import no_requests
+from app.pipelines.batches import PipelineBatch
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
@@ -97,6 +98,8 @@ class PipelineRoutes:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
         call = await self._call(exchange, pipeline, pipeline.timeout_s, WholeAnswer)
+        if pipeline.spec.batch is not None:
+            call = replace(call, batch=PipelineBatch(pipeline, call.inference))
         if key is not None and pipeline.spec.idempotent:
             await self._run_once(exchange, pipeline, call, key)
             return
@@ -206,7 +209,7 @@ def _rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Se
     if not pipeline.rules:
         return values, ()
     headers = () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
-    return {**values, "early_exit": early_exit}, headers
+    return {**values, "early_exit": ending.shown_exit}, headers
 
 
 class _View:

@@ -113,7 +113,7 @@ def test_a_long_text_reaches_the_model_unchanged() -> None:
     assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
     messages = [{"role": "user", "content": text}]
     assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
-    assert embed(json.dumps({"input": [text]}).encode()).batches[0].inputs[0].array[0, 0].decode() == text
+    assert embed(json.dumps({"input": [text]}).encode()).requests[0].inputs[0].array[0, 0].decode() == text
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,7 @@ class Held(bytearray):
 
 
 def test_2048_texts_are_accepted_and_more_are_not() -> None:
-    assert len(embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).batches) == 512
+    (request,) = embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).requests
+    assert request.inputs[0].shape == (2048, 1)
     with pytest.raises(InvalidInput, match="has more than 2048 elements"):
         embed(json.dumps({"input": ["a"] * 3000}).encode())

@@ -1,0 +1,125 @@
+"""A request with several items, as parts that the model takes one by one.
+
+The items are the rows of the first dimension of each tensor. A part has a view of the request's arrays, and the answers
+of all parts are written into one array for each output.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.core.answer import Answer, Ending
+from app.core.errors import ContractViolation, FieldProblem, GatewayError, ModelChanged
+from app.core.inference import Array, InferenceRequest, InferenceResponse, new_request_id
+
+
+class BatchPart(Struct, frozen=True, eq=False):
+    """A call for some of the items."""
+
+    items: range
+    request: InferenceRequest
+    answer: Answer
+
+    def fail(self, error: GatewayError) -> None:
+        """Tells in the error which items failed."""
+        error.errors = (FieldProblem(name_of(self.items), "failed"), *error.errors)
+
+
+class Batch(Protocol):
+    """The parts of one request, and its answer. Each part's answer is complete after its own ``finish``."""
+
+    def __len__(self) -> int:
+        """The number of parts."""
+
+    def parts(self) -> Iterator[BatchPart]: ...
+
+    def finish(self) -> Ending:
+        """Returns the end of the whole answer, after the last part."""
+
+
+def name_of(items: range) -> str:
+    """``items[0..63]``, both included; ``items[7]`` for one item."""
+    return f"items[{items.start}]" if len(items) == 1 else f"items[{items.start}..{items.stop - 1}]"
+
+
+def items_of(request: InferenceRequest) -> int:
+    """The number of items: the first dimension, which is the same of every input."""
+    return request.inputs[0].shape[0] if request.inputs else 1
+
+
+def ranges_of(count: int, most: int) -> list[range]:
+    """The items of each part: ``most``, and the rest for the last part."""
+    return [range(start, min(start + most, count)) for start in range(0, count, most)]
+
+
+def part_of(request: InferenceRequest, items: range) -> InferenceRequest:
+    """The request for some of the items, with views of its arrays. The first part keeps the request's id."""
+    inputs = tuple(replace(each, array=each.array[items.start : items.stop]) for each in request.inputs)
+    return replace(request, inputs=inputs, request_id=new_request_id() if items.start else request.request_id)
+
+
+class OneVersion:
+    """The version of the model that answered every part so far."""
+
+    def __init__(self) -> None:
+        self._version: str | None = None
+
+    def check(self, response: InferenceResponse) -> None:
+        """Raises ModelChanged."""
+        if self._version is None:
+            self._version = response.version
+        elif self._version != response.version:
+            raise ModelChanged(
+                f"The parts of the request were answered by the versions {self._version} and {response.version}."
+            )
+
+
+def check_rows(tensor: str, rows: int, items: range) -> None:
+    """Raises ContractViolation if an output of a part does not have one row for each item."""
+    if rows != len(items):
+        raise ContractViolation(
+            f"Output '{tensor}' has {rows} rows for {len(items)} items, so the parts of the request cannot be joined.",
+            tensor=tensor,
+            hint="Send at most as many items as the model takes at a time, or correct the model: its outputs need one "
+            "row for each item.",
+        )
+
+
+class JoinedRows:
+    """The rows of one output for all items: one array, or a list of rows if they are of different shapes or lists."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._array: Array | None = None
+        self._rows: list[Any] | None = None
+
+    def put(self, items: range, rows: Array | Sequence[Any]) -> None:
+        """``rows``: one for each item."""
+        if self._rows is None and isinstance(rows, np.ndarray) and self._takes(rows, items):
+            return
+        if self._rows is None:
+            self._rows = [None] * self._count if self._array is None else list(self._array)
+            self._array = None
+        self._rows[items.start : items.stop] = rows
+
+    def _takes(self, rows: Array, items: range) -> bool:
+        """Writes the rows into the array, unless their shape is another."""
+        if len(items) == self._count:
+            self._array = rows
+            return True
+        if self._array is None:
+            self._array = np.empty((self._count, *rows.shape[1:]), rows.dtype)
+        if self._array.shape[1:] != rows.shape[1:]:
+            return False
+        self._array[items.start : items.stop] = rows
+        return True
+
+    @property
+    def value(self) -> Array | list[Any]:
+        """The rows of all items."""
+        if self._rows is not None:
+            return self._rows
+        return [] if self._array is None else self._array

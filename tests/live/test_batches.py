@@ -1,0 +1,192 @@
+"""Requests with more items than the model takes at a time, with the real Triton: parts, joined answers, failures."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, running_gateway
+from tests.waiting import eventually
+
+AT_ONCE = 4
+"""``max_batch_size`` of the models."""
+ROWS = {
+    "model": "scripted_rows",
+    "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
+    "outputs": {"text": {"tensor": "TEXT", "kind": "text"}, "numbers": {"tensor": "NUMBERS"}},
+}
+EXITS = [
+    {"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}},
+    {"reason": "no_numbers", "missing": ["NUMBERS"]},
+]
+JSON_BY_DATATYPE: dict[str, st.SearchStrategy[Any]] = {
+    "BOOL": st.booleans(),
+    "UINT8": st.integers(0, 255),
+    "INT64": st.integers(-(2**63), 2**63 - 1),
+    "FP16": st.floats(-100, 100, width=16),
+    "FP32": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "FP64": st.floats(allow_nan=False, allow_infinity=False),
+    "BYTES": st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+}
+PARTS = (1, 2, 3, None)
+EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}
+
+
+def typed(datatype: str, parts: int | None) -> dict[str, Any]:
+    kind = {"kind": "text"} if datatype == "BYTES" else {}
+    return {
+        "model": "typed_rows",
+        "inputs": {"x": {"tensor": datatype, **kind}},
+        "outputs": {"y": {"tensor": f"{datatype}_OUT", **kind}},
+        "batch": True if parts is None else {"parts": parts},
+    }
+
+
+PIPELINES = {
+    "rows": {**ROWS, "batch": {"max_items": 40}},
+    "exits": {**ROWS, "batch": True, "early_exit": EXITS},
+    "exit_of_each": {**ROWS, "batch": {"parts": 1}, "early_exit": EXITS},
+    **{f"{datatype}_{parts}".lower(): typed(datatype, parts) for datatype in JSON_BY_DATATYPE for parts in PARTS},
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("batches")
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": PIPELINES}))
+    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=30) as session:
+        yield session
+
+
+def ask(client: httpx.Client, pipeline: str, *scripts: dict[str, Any]) -> httpx.Response:
+    return client.post(f"/v1/pipelines/{pipeline}", json={"script": [json.dumps(script) for script in scripts]})
+
+
+def numbered(count: int, *, at: int = -1, **fields: Any) -> list[dict[str, Any]]:
+    """Scripts for ``count`` items, of which the item ``at`` has further fields."""
+    return [{"text": f"item {i}", "number": i, **(fields if i == at else {})} for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE, 39])
+def test_the_answers_of_all_parts_are_joined_in_order(
+    client: httpx.Client, gateway: GatewayProcess, tmp_path: Path, count: int
+) -> None:
+    before = gateway.metric("request_parts_total", pipeline="rows")
+    scripts = [{**script, "journal": str(tmp_path / "journal")} for script in numbered(count)]
+    answer = ask(client, "rows", *scripts)
+    assert answer.status_code == 200
+    assert answer.json() == {"text": [f"item {i}" for i in range(count)], "numbers": [[i, i] for i in range(count)]}
+    whole, rest = divmod(count, AT_ONCE)
+    sent = [f"{AT_ONCE} rows"] * whole + [f"{rest} rows"] * (rest > 0)
+    assert Counter((tmp_path / "journal").read_text().splitlines()) == Counter(sent)
+    counted = gateway.metric("request_parts_total", pipeline="rows") - before
+    assert counted == (len(sent) if len(sent) > 1 else 0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_the_joined_answer_is_that_of_each_item(client: httpx.Client, data: st.DataObject) -> None:
+    datatype, parts = data.draw(st.sampled_from(sorted(JSON_BY_DATATYPE))), data.draw(st.sampled_from(PARTS))
+    width = data.draw(st.integers(1, 3))
+    row = st.lists(JSON_BY_DATATYPE[datatype], min_size=width, max_size=width)
+    rows = data.draw(st.lists(row, min_size=1, max_size=14))
+    path = f"/v1/pipelines/{datatype}_{parts}".lower()
+    together = client.post(path, json={"x": rows}).json()["y"]
+    assert together == [client.post(path, json={"x": [each]}).json()["y"][0] for each in rows]
+    if not datatype.startswith("FP"):  # JSON has the shortest text of a float
+        assert together == rows
+
+
+def test_parts_with_rows_of_different_shapes_become_a_list(client: httpx.Client) -> None:
+    answer = ask(client, "rows", *numbered(10, at=5, width=3))
+    expected = [[i] * (3 if AT_ONCE <= i < 2 * AT_ONCE else 2) for i in range(10)]
+    assert answer.json()["numbers"] == expected
+
+
+def test_too_many_items_are_422_before_the_model_runs(client: httpx.Client, tmp_path: Path) -> None:
+    answer = ask(client, "rows", *numbered(41, at=0, journal=str(tmp_path / "journal")))
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": "batch", "problem": "has 41 items; expected 1 to 40"}]
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_failed_part_fails_the_request_and_names_its_items(client: httpx.Client) -> None:
+    answer = ask(client, "rows", *numbered(10, at=6, error={"code": "INTERNAL", "message": "broken"}))
+    assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+    assert answer.json()["errors"] == [{"field": "items[4..7]", "problem": "failed"}]
+
+
+def test_a_failed_request_without_parts_names_no_items(client: httpx.Client) -> None:
+    answer = ask(client, "rows", {"error": {"code": "INTERNAL", "message": "broken"}})
+    assert answer.status_code == 502
+    assert "errors" not in answer.json()
+
+
+def test_a_failed_part_cancels_the_others(client: httpx.Client, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    scripts = numbered(8, at=4, error={"code": "INTERNAL", "message": "broken"}, sleep_s=0.3)
+    scripts[0] |= {"sleep_s": 20, "journal": str(journal)}
+    assert ask(client, "rows", *scripts).json()["errors"][0]["field"] == "items[4..7]"
+    eventually(lambda: "cancelled" in journal.read_text())
+
+
+@pytest.mark.parametrize("count", [AT_ONCE, AT_ONCE + 1])
+def test_rows_that_are_not_the_items_cannot_be_joined(client: httpx.Client, count: int) -> None:
+    answer = ask(client, "rows", *numbered(count, at=0, extra=2))
+    if count == AT_ONCE:
+        assert len(answer.json()["numbers"]) == count + 2  # one call: its rows are those of the answer
+        return
+    assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
+    assert answer.json()["detail"].startswith("Output 'NUMBERS' has 6 rows for 4 items")
+    assert answer.json()["errors"][0]["field"] == "items[0..3]"
+
+
+class TestEarlyExits:
+    def test_an_exit_of_a_part_is_that_of_its_items(self, client: httpx.Client) -> None:
+        answer = ask(client, "exits", *numbered(9, at=5, **EXIT))
+        assert answer.status_code == 200
+        exited = range(4, 8)
+        assert answer.json() == {
+            "text": [None if i in exited else f"item {i}" for i in range(9)],
+            "numbers": [[] if i in exited else [i, i] for i in range(9)],
+            "early_exit": ["nothing" if i in exited else None for i in range(9)],
+        }
+        assert "X-Early-Exit" not in answer.headers
+
+    def test_with_parts_of_one_each_item_has_its_own_exit(self, client: httpx.Client) -> None:
+        scripts = numbered(5)
+        scripts[1] |= EXIT
+        scripts[3]["omit"] = ["NUMBERS"]
+        assert ask(client, "exit_of_each", *scripts).json() == {
+            "text": ["item 0", None, "item 2", "item 3", "item 4"],
+            "numbers": [[0, 0], [], [2, 2], [], [4, 4]],
+            "early_exit": [None, "nothing", None, "no_numbers", None],
+        }
+
+    def test_without_an_exit_the_list_has_only_nulls(self, client: httpx.Client) -> None:
+        assert ask(client, "exits", *numbered(3)).json()["early_exit"] == [None] * 3
+
+    @pytest.mark.parametrize("pipeline", ["exits", "exit_of_each"])
+    def test_a_request_whose_items_all_exit_is_an_early_exit(
+        self, client: httpx.Client, gateway: GatewayProcess, pipeline: str
+    ) -> None:
+        counted = {"pipeline": pipeline, "reason": "nothing"}
+        before = gateway.metric("early_exits_total", **counted)
+        answer = ask(client, pipeline, EXIT, EXIT)
+        assert answer.json() == {"text": [None] * 2, "numbers": [[]] * 2, "early_exit": ["nothing"] * 2}
+        assert answer.headers["X-Early-Exit"] == "nothing"
+        assert gateway.metric("early_exits_total", **counted) == before + 1

@@ -1,0 +1,133 @@
+"""The parts of a batch, and their joined answer, without a server."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.batch import JoinedRows, name_of, part_of, ranges_of
+from app.core.errors import ContractViolation, ModelChanged
+from app.core.inference import DTYPE_BY_DATATYPE, InferenceResponse, Tensor
+from app.core.model import Step
+from app.pipelines.batches import PipelineBatch
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.pipeline import Pipeline
+from tests.fakes.models import model, pipeline, response, tensor
+
+NUMBERS = sorted(DTYPE_BY_DATATYPE.keys() - {"BYTES", "BOOL"})
+
+
+def doubling(**batch: Any) -> Pipeline:
+    return pipeline(model("X FP32 [2]", "Y FP32 [2]", max_batch_size=4), batch=batch or True)
+
+
+def batch_of(p: Pipeline, count: int) -> PipelineBatch:
+    body = orjson.dumps({"X": [[i, -i] for i in range(count)]})
+    return PipelineBatch(p, p.request_of_json(body))
+
+
+def echo(sent: Tensor, version: str = "1") -> InferenceResponse:
+    return InferenceResponse({"Y": Tensor("Y", sent.datatype, sent.array)}, version=version)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.sampled_from(NUMBERS), st.lists(st.integers(0, 3), max_size=3))
+def test_joined_rows_are_those_of_the_parts(count: int, most: int, datatype: str, row: list[int]) -> None:
+    """For any number of items, size of the parts, datatype and shape of a row, in any order of the parts."""
+    size = count * int(np.prod(row))
+    whole = np.arange(size).reshape(count, *row).astype(DTYPE_BY_DATATYPE[datatype])
+    joined = JoinedRows(count)
+    for items in reversed(ranges_of(count, most)):
+        joined.put(items, whole[items.start : items.stop])
+    assert isinstance(joined.value, np.ndarray)
+    assert joined.value.dtype == whole.dtype
+    np.testing.assert_array_equal(joined.value, whole)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=8))
+def test_rows_of_different_shapes_are_joined_to_a_list(parts: list[tuple[int, int]]) -> None:
+    """``parts``: the number of items, and the length of their rows."""
+    joined, start, expected = JoinedRows(sum(count for count, _ in parts)), 0, list[list[int]]()
+    for count, width in parts:
+        joined.put(range(start, start + count), np.full((count, width), start))
+        expected += [[start] * width] * count
+        start += count
+    assert [list(row) for row in joined.value] == expected
+
+
+def test_a_part_has_views_of_the_arrays_and_its_own_id() -> None:
+    p = doubling()
+    request = p.request_of_json(orjson.dumps({"X": [[i, i] for i in range(6)]}))
+    first, second = (part_of(request, items) for items in ranges_of(6, 4))
+    assert (first.request_id, first.inputs[0].shape) == (request.request_id, (4, 2))
+    assert second.request_id != request.request_id
+    assert np.shares_memory(second.inputs[0].array, request.inputs[0].array)
+
+
+def test_a_parameter_tensor_is_split_too() -> None:
+    config = model(["X FP32 [1]", "K INT32 [1]"], "Y FP32 [1]", max_batch_size=2)
+    p = pipeline(config, batch=True, parameters={"k": {"type": "integer", "tensor": "K"}})
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3], "k": 5}'))
+    assert [part.request.inputs[1].array.tolist() for part in batch.parts()] == [[[5], [5]], [[5]]]
+
+
+def test_items_are_named_by_their_numbers() -> None:
+    assert [name_of(items) for items in ranges_of(5, 4)] == ["items[0..3]", "items[4]"]
+
+
+def test_all_parts_must_have_one_version() -> None:
+    first, second = batch_of(doubling(), 8).parts()
+    first.answer.add(echo(first.request.inputs[0]))
+    with pytest.raises(ModelChanged, match="versions 1 and 2") as caught:
+        second.answer.add(echo(second.request.inputs[0], version="2"))
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("rows", [0, 3, 5])
+def test_a_part_with_other_rows_is_a_violation_that_names_the_output(rows: int) -> None:
+    part = next(batch_of(doubling(), 8).parts())
+    part.answer.add(response(tensor("Y", "FP32", np.zeros((rows, 2)))))
+    with pytest.raises(ContractViolation, match=f"'Y' has {rows} rows for 4 items"):
+        part.answer.finish()
+
+
+def test_rows_without_elements_are_empty_lists() -> None:
+    p = pipeline(model("X FP32 [1]", "Y FP32 [-1]", max_batch_size=2), batch=True)
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
+    for part in batch.parts():
+        part.answer.add(response(tensor("Y", "FP32", np.zeros((len(part.items), 0)))))
+        part.answer.finish()
+    assert batch.finish().outputs == ({"Y": [[], [], []]},)
+
+
+def test_one_part_is_not_copied() -> None:
+    batch = batch_of(doubling(), 4)
+    (part,) = batch.parts()
+    part.answer.add(echo(part.request.inputs[0]))
+    part.answer.finish()
+    assert np.shares_memory(batch.finish().outputs[0]["Y"], part.request.inputs[0].array)
+
+
+class TestTheSizeOfParts:
+    def test_it_is_what_the_model_takes(self) -> None:
+        assert doubling().call_items == 4
+
+    def test_parts_is_another_size(self) -> None:
+        assert doubling(parts=3).call_items == 3
+
+    def test_parts_above_the_models_limit_do_not_match(self) -> None:
+        with pytest.raises(PipelineMismatch, match="is 5, and the model takes 4 items at a time") as caught:
+            doubling(parts=5)
+        assert caught.value.location == ("batch", "parts")
+
+    def test_an_ensemble_takes_what_its_smallest_step_takes(self) -> None:
+        steps = [model("X FP32 [2]", "Y FP32 [2]", name=f"of_{size}", max_batch_size=size) for size in (8, 3, 0)]
+        called = tuple(Step(each.name, "", (("X", "X"),), (("Y", "Y"),)) for each in steps)
+        whole = model("X FP32 [2]", "Y FP32 [2]", name="whole", backend="ensemble", max_batch_size=16, steps=called)
+        assert pipeline(whole, *steps, batch=True).call_items == 3
+
+    def test_a_decoupled_model_gets_one_item_at_a_time(self) -> None:
+        config = model("X FP32 [2]", "Y FP32 [2]", max_batch_size=4, decoupled=True)
+        assert pipeline(config, batch=True).call_items == 1

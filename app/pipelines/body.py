@@ -37,8 +37,9 @@ _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
 Body = bytes | bytearray | memoryview
-Part = str | bytes | memoryview
-"""The value of one field of a form."""
+File = str | bytes | memoryview
+Part = File | list[bytes]
+"""The value of one field of a form; a list for several files."""
 
 
 class BodyReader:
@@ -164,12 +165,15 @@ def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, 
 
 
 def _form_value(field: Field, part: Part) -> Any:
+    if isinstance(part, list):
+        return part
     if isinstance(field, ParameterField):
         if field.spec.type in ("object", "integers"):
             return _decoded(field, memoryview(_text_of(part).encode()))
         return msgspec.convert(_text_of(part), field.json_type, strict=False)
     if field.is_file:
-        return part.encode() if isinstance(part, str) else part
+        content = part.encode() if isinstance(part, str) else part
+        return [bytes(content)] if field.is_list_of_files else content
     if field.spec.kind == "text" and field.is_bare:
         return msgspec.convert(_text_of(part), field.json_type)
     text = memoryview(part.encode() if isinstance(part, str) else part)
@@ -193,7 +197,7 @@ def is_null(text: memoryview) -> bool:
     return _NULL.fullmatch(text) is not None
 
 
-def _text_of(part: Part) -> str:
+def _text_of(part: File) -> str:
     return part if isinstance(part, str) else str(part, "utf-8")
 
 

@@ -98,6 +98,11 @@ class InputField:
         return self.spec.kind in _FILE_KINDS
 
     @property
+    def is_list_of_files(self) -> bool:
+        """Whether each item of a batch is a file: in a form, each file is a part with the name of the field."""
+        return self.is_file and self.batched and is_bare_item(self.tensor)
+
+    @property
     def is_required(self) -> bool:
         return not self.spec.optional and self.spec.default is None
 

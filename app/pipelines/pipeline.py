@@ -171,6 +171,11 @@ class Pipeline:
     capacity: Capacity = dataclasses.field(default_factory=Capacity)
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
 
+    @property
+    def max_items(self) -> int:
+        """The most items of a request."""
+        return 1 if self.spec.batch is None else self.spec.batch.max_items
+
     def request_of_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> InferenceRequest:
         """``given``: values of further fields, which the body does not have.
 

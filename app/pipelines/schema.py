@@ -40,7 +40,9 @@ def form_schema(pipeline: Pipeline) -> Schema:
     for field in pipeline.inputs:
         if field.is_file:
             described = {"description": field.spec.description} if field.spec.description else {}
-            request["properties"][field.name] = {"type": "string", "format": "binary", **described}
+            file: Schema = {"type": "string", "format": "binary"}
+            several = {"type": "array", "items": file, **_length(1, pipeline.max_items)}
+            request["properties"][field.name] = {**(several if field.is_list_of_files else file), **described}
     return request
 
 
@@ -78,7 +80,7 @@ def _sizes_of(field: InputField | ParameterField, pipeline: Pipeline) -> list[tu
     """The smallest and the largest number of items of each list around an element, the outer one first."""
     if isinstance(field, ParameterField) or field.is_bare:
         return []
-    batch = [(1, pipeline.spec.batch.max_items)] if pipeline.spec.batch is not None else []
+    batch = [(1, pipeline.max_items)] if field.batched else []
     dims = () if is_bare_item(field.tensor) else field.tensor.dims
     return [*batch, *((0, None) if dim == -1 else (dim, dim) for dim in dims)]
 

@@ -82,6 +82,25 @@ def test_the_content_type_of_a_form_is_limited(filling: str) -> None:
         parts_of(FORM + filling, body)
 
 
+def form(*parts: tuple[str, bytes]) -> memoryview:
+    each = [b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (n.encode(), c) for n, c in parts]
+    return memoryview(b"".join(each) + b"--x--\r\n")
+
+
+def test_parts_of_a_list_keep_their_order() -> None:
+    body = form(("a", b"1"), ("n", b"5"), ("a", b"2"))
+    assert parts_of(FORM, body, ["a", "absent"]) == {"a": [b"1", b"2"], "n": b"5"}
+    with pytest.raises(InvalidInput, match="given twice"):
+        parts_of(FORM, body, ["n"])
+
+
+def test_the_parts_of_a_list_are_limited() -> None:
+    body = form(*[("a", b"1")] * 5)
+    assert parts_of(FORM, body, ["a"], max_parts=5) == {"a": [b"1"] * 5}
+    with pytest.raises(InvalidRequest):
+        parts_of(FORM, body, ["a"], max_parts=4)
+
+
 class Name(str):
     """Counts how often names are compared."""
 

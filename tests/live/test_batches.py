@@ -53,6 +53,12 @@ def typed(datatype: str, parts: int | None) -> dict[str, Any]:
 PIPELINES = {
     "rows": {**ROWS, "batch": {"max_items": 40}},
     "exits": {**ROWS, "batch": True, "early_exit": EXITS},
+    "files": {
+        **ROWS,
+        "inputs": {"script": {"tensor": "SCRIPT", "kind": "binary"}},
+        "parameters": {"shout": {"type": "boolean", "optional": True}},
+        "batch": {"max_items": 300},
+    },
     "exit_of_each": {**ROWS, "batch": {"parts": 1}, "early_exit": EXITS},
     **{f"{datatype}_{parts}".lower(): typed(datatype, parts) for datatype in JSON_BY_DATATYPE for parts in PARTS},
 }
@@ -153,6 +159,23 @@ def test_rows_that_are_not_the_items_cannot_be_joined(client: httpx.Client, coun
     assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
     assert answer.json()["detail"].startswith("Output 'NUMBERS' has 6 rows for 4 items")
     assert answer.json()["errors"][0]["field"] == "items[0..3]"
+
+
+class TestFiles:
+    @pytest.mark.parametrize("count", [1, 9, 200])
+    def test_files_of_one_name_are_the_items(self, client: httpx.Client, count: int) -> None:
+        files = [("script", (f"{i}.json", json.dumps({"text": f"file {i}"}))) for i in range(count)]
+        answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"})
+        assert answer.json()["text"] == [f"file {i}" for i in range(count)]
+
+    def test_too_many_files_are_422(self, client: httpx.Client) -> None:
+        answer = client.post("/v1/pipelines/files", files=[("script", ("a", b"{}"))] * 301)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "batch")
+
+    def test_a_raw_body_is_one_item(self, client: httpx.Client) -> None:
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = client.post("/v1/pipelines/files", content=b'{"text": "raw"}', headers=headers)
+        assert answer.json()["text"] == ["raw"]
 
 
 class TestEarlyExits:

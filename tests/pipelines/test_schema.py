@@ -98,6 +98,13 @@ def test_declared_descriptions_are_in_the_schemas() -> None:
     assert result_schema(described)["properties"]["o"]["description"].startswith("What it means.\n\nnumber;")
 
 
+def test_files_of_a_batch_are_a_list_in_a_form() -> None:
+    config, inputs = model("F BYTES [1]", max_batch_size=2), {"f": {"tensor": "F", "kind": "binary"}}
+    p = pipeline(config, inputs=inputs, batch={"max_items": 9})
+    file = {"type": "string", "format": "binary"}
+    assert form_schema(p)["properties"]["f"] == {"type": "array", "items": file, "minItems": 1, "maxItems": 9}
+
+
 def test_files_of_a_form_are_binary() -> None:
     assert form_schema(P)["properties"]["f"] == {"type": "string", "format": "binary"}
     assert "format" not in request_schema(P)["properties"]["f"]

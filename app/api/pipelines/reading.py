@@ -6,7 +6,7 @@ parameters in the query string.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from starlette.datastructures import QueryParams
 
@@ -33,8 +33,12 @@ _EACH_PARAMETER = re.compile(rb"(?s)" + _PARAMETER)
 _ESCAPED = re.compile(rb'\\(["\\])')
 
 
-def parts_of(content_type: str, body: memoryview) -> dict[str, bytes]:
+def parts_of(
+    content_type: str, body: memoryview, lists: Collection[str] = (), max_parts: int = MAX_PARTS
+) -> dict[str, bytes | list[bytes]]:
     """Parses a complete ``multipart/form-data`` body (RFC 7578) in memory. Returns field -> content.
+
+    ``lists``: the fields that may have several parts. Their contents are lists, in the order of the parts.
 
     Starlette's parser is not used, because it inspects each possible start of a boundary in Python, decodes text with
     any charset that the client names, and keeps the last of two parts with the same name.
@@ -44,9 +48,13 @@ def parts_of(content_type: str, body: memoryview) -> dict[str, bytes]:
     _, options = _parsed(content_type.encode("latin-1"))
     if options.get(b"charset", b"").lower() not in _CHARSETS:
         raise UnsupportedMediaType("The charset of a form can only be UTF-8.", hint="Send the form without a charset.")
-    parts = list(_parts(body, options.get(b"boundary", b"")))
-    check_given_once(name for name, _ in parts)
-    return dict(parts)
+    parts = list(_parts(body, options.get(b"boundary", b""), max_parts))
+    check_given_once(name for name, _ in parts if name not in lists)
+    contents: dict[str, bytes | list[bytes]] = {name: content for name, content in parts if name not in lists}
+    for name in lists:
+        if files := [content for each, content in parts if each == name]:
+            contents[name] = files
+    return contents
 
 
 def check_given_once(names: Iterable[str]) -> None:
@@ -56,14 +64,14 @@ def check_given_once(names: Iterable[str]) -> None:
         raise InvalidInput("A field is given twice.", errors=problems)
 
 
-def _parts(body: memoryview, boundary: bytes) -> Iterator[tuple[str, bytes]]:
+def _parts(body: memoryview, boundary: bytes, max_parts: int) -> Iterator[tuple[str, bytes]]:
     """Raises InvalidRequest."""
     if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise _malformed()
     delimiter = b"\r\n--" + boundary
     search = re.compile(re.escape(delimiter)).search
     start = len(delimiter) - 2 if body[: len(delimiter) - 2] == delimiter[2:] else _end_of(search(body))
-    for _ in range(MAX_PARTS + 1):
+    for _ in range(max_parts + 1):
         head, blank_line, _rest = bytes(body[start : start + MAX_HEAD_BYTES]).partition(b"\r\n\r\n")
         if head.startswith(b"--"):
             return
@@ -111,8 +119,8 @@ def _unquoted(value: bytes) -> bytes:
 
 def _malformed() -> InvalidRequest:
     return InvalidRequest(
-        f"The multipart body is malformed or above a limit: {MAX_PARTS} parts, {MAX_HEAD_BYTES} bytes for the headers "
-        f"of a part or for the Content-Type, {MAX_PARAMETERS} parameters for each header."
+        f"The multipart body is malformed or above a limit: {MAX_PARTS} parts besides lists of files, {MAX_HEAD_BYTES} "
+        f"bytes for the headers of a part or for the Content-Type, {MAX_PARAMETERS} parameters for each header."
     )
 
 
@@ -133,7 +141,11 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if media_type == "multipart/form-data":
         check_no_query(exchange)
         body = await read_body(exchange, limits)
-        return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
+        lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
+        max_parts = MAX_PARTS + len(lists) * pipeline.max_items
+        return await off_loop(
+            lambda body: pipeline.request_of_form(parts_of(content_type, body, lists, max_parts)), body
+        )
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)

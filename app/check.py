@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.model import RepositoryModel
 from app.core.text import printable
 from app.lint.check import check, compare
-from app.lint.findings import Finding, Severity
+from app.lint.findings import Code, Finding, Severity
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.triton.credentials import NO_CREDENTIALS, Credentials
@@ -108,8 +108,17 @@ def _count(count: int, noun: str) -> str:
 
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:
-    """The findings in the ready models and in gateway.yaml. Raises GatewayError."""
-    return (await _live_report(catalog.engine, catalog.file)).findings
+    """The findings in the ready models and in gateway.yaml, and of calls that are not shared. Raises GatewayError."""
+    return [*(await _live_report(catalog.engine, catalog.file)).findings, *_coalescing_findings(catalog)]
+
+
+def _coalescing_findings(catalog: Catalog) -> Iterator[Finding]:
+    for name, entry in catalog.entries.items():
+        coalescing = None if entry.pipeline is None else entry.pipeline.coalescing
+        if coalescing is not None and coalescing.fault is not None:
+            fault = coalescing.fault
+            text = f"requests of pipeline '{name}' do not share calls: {fault}"
+            yield Finding(Code.COALESCING, text, entry.spec.model, tensor=fault.output or None, pipeline=name)
 
 
 async def log_findings(engine: Engine, file: GatewayFile | None) -> None:

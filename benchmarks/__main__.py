@@ -12,6 +12,7 @@ import uvloop
 from benchmarks import (
     bls,
     bursts,
+    coalescing,
     dashboard,
     early_exit,
     fan_out,
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "transports": Benchmark(transports.run, 5),
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
+    "coalescing": Benchmark(coalescing.run, 5),
     "tritons": Benchmark(tritons.run, 1),
     "dashboard": Benchmark(dashboard.run),
     "load": Benchmark(under_load.run, 10),

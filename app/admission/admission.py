@@ -1,6 +1,7 @@
 """Admission: a request takes a slot before it calls a model, and releases it at the end (docs/reference/load.md)."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
 from app.admission.limit import FixedLimit, Limit, ThroughputLimit
@@ -152,6 +153,15 @@ class Admission:
         if total is None:
             return None
         return max(total // self._workers + (self._number <= total % self._workers), min(total, 1))
+
+    def calls_of(self, model: str, steps: int) -> int:
+        """Returns how many calls of a model keep it busy, if each call may have the items of several requests.
+
+        That is one for each instance, and one more for each of the ``steps`` that a request runs through, but not
+        more than the requests that may run.
+        """
+        instances = self._loads[model].capacity.times(self._servers).instances
+        return min(self.model_queues[model].limit.value, ceil(instances / self._workers) + steps)
 
     def _follow(self, load: ModelLoad) -> None:
         """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""

@@ -130,7 +130,7 @@ class Inference:
             admission=self.admission_of(pipeline.name, pipeline.spec.model, pipeline.capacity, limits),
             decoupled=pipeline.config.decoupled,
             stream=pipeline.spec.stream or STREAM_DEFAULTS,
-            prepared=pipeline.with_deadline,
+            prepared=pipeline.prepared,
             abandon=partial(self.canceller.cancel, pipeline),
         )
 
@@ -244,6 +244,7 @@ class Inference:
             is_abandoned = True
             raise
         finally:
+            _note_sharing(call.record, requests[0])
             call.record.add_tokens(call.answer.tokens)
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
@@ -311,6 +312,14 @@ class Inference:
         self.workload.add(stream)
         active.inc()
         stream.start().add_done_callback(forget)
+
+
+def _note_sharing(record: RequestRecord, request: InferenceRequest) -> None:
+    """Notes the call that the request shared, whose id is the one that Triton knows."""
+    shared = request.shared
+    if shared is not None and shared.requests:
+        record.triton_request_id, record.shared_with = shared.request_id, shared.requests - 1
+        record.shared_trace = shared.trace
 
 
 def _prepared(call: InferenceCall, trace: TraceContext | None) -> list[InferenceRequest]:

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from app.core.coalescing import Coalescing, SharedCall
 from app.core.trace import TraceContext
 
 _DIGITS = 32
@@ -132,6 +133,10 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     """For a ``cancel`` call: the id of the request to cancel. The call goes to the Triton that has that request."""
     ends_by_hook: bool = False
     """Whether a ``cancel`` model is called for an abandoned request; the stream then ends without cancellation."""
+    coalescing: Coalescing | None = None
+    """How the request may share a call with others; None: it has a call of its own."""
+    shared: SharedCall | None = None
+    """Filled by the engine if the request shares a call."""
 
     def with_trace(self, trace: TraceContext | None) -> Self:
         return self if trace is self.trace else replace(self, trace=trace)
@@ -139,6 +144,9 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     def without_inputs(self) -> Self:
         """Returns a copy for use during a stream, without the inputs, which may be large and are already sent."""
         return replace(self, inputs=())
+
+    def coalesced(self, coalescing: Coalescing) -> Self:
+        return replace(self, coalescing=coalescing, shared=SharedCall())
 
     def with_parameter(self, name: str, value: Parameter) -> Self:
         return replace(self, parameters={**self.parameters, name: value})

@@ -64,6 +64,10 @@ class ModelConfig:
     """Whether Triton joins several requests to one batch."""
     sequence: SequenceBatching | None = None
     """Set for a model with ``sequence_batching``."""
+    unjoinable_inputs: tuple[str, ...] = ()
+    """Inputs whose first dimension is not the batch: ragged inputs and shape tensors."""
+    caches_responses: bool = False
+    """Whether Triton may answer from its response cache."""
 
     @property
     def is_ensemble(self) -> bool:

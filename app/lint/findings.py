@@ -45,6 +45,7 @@ class Code(StrEnum):
     PARALLEL_FAILURE = "parallel-failure"
     SAMPLE = "sample"
     OTHER_SIGNATURE = "other-signature"
+    COALESCING = "coalescing"
     NEEDS_SESSION = "needs-session"
     PRESET_MISMATCH = "preset-mismatch"
     NOT_DECOUPLED = "not-decoupled"
@@ -57,6 +58,7 @@ class Code(StrEnum):
 _WARNINGS = frozenset(
     {
         Code.EXCESSIVE_SIZE,
+        Code.COALESCING,
         Code.ROUTER_NEEDED,
         Code.UNORDERED_STREAM,
         Code.UNKNOWN_BACKEND,
@@ -166,6 +168,10 @@ SOLUTION_BY_CODE = {
     Code.OTHER_SIGNATURE: (
         "Load the same version of the model everywhere. During a rolling update the finding disappears when the "
         "update is complete."
+    ),
+    Code.COALESCING: (
+        "Correct the model, so that each output has one row for each row of the inputs, in the same order. If only "
+        "rounding differs, set `coalesce: {tolerance: ...}`. Otherwise remove `coalesce`."
     ),
     Code.NEEDS_SESSION: (
         "List the model under `oip` instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, "

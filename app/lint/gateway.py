@@ -11,6 +11,7 @@ from app.core.errors import GatewayError
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
 from app.lint.findings import Code, Finding
+from app.pipelines.coalescing import coalescing_of
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, paths_in
 from app.pipelines.file import GatewayFile
@@ -135,6 +136,7 @@ def _misfits_of(
     if not is_auto_completed(models[spec.model]):
         try:
             _compiled(name, spec, models)
+            coalescing_of(spec, models[spec.model], models)
         except PipelineMismatch as exc:
             yield exc.location, exc.text
 

@@ -60,6 +60,7 @@ NO_PIPELINE = "-"
 DROPPED_LINES = "triton_gateway_log_lines_dropped"
 
 DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -139,6 +140,13 @@ class Metrics:
         )
         self.triton_repeats = self._counter(
             "triton_repeats", "Requests that were sent to Triton again, to another one if there are several"
+        )
+        self.coalescing = CoalescingMetrics(
+            self._histogram(
+                "items_per_call", "Items of the calls of models whose requests share calls", "model", buckets=_ITEMS
+            ),
+            self._counter("coalesced_requests", "Requests that shared a call", "model"),
+            self._counter("coalesced_repeats", "Calls that were made again for a part of a shared call", "model"),
         )
         self.open_breakers = self._gauge(
             "open_breakers", "Tritons where a model is not called until it answers a probe", "model", mode="livesum"
@@ -307,6 +315,23 @@ class SharedMemoryMetrics:
         self._bytes_of("free").set(free)
         self._bytes_of("used").set(used)
         self._bytes_of("quarantined").set(quarantined)
+
+
+class CoalescingMetrics:
+    """Observes the calls of models whose requests may share calls."""
+
+    def __init__(self, items: Histogram, requests: Counter, repeats: Counter) -> None:
+        self._items_of = cache(items.labels)
+        self._requests_of = cache(requests.labels)
+        self._repeats_of = cache(repeats.labels)
+
+    def called(self, model: str, items: int, requests: int) -> None:
+        self._items_of(model).observe(items)
+        if requests > 1:
+            self._requests_of(model).inc(requests)
+
+    def repeated(self, model: str) -> None:
+        self._repeats_of(model).inc()
 
 
 class CallMetrics:

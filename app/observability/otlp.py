@@ -60,6 +60,9 @@ class OtlpSpan:
             own.trace_state.to_header(),
         )
 
+    def link(self, other: TraceContext) -> None:
+        self._span.add_link(_span_context_of(other))
+
     def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
         self._span.set_attributes(attributes)
         if name is not None:
@@ -81,11 +84,14 @@ def _context_of(parent: TraceContext | None) -> Context:
     """Empty without a parent: the span then begins a trace, and ignores the context of the running task."""
     if parent is None:
         return Context()
-    above = api.SpanContext(
-        int(parent.trace_id, 16),
-        int(parent.span_id, 16),
+    return api.set_span_in_context(api.NonRecordingSpan(_span_context_of(parent)), Context())
+
+
+def _span_context_of(trace: TraceContext) -> api.SpanContext:
+    return api.SpanContext(
+        int(trace.trace_id, 16),
+        int(trace.span_id, 16),
         is_remote=True,
-        trace_flags=api.TraceFlags(parent.flags),
-        trace_state=api.TraceState.from_header([parent.state] if parent.state else []),
+        trace_flags=api.TraceFlags(trace.flags),
+        trace_state=api.TraceState.from_header([trace.state] if trace.state else []),
     )
-    return api.set_span_in_context(api.NonRecordingSpan(above), Context())

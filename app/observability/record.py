@@ -47,6 +47,10 @@ class RequestRecord(Struct, eq=False):
     """When the gateway called Triton, on the clock of ``started``; 0 before."""
     triton_s: float = 0.0
     """Time that the request waited for Triton."""
+    shared_with: int = 0
+    """The number of other requests in the call to Triton."""
+    shared_trace: TraceContext | None = None
+    """The trace to which a shared call belongs."""
     queue_s: float = 0.0
     total_s: float = 0.0
     """Time from the start to the end; 0 before."""
@@ -164,6 +168,8 @@ class RequestRecord(Struct, eq=False):
             fields["key"] = self.key
         if self.triton_request_id:
             fields["triton_request_id"] = self.triton_request_id
+        if self.shared_with:
+            fields["shared_with"] = self.shared_with
         if self.tokens is not None:
             fields["prompt_tokens"] = self.tokens.prompt
             fields["completion_tokens"] = self.tokens.completion
@@ -202,6 +208,7 @@ class OpenExplanation:
             queue_s=record.queue_s,
             triton_at_s=called_s,
             triton_s=triton_s,
+            shared_with=record.shared_with,
         )
         self.explanations.put(self.request.with_end(ended))
 

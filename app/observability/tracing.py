@@ -38,6 +38,9 @@ class Span(Protocol):
     @property
     def trace(self) -> TraceContext | None: ...
 
+    def link(self, other: TraceContext) -> None:
+        """Links the span to a span of another trace. Call it before :meth:`end`."""
+
     def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
         """``error``: an error code, which marks the span as failed. ``name`` replaces the span's first name."""
 
@@ -54,6 +57,9 @@ class NoSpan:
 
     def __init__(self, parent: TraceContext | None) -> None:
         self.trace = parent
+
+    def link(self, other: TraceContext) -> None:
+        pass
 
     def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
         pass
@@ -90,6 +96,10 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
         attributes |= {"triton_gateway.pipeline": record.pipeline, "triton_gateway.transport": record.transport}
     if record.triton_request_id:
         attributes["triton_gateway.triton_request_id"] = record.triton_request_id
+    if record.shared_with:
+        attributes["triton_gateway.shared_with"] = record.shared_with
+    if record.shared_trace is not None and record.shared_trace != record.trace:
+        span.link(record.shared_trace)
     if record.operation or record.tokens is not None:
         attributes |= _attributes_of_language_model(record)
     if route is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.config.watch import FollowedFile
+from app.core.coalescing import Coalescing
 from app.core.engine import Engine
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.text import nearest
@@ -162,6 +163,14 @@ class Catalog:
         if entry.pipeline is None:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
         return entry.pipeline
+
+    def coalescing_of(self, model: str) -> Coalescing | None:
+        """How requests to a model by its own name share calls; None if ``oip.coalesce`` does not list the model."""
+        oip = None if self.file is None else self.file.spec.oip
+        if oip is None or model not in oip.coalesce:
+            return None
+        pipelines = (entry.pipeline for entry in self.entries.values() if entry.spec.model == model)
+        return next((each.coalescing for each in pipelines if each is not None and each.coalescing is not None), None)
 
     def missing_at(self, entry: CatalogEntry) -> Mapping[str, str]:
         """The Tritons, of several, that are not called for a pipeline: address -> why not."""

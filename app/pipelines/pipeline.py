@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from app.core.coalescing import Coalescing
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.core.inference import Deadline, InferenceRequest, Parameter, Tensor
 from app.core.model import Capacity, ModelConfig
@@ -170,6 +171,8 @@ class Pipeline:
     """Whether callers see the messages of models."""
     capacity: Capacity = dataclasses.field(default_factory=Capacity)
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
+    coalescing: Coalescing | None = None
+    """None if each request has a call of its own."""
 
     @property
     def max_items(self) -> int:
@@ -199,6 +202,11 @@ class Pipeline:
                 "`sequence_start` and `sequence_end`.",
             )
         return self.builder.request_of(values)
+
+    def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+        """The request as it is sent."""
+        request = self.with_deadline(request, deadline)
+        return request if self.coalescing is None else request.coalesced(self.coalescing)
 
     def with_deadline(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
         """The request with its deadline as a parameter, if the pipeline declares one: Triton tells no step of it."""

@@ -26,6 +26,7 @@ from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
+from app.pipelines.trial import run_trial
 
 
 class TokenCount:
@@ -291,7 +292,7 @@ class Canceller:
 async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
 
-    With ``batch``, only its first part.
+    With ``batch``, only its first part. Then runs the trial of a pipeline whose requests share calls.
 
     ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
     """
@@ -302,6 +303,8 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     responded = _ignore if pipeline.config.decoupled else None
     deadline = Deadline.after(pipeline.sample_timeout_s)
     await run(engine, [request], deadline, WholeAnswer(pipeline, request), responded)
+    if pipeline.coalescing is not None:
+        await run_trial(engine, pipeline, pipeline.coalescing, folder)
 
 
 def _ignore() -> None:

@@ -287,6 +287,17 @@ class BatchSpec(Section):
     """The most items of a call. Left out: as many as the model takes."""
 
 
+class CoalesceSpec(Section):
+    """Small requests that wait for the model at the same time share one call."""
+
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How much the trial lets floating-point outputs differ between a request alone and one in a batch."""
+    max_items: Annotated[int, Field(ge=2, le=100_000)] | None = None
+    """The most items of one call. Left out: the smallest ``max_batch_size`` of the models that a request runs."""
+    max_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
+    """The most bytes of tensors in one call. A larger request has a call of its own."""
+
+
 class PipelineSpec(Section):
     model: str
     preset: PresetName | None = None
@@ -314,6 +325,7 @@ class PipelineSpec(Section):
     """The model's messages that mean that its engine is dead although Triton says that the model is ready."""
     warmup: bool = True
     batch: BatchSpec | None = None
+    coalesce: CoalesceSpec | None = None
     sample: dict[str, JsonValue] | None = None
     examples: Examples = {}
     """Further valid requests by name, in the form of ``sample``. The gateway never runs them on its own."""
@@ -332,6 +344,14 @@ class PipelineSpec(Section):
         if isinstance(value, str):
             raise ValueError("must be true, false or a mapping of keys to values")
         return {} if value is True or value is None else None if value is False else value
+
+    @field_validator("coalesce", mode="before")
+    @classmethod
+    def _coalesce_with_defaults(cls, value: Any) -> Any:
+        """``coalesce: true`` means the defaults, ``coalesce: false`` none."""
+        if isinstance(value, str):
+            raise ValueError("must be true, false or a mapping of keys to values")
+        return {} if value is True else None if value is False else value
 
     @field_validator("examples")
     @classmethod
@@ -375,8 +395,18 @@ class PipelineSpec(Section):
 class OipSpec(Section):
     models: Literal["all"] | list[str] = []
     """Served under ``/v2`` in addition to the models of the pipelines."""
+    coalesce: list[str] = []
+    """Models of pipelines with ``coalesce`` whose requests under ``/v2`` share calls too."""
 
 
 class GatewaySpec(Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
     oip: OipSpec | None = None
+
+    @model_validator(mode="after")
+    def _coalesced_models_have_a_trial(self) -> Self:
+        tried = {each.model for each in self.pipelines.values() if each.coalesce is not None}
+        for model in self.oip.coalesce if self.oip is not None else ():
+            if model not in tried:
+                raise ValueError(f"oip.coalesce names '{model}', which is not the model of a pipeline with coalesce")
+        return self

@@ -71,7 +71,14 @@ class PipelineVersion:
     @property
     def is_due(self) -> bool:
         """Whether the sample must run now."""
-        return self.state is VersionState.WARMING and self.warming is None and self._backoff.is_due
+        is_wanted = self.state is VersionState.WARMING or (self.state is VersionState.READY and self._needs_trial)
+        return is_wanted and self.warming is None and self._backoff.is_due
+
+    @property
+    def _needs_trial(self) -> bool:
+        """Whether requests share no calls because a new version of the model answers."""
+        coalescing = None if self.pipeline is None else self.pipeline.coalescing
+        return coalescing is not None and coalescing.needs_trial
 
     def settle(self) -> None:
         """Handles the sample's result if it is available."""

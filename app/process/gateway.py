@@ -38,6 +38,7 @@ from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
 from app.settings import Settings
 from app.streams.store import StreamStore
+from app.triton.coalescing import CoalescingEngine
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ async def open_gateway(
         shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
         gateway = Gateway(
             Inference(
-                engine,
+                CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
                 catalog,
                 metrics,
                 canceller,

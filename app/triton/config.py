@@ -43,6 +43,8 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         limits_queue=_limits_queue(message.dynamic_batching),
         joins_requests=message.HasField("dynamic_batching"),
         sequence=_sequence_of(message.sequence_batching) if message.HasField("sequence_batching") else None,
+        unjoinable_inputs=tuple(each.name for each in message.input if each.allow_ragged_batch or each.is_shape_tensor),
+        caches_responses=message.response_cache.enable,
     )
 
 

@@ -201,6 +201,11 @@ def _process_is_replaced(grpc_code: str | None, message: str) -> GatewayError | 
     return error
 
 
+def is_dead_process(error: GatewayError) -> bool:
+    """Whether Triton answered that the Python process of a model is dead, also of one that a script called."""
+    return error.upstream is not None and _DEAD_SOMEWHERE.search(error.upstream.message) is not None
+
+
 def _text_too_long(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The model failed with an error text that is too long for gRPC.",
@@ -252,7 +257,8 @@ _PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
 
 _SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
 _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
-_DEAD_PROCESS = re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\.")
+_DEAD_SOMEWHERE = re.compile(r"Stub process (?:'[^']*' )?is not healthy\.")
+_DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
 
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),

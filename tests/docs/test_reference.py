@@ -29,6 +29,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "stream": spec.StreamSpec,
     "batch": spec.BatchSpec,
     "limits": spec.LimitsSpec,
+    "coalesce": spec.CoalesceSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,
     "refusals": spec.RefusalRule,

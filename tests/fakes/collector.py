@@ -30,6 +30,8 @@ class Span:
     kind: int
     is_error: bool
     attributes: dict[str, Any]
+    links: tuple[str, ...] = ()
+    """The ids of the spans that it links to."""
 
 
 @dataclass
@@ -104,6 +106,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
                     span.kind,
                     span.status.code == span.status.STATUS_CODE_ERROR,
                     _attributes(span.attributes),
+                    tuple(link.span_id.hex() for link in span.links),
                 )
 
 

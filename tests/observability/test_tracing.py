@@ -117,6 +117,18 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
     }
 
 
+async def test_the_span_of_a_request_links_to_the_trace_of_its_shared_call(
+    tracer: Tracer, collector: Collector
+) -> None:
+    other = TraceContext("5" * 32, "6" * 16, 1)
+    for trace in (other, CALLER):
+        record = RequestRecord("rid", "POST", "/", shared_with=23, shared_trace=other, trace=trace)
+        end_request_span(tracer.start("POST", SpanKind.SERVER, CALLER), record, None)
+    own, linked = await sent(tracer, collector)
+    assert (own.links, linked.links) == ((), (other.span_id,))
+    assert linked.attributes["triton_gateway.shared_with"] == 23
+
+
 @pytest.mark.parametrize(
     ("operation", "tokens", "expected"),
     [

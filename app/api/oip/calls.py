@@ -135,8 +135,11 @@ class ModelCalls:
             error.detail = named + error.detail[0].lower() + error.detail[1:]
 
     def _prepared(self, request: InferenceRequest, _deadline: Deadline) -> InferenceRequest:
-        is_idempotent = request.model in self.inference.catalog.oip_models.idempotent
-        return replace(request, idempotent=True) if is_idempotent else request
+        catalog = self.inference.catalog
+        if request.model in catalog.oip_models.idempotent:
+            request = replace(request, idempotent=True)
+        coalescing = catalog.coalescing_of(request.model) if request.idempotent else None
+        return request if coalescing is None else request.coalesced(coalescing)
 
     def stoppable(self, request: InferenceRequest) -> InferenceRequest:
         """The request of a stream, which ends without a cancellation if a ``cancel`` model can stop it."""

@@ -47,6 +47,8 @@ class Ended:
     queue_s: float
     triton_at_s: float | None
     triton_s: float
+    shared_with: int = 0
+    """The number of other requests in the call to Triton."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,7 @@ class Explanation(Struct):
     error: str | None = None
     status: int | None = None
     total_ms: _Ms | None = None
+    shared_with: Annotated[int, Meta(ge=0, description="Other requests in the same call to Triton")] = 0
     gateway: list[ExplainedPhase] = []
     spans: list[ExplainedRun] = []
     steps_not_run: list[str] = []
@@ -247,6 +248,7 @@ def explanation_of(found: Found) -> Explanation:
         return replace(explained, notes=["The request is still running."])
     explained.outcome, explained.early_exit = ended.outcome, ended.early_exit
     explained.error, explained.status = ended.error, ended.status
+    explained.shared_with = ended.shared_with
     explained.total_ms, explained.gateway = _rounded(ended.total_s * 1e3), phases_of(ended)
     if ended.triton_at_s is None:
         return replace(explained, is_complete=True, notes=["The request ended before the gateway called Triton."])
@@ -275,7 +277,7 @@ def _triton(found: Found, plan: Plan, ended: Ended, start_ms: float) -> dict[str
     """The part that Triton's spans tell. ``start_ms``: when the gateway called Triton."""
     calls = calls_of(found.spans, ended.triton_request_id, plan)
     if not calls:
-        return {"notes": [NO_SPANS]}
+        return {"notes": [*_notes_of_sharing(ended), NO_SPANS]}
     last = calls[-1]
     runs = last.runs
     is_complete = last.is_complete
@@ -383,7 +385,9 @@ def _notes(
     """Plain sentences: what the trace cannot tell for this request."""
     plan, ended = found.request.plan, found.request.ended
     assert ended is not None
-    notes = [] if is_complete else ["Some of Triton's spans have not arrived yet."]
+    notes = _notes_of_sharing(ended)
+    if not is_complete:
+        notes.append("Some of Triton's spans have not arrived yet.")
     if len(calls) > 1:
         notes.append(f"The gateway called Triton {len(calls)} times; the states are those of the last call.")
     if shown.clock.shift_ms:
@@ -395,6 +399,13 @@ def _notes(
     if ended.outcome in (Outcome.TIMEOUT, Outcome.CANCELLED):
         notes.append("The gateway ended the request; Triton may have continued.")
     return notes + _notes_of_steps(runs, plan)
+
+
+def _notes_of_sharing(ended: Ended) -> list[str]:
+    if not ended.shared_with:
+        return []
+    others = "1 other" if ended.shared_with == 1 else f"{ended.shared_with} others"
+    return [f"The gateway sent the request with {others} in one call; Triton's spans belong to one of them."]
 
 
 def _notes_of_steps(runs: Sequence[Run], plan: Plan) -> list[str]:

@@ -299,3 +299,11 @@ def test_a_span_that_was_exported_twice_is_shown_once() -> None:
 def test_a_decoupled_step_says_what_its_span_leaves_out() -> None:
     streams = replace(CHAIN, steps=(ExplainedStep("detect", "detect", "chain", decoupled=True),))
     assert "'detect' is decoupled" in explained(export("detect"), plan=streams)["notes"][0]
+
+
+@pytest.mark.parametrize(("others", "text"), [(1, "with 1 other in"), (23, "with 23 others in")])
+def test_a_shared_call_is_explained(others: int, text: str) -> None:
+    found = explained(None, replace(OK, shared_with=others))
+    assert found["shared_with"] == others
+    assert any(text in note for note in found["notes"])
+    assert not any("one call" in note for note in explained(None)["notes"])

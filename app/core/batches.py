@@ -1,0 +1,120 @@
+"""Joins requests to one batch, and cuts the response into those of the requests. Pure.
+
+The first dimension of every input and output is the batch. A response is cut only if each of its outputs has exactly
+the rows of all requests; Triton does not check that.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from app.core.coalescing import CoalescingFault
+from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Tensor, new_request_id
+from app.core.trace import TraceContext
+
+
+class RowsMismatch(Exception):
+    """A response to several requests cannot be cut."""
+
+    def __init__(self, fault: CoalescingFault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+def rows_of(request: InferenceRequest) -> int | None:
+    """Returns the size of the request's batch; None if its inputs do not have the same first dimension."""
+    sizes = {tensor.array.shape[:1] for tensor in request.inputs}
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    return size[0] if size and size[0] > 0 else None
+
+
+def bytes_of(request: InferenceRequest) -> int:
+    """Returns the size of the request's tensors on the wire, in bytes."""
+    return sum(map(_size_of, request.inputs))
+
+
+def _size_of(tensor: Tensor) -> int:
+    array = tensor.array
+    return sum(4 + len(element) for element in array.flat) if tensor.datatype == BYTES else array.nbytes
+
+
+def key_of(request: InferenceRequest) -> Hashable:
+    """Requests may share a call only if their keys are equal.
+
+    Python compares ``1``, ``1.0`` and ``True`` as equal, but Triton's models do not: parameters are compared with
+    their types. The trace is not part of the key, because each call has one of its own.
+    """
+    inputs = tuple([(each.name, each.datatype, each.array.shape[1:]) for each in request.inputs])
+    parameters = tuple(sorted([(name, type(each), repr(each)) for name, each in request.parameters.items()], key=_name))
+    return (
+        request.model,
+        request.version,
+        inputs,
+        tuple([(each.name, each.classification) for each in request.outputs]),
+        parameters,
+        request.takes_traceparent,
+        request.ends_by_hook,
+        request.coalescing,
+    )
+
+
+def _name(parameter: tuple[str, type, str]) -> str:
+    return parameter[0]
+
+
+def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest:
+    """Returns one request with the rows of all, in order. They must have the same :func:`key_of`.
+
+    It has its own id, and the trace of a request that is sampled, if there is one. It is not idempotent: a call that
+    failed must not be sent again as a whole, because one of its items may have ended the model's process.
+    """
+    first = requests[0]
+    inputs = tuple(
+        [
+            replace(tensor, array=np.concatenate([each.inputs[index].array for each in requests]))
+            for index, tensor in enumerate(first.inputs)
+        ]
+    )
+    return replace(
+        first,
+        inputs=inputs,
+        request_id=new_request_id(),
+        trace=_trace_of(requests),
+        idempotent=False,
+        coalescing=None,
+        shared=None,
+    )
+
+
+def _trace_of(requests: Iterable[InferenceRequest]) -> TraceContext | None:
+    traces = [each.trace for each in requests if each.trace is not None]
+    return next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None)
+
+
+def cut(
+    response: InferenceResponse, request: InferenceRequest, rows: Sequence[int], written: Iterable[str]
+) -> list[InferenceResponse]:
+    """Returns the responses of the requests with these ``rows``, in order.
+
+    ``request``: the joined request. ``written``: the outputs that the model must write if the request names none.
+
+    Raises RowsMismatch if an output is missing, or its first dimension is not the sum of the rows.
+    """
+    wanted = [output.name for output in request.outputs] or written
+    if absent := [name for name in wanted if name not in response.outputs]:
+        raise RowsMismatch(CoalescingFault("is left out of the response to several requests", min(absent)))
+    total, outputs = sum(rows), list(response.outputs.items())
+    for name, tensor in outputs:
+        if tensor.array.shape[:1] != (total,):
+            shape = list(tensor.array.shape)
+            raise RowsMismatch(CoalescingFault(f"has the shape {shape} for {total} rows of several requests", name))
+    responses, start = [], 0
+    for count in rows:
+        stop = start + count
+        own = {name: Tensor(name, each.datatype, each.array[start:stop]) for name, each in outputs}
+        responses.append(InferenceResponse(own, version=response.version))
+        start = stop
+    return responses

@@ -1,0 +1,113 @@
+"""Models whose answers prove whose they are, a gateway that lets requests to them share calls, and many clients."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.repairing import repairing_gateway
+from tests.processes import GatewayProcess, running_triton
+
+BAD, KILLER, LATE = 13, 666, 1000
+"""Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""
+SCRIPT = Path(__file__).parent / "rows_model.py"
+HABITS = ("good", "drop", "extra", "repeat", "omit", "list", "late_drop", "late_extra", "late_omit")
+CONFIG = """
+backend: "python"
+max_batch_size: 64
+input [ {{ name: "ITEM" data_type: TYPE_INT64 dims: [ 1 ] }} ]
+output [
+  {{ name: "NEGATIVE" data_type: TYPE_INT64 dims: [ 1 ] }},
+  {{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }}{boxes}
+]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+parameters {{ key: "habit" value {{ string_value: "{habit}" }} }}
+"""
+BOXES = ',\n  { name: "BOXES" data_type: TYPE_INT64 dims: [ 2 ] }'
+
+
+def write_models(folder: Path, habits: Iterable[str] = HABITS) -> None:
+    for habit in habits:
+        model = folder / habit
+        (model / "1").mkdir(parents=True)
+        (model / "config.pbtxt").write_text(CONFIG.format(habit=habit, boxes=BOXES if habit == "list" else ""))
+        (model / "1" / "model.py").symlink_to(SCRIPT)
+
+
+def config_text(habits: Iterable[str] = HABITS, *, coalesce: bool = True) -> str:
+    pipelines = {
+        habit: {
+            "model": habit,
+            "inputs": {"item": {"tensor": "ITEM"}},
+            "outputs": {"negative": {"tensor": "NEGATIVE"}, "text": {"tensor": "TEXT", "kind": "text"}},
+            "idempotent": True,
+            "coalesce": coalesce,
+            "sample": {"item": 3},
+        }
+        for habit in habits
+    }
+    return yaml.safe_dump({"pipelines": pipelines, "oip": {"coalesce": ["good"] if coalesce else []}})
+
+
+@contextmanager
+def rows_triton(folder: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    write_models(folder)
+    with running_triton(EmbeddedOptions(folder, models_venv)) as triton:
+        yield triton
+
+
+@contextmanager
+def rows_gateway(
+    triton: EmbeddedTriton, folder: Path, *, workers: str = "2", repair: str = "true"
+) -> Iterator[GatewayProcess]:
+    with repairing_gateway(triton, folder, config_text(), repair=repair, workers=workers) as gateway:
+        yield gateway
+
+
+@dataclass
+class Answers:
+    right: int = 0
+    others: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Status -> items and statuses of the answers that were not 200."""
+    wrong: list[tuple[int, bytes]] = field(default_factory=list)
+    """Answers to an item that are those of another."""
+
+    @property
+    def failed(self) -> set[int]:
+        return {item for found in self.others.values() for item, _ in found}
+
+
+async def ask(url: str, pipeline: str, items: Iterable[int], connections: int) -> Answers:
+    """Each item once, over so many connections."""
+    address = urlsplit(url)
+    waiting, answers = iter(items), Answers()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        for item in waiting:
+            body = b'{"item":%d}' % item
+            writer.write(
+                b"POST /v1/pipelines/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (pipeline.encode(), address.netloc.encode(), len(body), body)
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = int(head[9:12])
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            answer = await reader.readexactly(length)
+            if status != 200:
+                answers.others.setdefault(status, []).append((item, status))
+            elif json.loads(answer) == {"negative": -item, "text": f"of {item}"}:
+                answers.right += 1
+            else:
+                answers.wrong.append((item, answer))
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return answers

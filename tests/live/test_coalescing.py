@@ -1,0 +1,142 @@
+"""Requests share calls to a real Triton, with two workers; the answers prove whose they are."""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.coalesced import BAD, KILLER, LATE, Answers, ask, rows_gateway, rows_triton
+from tests.processes import GatewayProcess, wait_until_ready
+from tests.waiting import PATIENCE_S, eventually
+
+MANY = int(os.environ.get("COALESCED_REQUESTS", "1000000"))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows") / "models"
+
+
+@pytest.fixture(scope="module")
+def rows(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    with rows_triton(repository, models_venv) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def two_workers(rows: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with rows_gateway(rows, tmp_path_factory.mktemp("two")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def one_process(rows: EmbeddedTriton, tmp_path: Path) -> Iterator[GatewayProcess]:
+    with rows_gateway(rows, tmp_path, workers="1") as gateway:
+        yield gateway
+
+
+def answers_of(gateway: GatewayProcess, pipeline: str, items: range, connections: int = 64) -> Answers:
+    return asyncio.run(ask(gateway.url, pipeline, items, connections))
+
+
+def shared(gateway: GatewayProcess, model: str) -> float:
+    return gateway.metric("coalesced_requests_total", model=model)
+
+
+def repeats(gateway: GatewayProcess) -> float:
+    return gateway.metric("coalesced_repeats_total", model="good")
+
+
+def test_every_caller_gets_its_own_rows(two_workers: GatewayProcess) -> None:
+    before = shared(two_workers, "good")
+    answers = answers_of(two_workers, "good", range(2000, 6000))
+    assert (answers.right, answers.wrong, answers.others) == (4000, [], {})
+    assert shared(two_workers, "good") - before > 2000
+    calls = two_workers.metric("items_per_call_count", model="good")
+    assert two_workers.metric("items_per_call_sum", model="good") > 2 * calls
+
+
+@pytest.mark.full
+def test_a_million_answers_prove_whose_they_are(two_workers: GatewayProcess) -> None:
+    answers = answers_of(two_workers, "good", range(2000, 2000 + MANY), 256)
+    assert (answers.right, answers.wrong, answers.others) == (MANY, [], {})
+
+
+@pytest.mark.parametrize("model", ["drop", "extra", "repeat", "omit", "list"])
+def test_the_trial_refuses_a_hostile_model(model: str, two_workers: GatewayProcess) -> None:
+    output = {"omit": "TEXT", "list": "BOXES"}.get(model, "NEGATIVE")
+    assert f"requests of pipeline '{model}' do not share calls: output '{output}'" in two_workers.log
+    answers = answers_of(two_workers, model, range(2000, 2300))
+    assert (answers.right, answers.wrong, answers.others) == (300, [], {})
+    assert shared(two_workers, model) == 0
+    findings = httpx.get(f"{two_workers.url}/v1/findings").json()["findings"]
+    assert [(each["tensor"], each["severity"]) for each in findings if each["pipeline"] == model] == [
+        (output, "warning")
+    ]
+
+
+@pytest.mark.parametrize("model", ["late_drop", "late_extra", "late_omit"])
+def test_a_call_with_other_rows_answers_nobody(model: str, one_process: GatewayProcess) -> None:
+    output = "TEXT" if model == "late_omit" else "NEGATIVE"
+    assert answers_of(one_process, model, range(100, 400)).right == 300
+    before = shared(one_process, model)
+    assert before > 0
+    answers = answers_of(one_process, model, range(LATE, LATE + 300))
+    assert (answers.right, answers.wrong, answers.others) == (300, [], {})
+    assert len(re.findall(rf"model '{model}' do not share calls any more: output '{output}'", one_process.log)) == 1
+    ended = shared(one_process, model)
+    assert answers_of(one_process, model, range(LATE, LATE + 300)).right == 300
+    assert shared(one_process, model) == ended
+    findings = httpx.get(f"{one_process.url}/v1/findings").json()["findings"]
+    assert [each["tensor"] for each in findings if each["pipeline"] == model] == [output]
+
+
+def test_one_bad_item_of_64_fails_alone(one_process: GatewayProcess) -> None:
+    """The halves of a call cost at most two calls for each halving: 12 for 64 requests."""
+    assert answers_of(one_process, "good", range(2000, 4000)).right == 2000, "admission learns the model's rate"
+    assert repeats(one_process) == 0
+    answers = answers_of(one_process, "good", range(BAD - 6, BAD + 58))
+    assert answers.wrong == []
+    assert answers.others == {502: [(BAD, 502)]}
+    assert answers.right == 63
+    assert 0 < repeats(one_process) <= 12
+
+
+def test_an_item_that_kills_the_process_is_not_sent_again(one_process: GatewayProcess, repository: Path) -> None:
+    assert answers_of(one_process, "good", range(2000, 4000)).right == 2000, "admission learns the model's rate"
+    killed = repository / "good" / "killed"
+    before = killed.read_text().count("killed")
+    answers = answers_of(one_process, "good", range(KILLER - 20, KILLER + 43))
+    assert answers.wrong == []
+    assert set(answers.others) == {503}
+    assert KILLER in answers.failed
+    assert killed.read_text().count("killed") == before + 1
+    eventually(lambda: "works again" in one_process.log)
+    wait_until_ready(one_process, PATIENCE_S)
+    assert answers_of(one_process, "good", range(2000, 2100)).right == 100
+
+
+def test_requests_under_v2_share_calls(one_process: GatewayProcess) -> None:
+    async def infer(client: httpx.AsyncClient, item: int) -> bool:
+        body = {"inputs": [{"name": "ITEM", "datatype": "INT64", "shape": [1, 1], "data": [item]}]}
+        answer = (await client.post("/v2/models/good/infer", json=body)).json()
+        outputs = {each["name"]: each["data"] for each in answer["outputs"]}
+        return bool(outputs == {"NEGATIVE": [-item], "TEXT": [f"of {item}"]})
+
+    async def infer_all() -> list[bool]:
+        async with httpx.AsyncClient(base_url=one_process.url, timeout=PATIENCE_S) as client:
+            return await asyncio.gather(*(infer(client, item) for item in range(2000, 2100)))
+
+    before = shared(one_process, "good")
+    assert asyncio.run(infer_all()) == [True] * 100
+    assert shared(one_process, "good") > before
+
+
+def test_the_log_line_has_the_call_that_the_request_shared(one_process: GatewayProcess) -> None:
+    assert answers_of(one_process, "good", range(2000, 2100)).right == 100
+    assert re.search(r"shared_with\W+[1-9]", one_process.log)

@@ -1,0 +1,250 @@
+"""Which pipelines may share calls: what is refused at the start, and what the trial of the sample finds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from app.core.coalescing import Coalescing
+from app.core.errors import GatewayError, UpstreamUnavailable
+from app.core.inference import Tensor
+from app.core.model import ModelConfig, SequenceBatching
+from app.pipelines.catalog import Catalog
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import GatewaySpec
+from app.pipelines.trial import run_trial
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import ensemble, model, pipeline
+from tests.fakes.rows import Distort, Outputs, RowEngine, items_of, outputs_of
+
+CONFIG = model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], name="m", max_batch_size=16)
+DECLARED: dict[str, Any] = {"idempotent": True, "coalesce": True, "sample": {"ITEM": 3}}
+
+
+def changed(**more: Any) -> ModelConfig:
+    given = {"name": "m", "max_batch_size": 16} | more
+    return model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], **given)
+
+
+REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
+    "idempotent": (CONFIG, {"idempotent": False}, "not `idempotent: true`"),
+    "sample": (CONFIG, {"sample": None}, "no `sample`"),
+    "warmup": (CONFIG, {"warmup": False}, "no `sample`"),
+    "error": (CONFIG, {"early_exit": [{"reason": "r", "error": {"code": "any", "message": "m"}}]}, "`early_exit`"),
+    "signed": (CONFIG, {"early_exit": [{"reason": "r", "error": {"code": "any", "signed": True}}]}, "`early_exit`"),
+    "missing": (CONFIG, {"early_exit": [{"reason": "r", "missing": ["TEXT"]}]}, "`early_exit`"),
+    "empty": (CONFIG, {"early_exit": [{"reason": "r", "empty": ["TEXT"]}]}, "`early_exit`"),
+    "cancel": (CONFIG, {"cancel": {"model": "m", "input": "ITEM"}}, "`cancel`"),
+    "deadline": (CONFIG, {"deadline_parameter": "until"}, "`deadline_parameter`"),
+    "contract": (CONFIG, {"contract": {"TEXT": {"max_items": 1}}}, "contract of 'TEXT' counts items"),
+    "decoupled": (changed(decoupled=True), {}, "model 'm' is decoupled"),
+    "no batches": (changed(max_batch_size=0), {}, "max_batch_size is 0"),
+    "batches of one": (changed(max_batch_size=1), {}, "max_batch_size is 1"),
+    "sequences": (changed(sequence=SequenceBatching()), {}, "sequence batching"),
+    "ragged": (changed(unjoinable_inputs=("ITEM",)), {}, "'ITEM', which is ragged"),
+    "cache": (changed(caches_responses=True), {}, "response_cache"),
+    "may_omit": (changed(parameters=(("may_omit", "TEXT"),)), {}, "may omit the output 'TEXT'"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_coalescing_is_refused_with_a_reason(reason: str) -> None:
+    config, keys, text = REFUSED[reason]
+    with pytest.raises(PipelineMismatch) as caught:
+        pipeline(config, **DECLARED | keys)
+    assert caught.value.location == ("coalesce",)
+    assert text in caught.value.text
+
+
+def test_a_step_of_an_ensemble_that_does_not_batch_is_refused() -> None:
+    step = changed(name="step", max_batch_size=0)
+    outer = ensemble("outer", step)
+    with pytest.raises(PipelineMismatch, match="model 'outer' does not batch"):
+        pipeline(outer, step, **DECLARED)
+    step, outer = changed(name="step", caches_responses=True), ensemble("outer", changed(name="step"))
+    with pytest.raises(PipelineMismatch, match="model 'step' has a response_cache"):
+        pipeline(outer, step, **DECLARED)
+
+
+def coalescing_of(compiled: Pipeline) -> Coalescing:
+    assert compiled.coalescing is not None
+    return compiled.coalescing
+
+
+def test_the_narrowest_step_limits_the_items() -> None:
+    step = changed(name="step", max_batch_size=8)
+    coalescing = coalescing_of(pipeline(ensemble("outer", changed(name="step")), step, **DECLARED))
+    assert (coalescing.max_items, coalescing.steps) == (8, 1)
+    given = {**DECLARED, "coalesce": {"max_items": 4, "max_bytes": 100, "tolerance": 0.5}}
+    coalescing = coalescing_of(pipeline(CONFIG, **given))
+    assert (coalescing.max_items, coalescing.max_bytes, coalescing.tolerance) == (4, 100, 0.5)
+    assert pipeline(CONFIG, **{**DECLARED, "coalesce": False}).coalescing is None
+
+
+def test_oip_names_only_models_that_have_a_trial() -> None:
+    document = {"pipelines": {"p": {"model": "m", "coalesce": True}}, "oip": {"coalesce": ["m"]}}
+    assert GatewaySpec.model_validate(document).oip is not None
+    with pytest.raises(ValidationError, match="'other', which is not the model of a pipeline with coalesce"):
+        GatewaySpec.model_validate(document | {"oip": {"coalesce": ["other"]}})
+
+
+async def tried(distort: Distort | None = None, *, engine: RowEngine | None = None, **keys: Any) -> Coalescing:
+    compiled = pipeline(CONFIG, **DECLARED | keys)
+    engine = engine or RowEngine(service_s=0)
+    engine.distort = distort
+    await run_trial(engine, compiled, coalescing_of(compiled), Path())
+    return coalescing_of(compiled)
+
+
+async def test_the_trial_of_a_faithful_model_passes() -> None:
+    engine = RowEngine(service_s=0)
+    coalescing = await tried(engine=engine)
+    assert coalescing.is_on
+    assert coalescing.is_proven("1")
+    assert not coalescing.is_proven("2")
+    alone = {item for call in engine.calls if len(items := items_of(call)) == 1 for item in items}
+    assert len(alone) == 5, "the sample and four different inputs"
+    assert engine.sizes[-2:] == [2, 16]
+    assert set(items_of(engine.calls[-1])) == alone
+    assert all(call.is_probe for call in engine.calls)
+
+
+def of_items(outputs: Outputs) -> list[int]:
+    return [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
+
+
+def swapped(outputs: Outputs) -> Outputs:
+    return outputs_of(of_items(outputs)[::-1])
+
+
+def repeated(outputs: Outputs) -> Outputs:
+    items = of_items(outputs)
+    return outputs_of([items[0], *items[:-1]])
+
+
+def dropped(outputs: Outputs) -> Outputs:
+    return outputs_of(of_items(outputs)[:1])
+
+
+def one_too_many(outputs: Outputs) -> Outputs:
+    items = of_items(outputs)
+    return outputs_of(items) if len(items) == 1 else outputs_of([*items, 0])
+
+
+def left_out(outputs: Outputs) -> Outputs:
+    return outputs if len(of_items(outputs)) == 1 else {"NEGATIVE": outputs["NEGATIVE"]}
+
+
+def numbered(outputs: Outputs) -> Outputs:
+    """A list of all detections, one in each image, with the number of the image."""
+    numbers = np.arange(len(of_items(outputs)), dtype=np.int64)[:, np.newaxis]
+    return outputs | {"BOXES": Tensor("BOXES", "INT64", numbers)}
+
+
+def repeated_in_large_batches(outputs: Outputs) -> Outputs:
+    return repeated(outputs) if len(of_items(outputs)) > 8 else outputs
+
+
+@pytest.mark.parametrize(
+    ("distort", "output"),
+    [
+        (swapped, "NEGATIVE"),
+        (repeated, "NEGATIVE"),
+        (dropped, "NEGATIVE"),
+        (one_too_many, "NEGATIVE"),
+        (left_out, "TEXT"),
+        (numbered, "BOXES"),
+        (repeated_in_large_batches, "NEGATIVE"),
+    ],
+)
+async def test_the_trial_finds_rows_that_depend_on_others(distort: Distort, output: str) -> None:
+    coalescing = await tried(distort)
+    assert not coalescing.is_on
+    assert not coalescing.needs_trial
+    assert coalescing.fault is not None
+    assert coalescing.fault.output == output
+
+
+async def test_the_trial_refuses_a_model_that_answers_differently_each_time() -> None:
+    turns = iter(range(1000))
+
+    def random(outputs: Outputs) -> Outputs:
+        return outputs | {"NEGATIVE": Tensor("NEGATIVE", "INT64", outputs["NEGATIVE"].array + next(turns))}
+
+    coalescing = await tried(random)
+    assert "between two runs of the sample alone" in str(coalescing.fault)
+
+
+async def test_the_trial_needs_answers_that_differ() -> None:
+    def constant(outputs: Outputs) -> Outputs:
+        return outputs_of([1] * len(of_items(outputs)))
+
+    assert "every input of the trial alike" in str((await tried(constant)).fault)
+
+
+async def test_the_trial_needs_inputs_that_the_model_accepts() -> None:
+    engine = RowEngine(service_s=0, bad={*range(-10, 3), *range(4, 20)})
+    assert "no input but the sample" in str((await tried(engine=engine)).fault)
+    coalescing = await tried(engine=engine, examples={"other": {"ITEM": 40}})
+    assert coalescing.is_on
+
+
+async def test_rounding_may_differ_within_the_tolerance() -> None:
+    def rounded(outputs: Outputs) -> Outputs:
+        items = of_items(outputs)
+        exact = np.array([[item] for item in items], np.float32)
+        return outputs | {"SCORE": Tensor("SCORE", "FP32", exact * np.float32(1 + 1e-6 * (len(items) > 1)))}
+
+    assert (await tried(rounded)).fault is not None
+    assert (await tried(rounded, coalesce={"tolerance": 1e-4})).is_on
+
+
+async def test_a_model_that_cannot_be_called_is_tried_again() -> None:
+    engine = RowEngine(service_s=0, error=UpstreamUnavailable("Triton cannot be reached."))
+    compiled = pipeline(CONFIG, **DECLARED)
+    with pytest.raises(GatewayError):
+        await run_trial(engine, compiled, coalescing_of(compiled), Path())
+    assert coalescing_of(compiled).needs_trial
+
+
+class Tried(FakeEngine):
+    """The catalog's engine: the configurations of a fake, and a model that works on rows."""
+
+    def __init__(self) -> None:
+        super().__init__({"m": CONFIG})
+        self.rows = RowEngine(service_s=0)
+        self.infer = self.rows.infer  # type: ignore[method-assign]
+
+
+FILE = "pipelines:\n  p: {model: m, idempotent: true, coalesce: true, sample: {ITEM: 3}}\noip: {coalesce: [m]}\n"
+
+
+async def test_the_trial_runs_with_the_sample_and_for_each_new_version(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(FILE)
+    engine = Tried()
+    catalog = Catalog(engine, tmp_path / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    await catalog.warm_up()
+    assert catalog.is_ready
+    coalescing = coalescing_of(catalog.pipeline("p"))
+    assert coalescing.is_on
+    assert catalog.coalescing_of("m") is coalescing
+    assert catalog.coalescing_of("other") is None
+
+    calls = len(engine.rows.calls)
+    await catalog.refresh()
+    await catalog.warm_up()
+    assert len(engine.rows.calls) == calls, "nothing is new"
+
+    engine.rows.version = "2"
+    coalescing.saw("2")
+    assert not coalescing.is_on
+    await catalog.refresh()
+    await catalog.warm_up()
+    assert catalog.is_ready
+    assert coalescing.is_on
+    assert coalescing.is_proven("2")

@@ -1,0 +1,573 @@
+"""Requests share calls, and each caller gets its own rows, whatever happens to the call and to the other callers."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from app.core.batches import key_of
+from app.core.coalescing import Coalescing
+from app.core.errors import (
+    ContractViolation,
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    ModelNotReady,
+    Rejected,
+    TooManyRequests,
+    Unavailable,
+    UpstreamError,
+    UpstreamUnavailable,
+)
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
+from app.core.trace import TraceContext
+from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
+from tests.fakes.rows import Outputs, RowEngine, failed, items_of, outputs_of
+from tests.simulated_clock import simulated
+
+OUTPUTS = frozenset({"NEGATIVE", "TEXT"})
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.repeats = 0
+
+    def called(self, model: str, items: int, requests: int) -> None:
+        self.calls.append((items, requests))
+
+    def repeated(self, model: str) -> None:
+        self.repeats += 1
+
+
+class Bench:
+    """A coalescing engine over a scripted one, and the coalescing of the only pipeline."""
+
+    def __init__(self, engine: RowEngine | None = None, *, calls: int = 1, max_items: int = 64) -> None:
+        self.inner = engine or RowEngine()
+        self.counted = Counted()
+        self.engine = CoalescingEngine(self.inner, lambda _model, _steps: calls, self.counted)
+        self.coalescing = Coalescing(max_items, 1024 * 1024, OUTPUTS)
+        self.coalescing.prove("1")
+
+    def request(
+        self, *items: int, model: str = "m", parameters: dict[str, Parameter] | None = None
+    ) -> InferenceRequest:
+        array = np.array([[item] for item in items], np.int64)
+        request = InferenceRequest(
+            model, (Tensor("ITEM", "INT64", array),), parameters=parameters or {}, idempotent=True
+        )
+        return request.coalesced(self.coalescing)
+
+    async def infer(self, *items: int, timeout_s: float = 10.0) -> InferenceResponse:
+        return await self.engine.infer(self.request(*items), Deadline.after(timeout_s))
+
+    async def results(self, items: Iterable[int]) -> list[InferenceResponse | BaseException]:
+        return await asyncio.gather(*map(self.infer, items), return_exceptions=True)
+
+    @property
+    def is_idle(self) -> bool:
+        models = self.engine._models.values()
+        return not any(model.running or model.waiting for model in models)
+
+
+def is_answer_of(response: object, *items: int) -> bool:
+    if not isinstance(response, InferenceResponse):
+        return False
+    negative, text = response.outputs["NEGATIVE"].array, response.outputs["TEXT"].array
+    return negative.tolist() == [[-item] for item in items] and text.tolist() == [[b"of %d" % item] for item in items]
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    simulated(work)
+
+
+def test_with_a_free_slot_a_request_goes_at_once() -> None:
+    async def work() -> None:
+        bench = Bench(calls=2)
+        request = bench.request(7)
+        assert is_answer_of(await bench.engine.infer(request, Deadline.after(1)), 7)
+        assert bench.inner.calls == [request], "unchanged, with its own id"
+        assert request.shared is not None
+        assert request.shared.requests == 0
+        assert bench.counted.calls == [(1, 1)]
+
+    run(work())
+
+
+def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
+    async def work() -> None:
+        bench = Bench(calls=2)
+        results = await bench.results(range(20))
+        assert all(is_answer_of(result, item) for item, result in enumerate(results))
+        assert bench.inner.sizes == [1, 1, 18]
+        assert bench.inner.most_running == 2
+        assert bench.counted.calls == [(1, 1), (1, 1), (18, 18)]
+        assert bench.is_idle
+
+    run(work())
+
+
+def test_a_request_may_have_several_rows() -> None:
+    async def work() -> None:
+        bench = Bench()
+        batches = [(1,), (2, 3, 4), (5,), (6, 7)]
+        results = await asyncio.gather(*(bench.infer(*batch) for batch in batches))
+        assert all(is_answer_of(result, *batch) for batch, result in zip(batches, results, strict=True))
+        assert bench.inner.sizes == [1, 6]
+
+    run(work())
+
+
+def test_the_bounds_of_items_and_bytes_hold() -> None:
+    async def work() -> None:
+        bench = Bench(max_items=8)
+        assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+        assert max(bench.inner.sizes) == 8
+        bench.coalescing.max_bytes = 3 * 8
+        bench.inner.calls.clear()
+        assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+        assert max(bench.inner.sizes) == 3
+
+    run(work())
+
+
+DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
+    "model": lambda request: replace(request, model="other"),
+    "version": lambda request: replace(request, version="2"),
+    "outputs": lambda request: replace(request, outputs=(RequestedOutput("TEXT"),)),
+    "classification": lambda request: replace(request, outputs=(RequestedOutput("NEGATIVE", 1),)),
+    "parameter": lambda request: request.with_parameter("beam", 2),
+    "integer and boolean": lambda request: request.with_parameter("beam", True),
+    "integer and number": lambda request: request.with_parameter("beam", 1.0),
+    "text": lambda request: request.with_parameter("beam", "1"),
+    "priority": lambda request: request.with_parameter("priority", 1),
+    "name": lambda request: replace(request, inputs=(Tensor("OTHER", "INT64", request.inputs[0].array),)),
+    "datatype": lambda request: replace(
+        request, inputs=(Tensor("ITEM", "INT32", request.inputs[0].array.astype(np.int32)),)
+    ),
+    "shape": lambda request: replace(
+        request, inputs=(Tensor("ITEM", "INT64", np.repeat(request.inputs[0].array, 2, axis=1)),)
+    ),
+    "pipeline": lambda request: request.coalesced(Coalescing(64, 1024, OUTPUTS)),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_different_requests_have_different_keys(difference: str) -> None:
+    request = Bench().request(1, parameters={"beam": 1})
+    keys = {key_of(request), key_of(DIFFERENT[difference](request))}
+    assert len(keys) == 2
+    assert key_of(request) == key_of(replace(request, request_id="x", trace=TraceContext("1" * 32, "2" * 16, 1)))
+    assert len({key_of(change(request)) for change in DIFFERENT.values()}) == len(DIFFERENT)
+
+
+def test_different_requests_share_no_call() -> None:
+    async def work() -> None:
+        bench = Bench()
+        requests = [bench.request(item, parameters={"beam": item % 3}) for item in range(31)]
+        results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+        assert all(is_answer_of(result, item) for item, result in enumerate(results))
+        for call in bench.inner.calls[1:]:
+            assert {item % 3 for item in items_of(call)} == {call.parameters["beam"]}
+        assert len(bench.inner.calls) == 4
+
+    run(work())
+
+
+def test_one_bad_item_fails_alone_within_the_budget() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(bad={40}))
+        results = await bench.results(range(65))
+        for item, result in enumerate(results):
+            if item != 40:
+                assert is_answer_of(result, item)
+        assert isinstance(results[40], ModelError)
+        assert results[40].upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
+        assert len(bench.inner.calls) - 1 == 13 <= budget_of(64)
+        assert bench.is_idle
+
+    run(work())
+
+
+def test_many_bad_items_stay_within_the_budget_and_get_no_text_of_others() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(bad=set(range(1, 65))))
+        results = await bench.results(range(65))
+        assert len(bench.inner.calls) - 1 <= budget_of(64)
+        for item, result in enumerate(results[1:], 1):
+            assert isinstance(result, ModelError)
+            assert result.upstream in (None, UpstreamError("INTERNAL", f"item {item} is bad"))
+
+    run(work())
+
+
+def test_an_item_that_kills_the_process_is_not_sent_again() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(killers={40}))
+        results = await bench.results(range(65))
+        assert is_answer_of(results[0], 0)
+        assert all(isinstance(result, ModelNotReady) for result in results[1:])
+        assert sum(40 in items_of(call) for call in bench.inner.calls) == 1
+        assert len(set(map(id, results[1:]))) == 64, "each its own error, which its pipeline may complete"
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TooManyRequests("The model's queue in Triton is full."),
+        UpstreamUnavailable("Triton cannot be reached."),
+        ModelNotReady("Triton has no ready version of the model."),
+        DeadlineExceeded("Model 'm' did not answer before the deadline."),
+        failed("stopped", "CANCELLED"),
+        failed("in ensemble 'e', Stub process 'm_0_0' is not healthy."),
+        failed("in ensemble 'e', a script called m: Stub process 'm_0_0' is not healthy."),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error.upstream}",
+)
+def test_failures_that_concern_everybody_are_not_repeated(error: GatewayError) -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(error=error))
+        results = await bench.results(range(9))
+        assert all(type(result) is type(error) for result in results)
+        assert bench.inner.sizes == [1, 8]
+        assert bench.counted.repeats == 0
+
+    run(work())
+
+
+def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> None:
+    """Nothing below sends the items of several callers again after a failure."""
+
+    async def work() -> None:
+        bench = Bench()
+        requests = [bench.request(item) for item in range(3)]
+        await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+        call = bench.inner.calls[1]
+        assert not call.idempotent
+        assert call.coalescing is call.shared is None
+        assert call.request_id not in {each.request_id for each in requests}
+        assert requests[1].shared is not None
+        assert (requests[1].shared.requests, requests[1].shared.request_id) == (2, call.request_id)
+
+    run(work())
+
+
+def test_the_trace_of_a_sampled_request_is_that_of_the_call() -> None:
+    async def work() -> None:
+        bench = Bench()
+        traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
+        requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
+        await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+        assert bench.inner.calls[1].trace == traces[3]
+        assert [each.shared and each.shared.trace for each in requests[1:]] == [traces[3]] * 3
+
+    run(work())
+
+
+def with_rows(change: Callable[[list[int]], list[int]]) -> Callable[[Outputs], Outputs]:
+    def distort(outputs: Outputs) -> Outputs:
+        items = [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
+        return outputs_of(change(items)) if len(items) > 1 else outputs
+
+    return distort
+
+
+def without_text(outputs: Outputs) -> Outputs:
+    return {name: tensor for name, tensor in outputs.items() if name != "TEXT" or tensor.shape[0] == 1}
+
+
+def without_rows(outputs: Outputs) -> Outputs:
+    scalar = Tensor("TEXT", "INT64", np.array(1))
+    return outputs if outputs["TEXT"].shape[0] == 1 else {**outputs, "TEXT": scalar}
+
+
+HOSTILE: dict[str, tuple[Callable[[Outputs], Outputs], str]] = {
+    "a row dropped": (with_rows(lambda items: items[:-1]), "NEGATIVE"),
+    "a row too many": (with_rows(lambda items: [*items, items[0]]), "NEGATIVE"),
+    "one row for all": (with_rows(lambda items: items[:1]), "NEGATIVE"),
+    "an output left out": (without_text, "TEXT"),
+    "an output without dimensions": (without_rows, "TEXT"),
+}
+
+
+@pytest.mark.parametrize("habit", HOSTILE)
+def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+    distort, output = HOSTILE[habit]
+
+    async def work() -> None:
+        bench = Bench(RowEngine(distort=distort))
+        results = await bench.results(range(9))
+        assert all(is_answer_of(result, item) for item, result in enumerate(results))
+        assert bench.inner.sizes == [1, 8] + [1] * 8
+        assert bench.coalescing.fault is not None
+        assert bench.coalescing.fault.output == output
+        assert not bench.coalescing.is_on
+        assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
+        assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
+
+    with caplog.at_level(logging.ERROR):
+        run(work())
+    assert [output in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(distort=without_text))
+        await bench.results(range(5))
+        other = Coalescing(64, 1024, OUTPUTS)
+        other.prove("1")
+        bench.coalescing = other
+        bench.inner.calls.clear()
+        await bench.results(range(5))
+        assert bench.inner.sizes == [1] * 5
+
+    run(work())
+
+
+def test_nobody_is_answered_by_a_version_without_a_trial() -> None:
+    async def work() -> None:
+        bench = Bench(calls=1)
+        first = asyncio.create_task(bench.infer(0))
+        await asyncio.sleep(0)
+        waiting = asyncio.gather(*map(bench.infer, range(1, 5)))
+        await asyncio.sleep(0.006)
+        bench.inner.version, bench.inner.distort = "2", with_rows(lambda items: items[::-1])
+        assert is_answer_of(await first, 0)
+        assert all(is_answer_of(result, item) for item, result in enumerate(await waiting, 1))
+        assert bench.inner.sizes == [1, 4, 1, 1, 1, 1]
+        assert bench.coalescing.needs_trial
+
+    run(work())
+
+
+def test_a_new_version_is_noticed_by_a_request_alone() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(version="2"))
+        await bench.infer(1)
+        assert bench.coalescing.needs_trial
+        bench.coalescing.prove("2")
+        assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(5))))
+        assert max(bench.inner.sizes) == 4
+
+    run(work())
+
+
+def test_a_deadline_concerns_only_its_own_caller() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(service_s=1.0))
+        first = asyncio.create_task(bench.infer(0))
+        await asyncio.sleep(0)
+        hasty = asyncio.create_task(bench.infer(1, timeout_s=1.5))
+        too_hasty = asyncio.create_task(bench.infer(2, timeout_s=0.5))
+        patient = asyncio.create_task(bench.infer(3))
+        results = await asyncio.gather(first, hasty, too_hasty, patient, return_exceptions=True)
+        assert is_answer_of(results[0], 0)
+        assert isinstance(results[1], DeadlineExceeded)
+        assert isinstance(results[2], DeadlineExceeded)
+        assert is_answer_of(results[3], 3)
+        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 3]]
+        assert bench.inner.cancelled == 0
+
+    run(work())
+
+
+def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_the_call() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(service_s=1.0))
+        tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+        await asyncio.sleep(1.5)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert bench.inner.cancelled == 0
+        assert is_answer_of(await tasks[2], 2)
+
+        tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+        await asyncio.sleep(1.5)
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.sleep(0)
+        assert bench.inner.cancelled == 1
+        assert bench.is_idle
+
+    run(work())
+
+
+def test_the_last_to_leave_cancels_also_a_call_for_a_half() -> None:
+    """The other half has its answers already."""
+
+    async def work() -> None:
+        bench = Bench(RowEngine(service_s=1.0, bad={4}))
+        tasks = [asyncio.create_task(bench.infer(item)) for item in range(5)]
+        await asyncio.sleep(3.5)  # 0; 1 to 4; 1 and 2; now 3 and 4 are under way
+        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
+        for task in tasks[3:]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert all(is_answer_of(result, item) for item, result in enumerate(results[:3]))
+        assert bench.inner.cancelled == 1
+        assert bench.is_idle
+
+    run(work())
+
+
+def test_requests_of_a_model_that_often_fails_share_no_calls_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(bad={3}))
+        for _ in range(SPLITS):
+            await bench.results(range(5))
+        bench.inner.calls.clear()
+        await bench.results(range(5))
+        assert bench.inner.sizes == [1] * 5
+        await asyncio.sleep(PAUSE_S)
+        bench.inner.calls.clear()
+        await bench.results([0, 1, 2, 4])
+        assert bench.inner.sizes == [1, 3]
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+    assert len(caplog.records) == 1
+
+
+def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
+    async def work() -> None:
+        def broken(outputs: Outputs) -> Outputs:
+            raise ZeroDivisionError
+
+        bench = Bench()
+        first = asyncio.create_task(bench.infer(0))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(bench.results([1, 2]))
+        await asyncio.sleep(0.006)
+        bench.inner.distort = broken
+        assert is_answer_of(await first, 0)
+        assert all(isinstance(result, ZeroDivisionError) for result in await waiting)
+        assert bench.is_idle
+
+    run(work())
+
+
+def _engine_errors() -> list[type[GatewayError]]:
+    found, waiting = list[type[GatewayError]](), [GatewayError]
+    while waiting:
+        below = waiting.pop().__subclasses__()
+        found += below
+        waiting += below
+    return found
+
+
+@pytest.mark.parametrize("kind", _engine_errors(), ids=lambda kind: kind.__name__)
+def test_the_copy_of_an_error_has_no_text_of_another_caller(kind: type[GatewayError]) -> None:
+    error = kind("detail", tensor="T") if issubclass(kind, ContractViolation) else kind("detail")
+    if isinstance(error, Unavailable):
+        error.was_answered = True
+    error.upstream = UpstreamError("INTERNAL", "the text of somebody")
+    own = for_one_of_several(error)
+    assert type(own) is kind
+    assert own is not error
+    assert own.upstream is (error.upstream if issubclass(kind, Rejected | DeadlineExceeded) else None)
+    assert (own.detail, str(own), own.retry_after_s) == (error.detail, str(error), error.retry_after_s)
+    own.hint = "changed"
+    assert error.hint is None
+
+
+@dataclass(frozen=True)
+class Client:
+    arrives_ms: int
+    rows: int
+    habit: str
+    leaves_ms: int | None
+    timeout_ms: int
+    beam: int
+
+
+CLIENTS = st.lists(
+    st.builds(
+        Client,
+        arrives_ms=st.integers(0, 40),
+        rows=st.integers(1, 4),
+        habit=st.sampled_from(["good"] * 12 + ["bad", "killer"]),
+        leaves_ms=st.sampled_from([None, None, None, 0, 1, 5, 8, 15]),
+        timeout_ms=st.sampled_from([50, 60, 100, 1000, 1000, 1000]),
+        beam=st.sampled_from([0, 0, 0, 1]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    clients=CLIENTS,
+    calls=st.integers(1, 3),
+    max_items=st.sampled_from([4, 8, 64]),
+    service_ms=st.sampled_from([3, 10, 30]),
+)
+def test_no_answer_ever_reaches_the_wrong_caller(
+    clients: list[Client], calls: int, max_items: int, service_ms: int
+) -> None:
+    """Random arrivals, failures, deaths of the process, cancellations and deadlines."""
+
+    async def work() -> None:
+        owned = [list(range(100 * number, 100 * number + client.rows)) for number, client in enumerate(clients, 1)]
+        by_habit = {
+            habit: {
+                item for client, items in zip(clients, owned, strict=True) if client.habit == habit for item in items
+            }
+            for habit in ("bad", "killer")
+        }
+        engine = RowEngine(by_habit["bad"], by_habit["killer"], service_ms / 1000)
+        bench = Bench(engine, calls=calls, max_items=max_items)
+
+        async def visit(client: Client, items: list[int]) -> InferenceResponse:
+            await asyncio.sleep(client.arrives_ms / 1000)
+            request = bench.request(*items, parameters={"beam": client.beam})
+            return await bench.engine.infer(request, Deadline.after(client.timeout_ms / 1000))
+
+        async def leave(client: Client, task: asyncio.Task[InferenceResponse]) -> None:
+            if client.leaves_ms is not None:
+                await asyncio.sleep((client.arrives_ms + client.leaves_ms) / 1000)
+                task.cancel()
+
+        tasks = [asyncio.create_task(visit(*each)) for each in zip(clients, owned, strict=True)]
+        leaving = [asyncio.create_task(leave(*each)) for each in zip(clients, tasks, strict=True)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*leaving)
+        await asyncio.sleep(1)
+
+        seen_beams = [{clients[item // 100 - 1].beam for item in items_of(call)} for call in engine.calls]
+        assert all(len(beams) == 1 for beams in seen_beams)
+        assert all(
+            sum(items[0] in items_of(call) for call in engine.calls) <= 1
+            for items in owned
+            if items[0] in by_habit["killer"]
+        )
+        for client, items, result in zip(clients, owned, results, strict=True):
+            if isinstance(result, InferenceResponse):
+                assert is_answer_of(result, *items)
+                assert client.habit == "good"
+            elif isinstance(result, ModelError):
+                assert client.habit == "bad" or (result.upstream is None and by_habit["bad"])
+                assert result.upstream is None or int(result.upstream.message.split()[1]) in items
+            elif isinstance(result, asyncio.CancelledError):
+                assert client.leaves_ms is not None
+            elif isinstance(result, DeadlineExceeded):
+                assert client.timeout_ms < 1000 or len(clients) * service_ms > 300
+            else:
+                assert isinstance(result, ModelNotReady)
+                assert by_habit["killer"]
+        assert bench.is_idle
+        assert engine.running == 0
+
+    run(work())

@@ -1,6 +1,6 @@
 """What a pipeline declares and the gateway knows about shared calls: one call to a model for several small requests.
 
-:mod:`app.core.batches` joins requests and cuts responses. The engine of :mod:`app.triton.coalescing` shares the calls,
+:mod:`app.core.rows` joins requests and cuts responses. The engine of :mod:`app.triton.coalescing` shares the calls,
 and :mod:`app.pipelines.trial` shows for each version of a model that a row does not depend on the rows beside it.
 """
 

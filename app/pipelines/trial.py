@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from app.core.batches import RowsMismatch, cut, joined, key_of, rows_of
 from app.core.coalescing import Coalescing, CoalescingFault
 from app.core.engine import Engine
 from app.core.errors import ContractViolation, ModelError, ModelNotReady
@@ -31,6 +30,7 @@ from app.core.inference import (
     new_request_id,
     raw_parts,
 )
+from app.core.rows import RowsMismatch, cut, joined, key_of, rows_of
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import InputSpec, ParameterSpec

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.core.batches import RowsMismatch, bytes_of, cut, joined, key_of, rows_of
 from app.core.coalescing import Coalescing, CoalescingFault
 from app.core.engine import Document, Engine
 from app.core.errors import (
@@ -33,6 +32,7 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
+from app.core.rows import RowsMismatch, bytes_of, cut, joined, key_of, rows_of
 from app.triton.errors import is_dead_process
 
 Calls = Callable[[str, int], int]

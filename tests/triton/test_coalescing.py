@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.batches import key_of
 from app.core.coalescing import Coalescing
 from app.core.errors import (
     ContractViolation,
@@ -27,6 +26,7 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
+from app.core.rows import key_of
 from app.core.trace import TraceContext
 from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
 from tests.fakes.rows import Outputs, RowEngine, failed, items_of, outputs_of

@@ -164,6 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
+def _answer(text: str) -> None:
+    """Prints a command's answer. A reader that closes the pipe early, such as ``head``, is not an error."""
+    try:
+        print(text, flush=True)  # noqa: T201 - the command's own answer
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again when it exits
+
+
 def _report(error: Exception, given: dict[str, Any]) -> None:
     """Prints why the command ends; as a JSON line where JSON is asked for, because a log collector reads it there."""
     if (given.get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json":
@@ -292,7 +300,7 @@ def _new_key(given: dict[str, Any]) -> int:
     """Prints the key to standard output, for a pipe, and the entry to standard error. Raises ConfigError."""
     key = new_key()
     entry = entry_of(given["id"], hash_of(key))
-    print(key)  # noqa: T201 - the command's own answer
+    _answer(key)
     print(entry, end="", file=sys.stderr)  # noqa: T201 - the command's own answer
     return 0
 
@@ -311,7 +319,7 @@ def _check(given: dict[str, Any]) -> int:
         check_credentials(settings)
         options = replace(options, credentials=credentials_of(settings))
     report = asyncio.run(run_check(options))
-    print(text_of(report, options.format))  # noqa: T201 - the command's own answer
+    _answer(text_of(report, options.format))
     return report.status(strict=options.strict)
 
 
@@ -331,13 +339,13 @@ def _init(given: dict[str, Any]) -> int:
     if given["triton_url"] is not None:
         settings = _settings({"triton_url": given["triton_url"]})
         path = (given["folder"] or Path()) / "gateway.yaml"
-        print(write_draft(uvloop.run(_ready_models(settings)), settings.triton_url, path))  # noqa: T201 - its answer
+        _answer(write_draft(uvloop.run(_ready_models(settings)), settings.triton_url, path))
         return 0
     if given["folder"] is None:
         raise FolderTaken("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
     settings = read_settings(os.environ, {})
     write_starter(given["folder"])
-    print(next_steps(given["folder"]))  # noqa: T201 - the command's own answer
+    _answer(next_steps(given["folder"]))
     _prepare_models(settings)
     return 0
 

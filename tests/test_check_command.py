@@ -1,6 +1,9 @@
 """``triton-gateway check``: its output and its exit status."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,13 @@ def test_a_model_that_cannot_be_read_is_the_only_finding(tmp_path: Path, capsys,
     summary, *findings = capsys.readouterr().out.splitlines()
     assert summary == "4 models, 3 pipelines: 1 error"
     assert [line.split()[:2] for line in findings if line.strip()] == [["error", "unreadable-config"]]
+
+
+def test_a_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> None:
+    BROKEN["cycle"].write(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "app.cli", "check", str(tmp_path / "models")]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import (
+    batches,
     bls,
     bursts,
     coalescing,
@@ -46,6 +47,7 @@ BENCHMARKS = {
     "peers": Benchmark(peers.run, 5),
     "large-json": Benchmark(large_json.run, 6),
     "kinds": Benchmark(kinds.run, 5),
+    "batches": Benchmark(batches.run, 5),
     "fan-out": Benchmark(fan_out.run),
     "router": Benchmark(router.run),
     "bls": Benchmark(bls.run),

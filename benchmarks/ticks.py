@@ -38,12 +38,12 @@ def ticks(gateway: Gateway) -> AbstractAsyncContextManager[Ticks]:
 
 
 def memory_of(pid: int, name: str) -> int:
-    """Returns ``VmRSS``, or ``VmHWM``, the peak since ``_forget_peak``. Source: proc_pid_status(5)."""
+    """Returns ``VmRSS``, or ``VmHWM``, the peak since ``forget_peak``. Source: proc_pid_status(5)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def _forget_peak(pid: int) -> None:
+def forget_peak(pid: int) -> None:
     """Source: proc_pid_clear_refs(5)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -54,7 +54,7 @@ def _main(url: str, pid: int) -> None:
     connection.sendall(HEAD.encode() + BODY)
     for _ in range(50):
         connection.recv(65536)
-    _forget_peak(pid)
+    forget_peak(pid)
     say("ready")
     waiting = threading.Thread(target=sys.stdin.read, daemon=True)
     waiting.start()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import choice
@@ -19,14 +19,14 @@ from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
 from app.api.explaining import Explaining
-from app.api.parts import PartRunner
+from app.api.parts import PartRunner, PartStreams, Work
 from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.core.answer import Answer, Ending, Tokens
 from app.core.batch import Batch, BatchPart
 from app.core.engine import Engine, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import Capacity
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
@@ -78,6 +78,9 @@ class InferenceCall(Struct, frozen=True, eq=False):
     """The request as parts, which run instead of ``inference`` and have the answer. Each part takes its own slot."""
 
     def abandon(self) -> None:
+        """Stops the model. The parts of a batch are stopped where they run."""
+        if self.batch is not None:
+            return
         for request in (self.inference, *self.further):
             self.target.abandon(request)
 
@@ -225,14 +228,18 @@ class Inference:
         return call.batch.finish()
 
     async def _run_parts(self, first: Slot, call: InferenceCall, batch: Batch) -> None:
-        target = call.target
-        if len(batch) > 1:
-            self.metrics.of_pipeline(target.name).parts.inc(len(batch))
-
         async def run_part(slot: Slot, part: BatchPart) -> None:
-            await self._run(slot, replace(call, inference=part.request, answer=part.answer))
+            await self._run(slot, replace(call, inference=part.request, answer=part.answer, batch=None))
 
-        await PartRunner(target.admission, call.caller, call.deadline, batch, run_part).run(first)
+        self._count_parts(call, batch)
+        await self._runner_of(call, batch, run_part).run(first)
+
+    def _runner_of(self, call: InferenceCall, batch: Batch, work: Work) -> PartRunner:
+        return PartRunner(call.target.admission, call.caller, call.deadline, batch, work)
+
+    def _count_parts(self, call: InferenceCall, batch: Batch) -> None:
+        if len(batch) > 1:
+            self.metrics.of_pipeline(call.target.name).parts.inc(len(batch))
 
     async def _run(self, slot: Slot, call: InferenceCall) -> Ending:
         target, is_abandoned = call.target, False
@@ -254,7 +261,8 @@ class Inference:
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        stream = Stream(self._plan_of(call, StreamRecorder(self, call, await self.take_slot(call))))
+        slot = await self.take_slot(call)
+        stream = Stream(self._plan_of(call, slot, StreamRecorder(self, call, slot)))
         self._start(stream, call.target.name)
         try:
             opening = await _first_events(stream, call.target.stream.commit_s if call.target.commits else None)
@@ -274,7 +282,7 @@ class Inference:
         started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(self._plan_of(call, ResumableRecorder(self, call, slot)), store.new_log())
+        stream = Stream(self._plan_of(call, slot, ResumableRecorder(self, call, slot)), store.new_log())
         try:
             stream_id = await store.keep(stream, call.target.stream.resume_s, call.record.key, start)
         except BaseException as exc:
@@ -285,13 +293,12 @@ class Inference:
         self._start(stream, call.target.name)
         return stream_id
 
-    def _plan_of(self, call: InferenceCall, recorder: "StreamRecorder") -> StreamPlan:
+    def _plan_of(self, call: InferenceCall, slot: Slot, recorder: "StreamRecorder") -> StreamPlan:
         record, target = call.record, call.target
         record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
-        requests = _prepared(call, recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
-            responses=responses_of(self.engine, requests, call.deadline),
+            responses=self._responses_of(call, slot, recorder.span.trace),
             answer=call.answer,
             deadline=call.deadline,
             first_s=target.stream.longest_first_s,
@@ -300,6 +307,19 @@ class Inference:
             problem_of=call.problem_of,
             observer=recorder,
         )
+
+    def _responses_of(
+        self, call: InferenceCall, slot: Slot, trace: TraceContext | None
+    ) -> AsyncGenerator[InferenceResponse]:
+        if call.batch is None:
+            return responses_of(self.engine, _prepared(call, trace), call.deadline)
+
+        def responses(request: InferenceRequest) -> AsyncGenerator[InferenceResponse]:
+            return responses_of(self.engine, _prepared(replace(call, inference=request), trace), call.deadline)
+
+        self._count_parts(call, call.batch)
+        streams = PartStreams(responses, call.target.abandon)
+        return streams.responses(self._runner_of(call, call.batch, streams.read), slot)
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
@@ -343,6 +363,8 @@ class StreamRecorder:
     def __init__(self, inference: Inference, call: InferenceCall, slot: Slot) -> None:
         name, record = call.target.name, call.record
         self._slot = slot
+        self._counts_outputs = call.batch is None
+        """Each part of a batch has its own slot, which knows its outputs."""
         self._inference = inference
         self._record = record
         without_inputs = [each.without_inputs() for each in call.further]
@@ -355,7 +377,8 @@ class StreamRecorder:
         self._has_output = False
 
     def responded(self) -> None:
-        self._slot.output()
+        if self._counts_outputs:
+            self._slot.output()
 
     def output_written(self) -> None:
         now = time.perf_counter()

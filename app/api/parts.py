@@ -1,15 +1,18 @@
 """Runs the parts of one request beside each other. Each part takes a slot of the model, as a request does."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from app.admission.admission import PipelineAdmission
 from app.admission.keys import Caller
 from app.admission.scheduler import Slot
-from app.core.batch import Batch, BatchPart
-from app.core.errors import GatewayError
-from app.core.inference import Deadline
+from app.core.batch import Batch, BatchPart, PartEnd
+from app.core.errors import DeadlineExceeded, GatewayError
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 
 SMALLEST_SHARE = 2
 """Parts that may always run at the same time: the model computes one while the gateway sends the next."""
@@ -98,3 +101,61 @@ class PartRunner:
             else:
                 lane.slot.answered()
                 self._start_more()
+
+
+_READ_AHEAD = 8
+"""Responses of all parts that may wait for the reader of the stream."""
+
+
+class PartStreams:
+    """The streams of the parts of one request, as one."""
+
+    def __init__(
+        self,
+        responses_of: Callable[[InferenceRequest], AsyncGenerator[InferenceResponse]],
+        abandon: Callable[[InferenceRequest], None],
+    ) -> None:
+        """``responses_of``: calls the model. ``abandon``: makes it stop a request that nobody reads any more."""
+        self._responses_of = responses_of
+        self._abandon = abandon
+        self._arrived = asyncio.Queue[InferenceResponse | Exception | None](_READ_AHEAD)
+
+    async def read(self, slot: Slot, part: BatchPart) -> None:
+        """Reads one part to its end, or to its error, which its last response has."""
+        first, error = part.items.start, None
+        try:
+            async with aclosing(self._responses_of(part.request)) as responses:
+                async for response in responses:
+                    slot.output()
+                    await self._arrived.put(replace(response, choice=first, is_final=False))
+        except asyncio.CancelledError:
+            self._abandon(part.request)
+            raise
+        except GatewayError as exc:
+            if isinstance(exc, DeadlineExceeded):
+                self._abandon(part.request)
+            error = exc
+        await self._arrived.put(PartEnd({}, choice=first, error=error))
+
+    async def responses(self, runner: PartRunner, first: Slot) -> AsyncGenerator[InferenceResponse]:
+        """Yields the responses of all parts as they arrive; ``choice`` is the number of a part's first item.
+
+        The last response of each part is a :class:`PartEnd`. ``runner``: runs :meth:`read` for each part.
+        """
+        running = asyncio.create_task(self._run(runner, first))
+        try:
+            while (item := await self._arrived.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(self, runner: PartRunner, first: Slot) -> None:
+        try:
+            await runner.run(first)
+        except Exception as exc:
+            await self._arrived.put(exc)
+        else:
+            await self._arrived.put(None)

@@ -28,6 +28,13 @@ class BatchPart(Struct, frozen=True, eq=False):
         error.errors = (FieldProblem(name_of(self.items), "failed"), *error.errors)
 
 
+class PartEnd(InferenceResponse, frozen=True, eq=False):
+    """Stands after the last response of a part in a stream of several parts."""
+
+    error: GatewayError | None = None
+    """Why the part failed."""
+
+
 class Batch(Protocol):
     """The parts of one request, and its answer. Each part's answer is complete after its own ``finish``."""
 
@@ -62,16 +69,15 @@ def part_of(request: InferenceRequest, items: range) -> InferenceRequest:
 
 
 class OneVersion:
-    """The version of the model that answered every part so far."""
+    """The version of the model that answered every part so far. A response without outputs may have none."""
 
     def __init__(self) -> None:
-        self._version: str | None = None
+        self._version = ""
 
     def check(self, response: InferenceResponse) -> None:
         """Raises ModelChanged."""
-        if self._version is None:
-            self._version = response.version
-        elif self._version != response.version:
+        self._version = self._version or response.version
+        if response.version not in ("", self._version):
             raise ModelChanged(
                 f"The parts of the request were answered by the versions {self._version} and {response.version}."
             )

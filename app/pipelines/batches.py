@@ -1,17 +1,18 @@
 """The answer of a pipeline with ``batch``: the items run as parts, and the answers are joined in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from app.core.answer import Ending
-from app.core.batch import BatchPart, JoinedRows, OneVersion, check_rows, items_of, part_of, ranges_of
+from app.core.answer import Answer, Ending, Tokens, Values
+from app.core.batch import Batch, BatchPart, JoinedRows, OneVersion, PartEnd, check_rows, items_of, part_of, ranges_of
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import WholeAnswer
+from app.pipelines.run import Collector, WholeAnswer
+from app.pipelines.spec import INDEX
 
 
 class PipelineBatch:
@@ -53,9 +54,7 @@ class PipelineBatch:
         self._exits[items.start : items.stop] = [ending.early_exit] * len(items)
 
     def finish(self) -> Ending:
-        exits = self._exits if self.pipeline.rules else None
-        reason = self._exits[0] if None not in self._exits else None
-        return Ending(reason, ({name: joined.value for name, joined in self._joined.items()},), exits)
+        return ending_of(self._exits, {name: joined.value for name, joined in self._joined.items()})
 
     def _is_empty(self, value: Any) -> bool:
         return isinstance(value, list | np.ndarray) and not len(value)
@@ -87,3 +86,92 @@ class _PartAnswer(WholeAnswer):
         ending = super().finish(error)
         self._batch.put(self._items, ending, self._rows)
         return ending
+
+
+class StreamedBatch:
+    """The outputs of a stream with ``batch``. Implements :class:`app.core.batch.Batch` and ``Answer``.
+
+    Each output has the number of its item as ``index``; if the model takes several items at a time, that of the first
+    item of the part.
+    """
+
+    has_enough = False
+
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+        count = items_of(request)
+        self._pipeline = pipeline
+        self._version = OneVersion()
+        self._request = request
+        self._ranges = ranges_of(count, pipeline.call_items)
+        self._running: dict[int, tuple[BatchPart, Collector]] = {}
+        """By the number of the part's first item."""
+        self._tokens: Tokens | None = None
+        self._exits: list[str | None] = [None] * count
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """Those of the parts that have ended."""
+        return self._tokens
+
+    def parts(self) -> Iterator[BatchPart]:
+        for items in self._ranges:
+            request = part_of(self._request, items)
+            collector = Collector(self._pipeline, request)
+            part = BatchPart(items, request, collector)
+            self._running[items.start] = part, collector
+            yield part
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Raises ModelChanged, and the errors of :class:`Collector`, which name the items of their part."""
+        part, collector = self._running[response.choice]
+        try:
+            values = self._end(part, collector, response.error) if isinstance(response, PartEnd) else None
+            if values is None and response.outputs:
+                self._version.check(response)
+                values = collector.add(response)
+        except GatewayError as exc:
+            if len(self) > 1:
+                part.fail(exc)
+            raise
+        return None if values is None else {INDEX: response.choice, **values}
+
+    def _end(self, part: BatchPart, collector: Collector, error: GatewayError | None) -> Values | None:
+        """Returns the last output of the part; None if there is none."""
+        del self._running[part.items.start]
+        ending = collector.finish(error)
+        if collector.tokens is not None:
+            self._tokens = collector.tokens if self._tokens is None else self._tokens + collector.tokens
+        self._exits[part.items.start : part.items.stop] = [ending.early_exit] * len(part.items)
+        return next(iter(ending.outputs), None)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the error."""
+        if error is not None:
+            raise error
+        return ending_of(self._exits) if self._pipeline.rules else Ending()
+
+
+def ending_of(exits: Sequence[str | None], *outputs: Values) -> Ending:
+    """``exits``: of each item. The whole request is an early exit if each of its items is."""
+    return Ending(None if None in exits else exits[0], outputs, exits)
+
+
+Answering = tuple[Answer, Batch | None]
+"""The answer of a request, and its parts with ``batch``, which then have the answer."""
+AnswerOf = Callable[[Pipeline, InferenceRequest], Answering]
+
+
+def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
+    """The answer of a unary request."""
+    return WholeAnswer(pipeline, request), None if pipeline.spec.batch is None else PipelineBatch(pipeline, request)
+
+
+def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
+    """The answer of a stream."""
+    if pipeline.spec.batch is None:
+        return Collector(pipeline, request), None
+    batch = StreamedBatch(pipeline, request)
+    return batch, batch

@@ -286,11 +286,10 @@ class Catalog:
 
     def _expose(self, ready: Iterable[str]) -> None:
         """``ready``: the models that Triton has ready, as far as that is known and of interest."""
-        names = {entry.spec.model for entry in self.entries.values()}
-        if self.file is None or self._exposes_all:
-            names |= set(ready)
-        elif self.file.spec.oip is not None:
-            names |= set(self.file.spec.oip.models)
+        oip = None if self.file is None else self.file.spec.oip
+        listed = set(ready) if self.file is None or self._exposes_all else set(() if oip is None else oip.models)
+        names = {entry.spec.model for entry in self.entries.values()} | listed
+        self.oip_models.split = frozenset(listed if oip is not None and oip.split else ())
         self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
         self.oip_models.in_flight = _in_flight_of(specs)

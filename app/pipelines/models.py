@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from app.core.engine import Engine
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
-from app.core.model import Capacity, ModelConfig, ModelKey, ModelState, capacity_of, takes_traceparent
+from app.core.model import Capacity, ModelConfig, ModelKey, ModelState, capacity_of, largest_batch, takes_traceparent
 from app.core.sequence import SequenceIds, sequence_ids_of
 from app.core.text import nearest
 
@@ -138,6 +138,8 @@ class RequestRules:
 
     sequence_ids: SequenceIds = field(default_factory=SequenceIds)
     takes_traceparent: bool = False
+    call_items: int | None = None
+    """The most items of a call, if a request may have more."""
 
 
 class OipModels:
@@ -153,6 +155,8 @@ class OipModels:
         """Model -> the largest ``stream.first_output_s`` of its pipelines. Changes together with ``in_flight``."""
         self.idempotent: frozenset[str] = frozenset()
         """Models that may run a request twice: every pipeline over them says so."""
+        self.split: frozenset[str] = frozenset()
+        """Models whose requests may have more items than the model takes at a time."""
 
     @property
     def names(self) -> list[str]:
@@ -204,6 +208,11 @@ class OipModels:
         capacity = capacity_of(config, models)
         if self._capacities.get(config.name) != capacity:
             self._capacities[config.name] = capacity
-        rules = RequestRules(sequence_ids_of(config, models), takes_traceparent(config, models))
+        may_split = config.name in self.split and not config.decoupled and not sequence_ids_of(config, models).needed_by
+        rules = RequestRules(
+            sequence_ids_of(config, models),
+            takes_traceparent(config, models),
+            largest_batch(config, models) or None if may_split else None,
+        )
         if self._rules.get(config.name) != rules:
             self._rules[config.name] = rules

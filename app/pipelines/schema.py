@@ -6,12 +6,13 @@ import msgspec
 
 from app.codecs.kinds import is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.core.json import Schema, enum_of, list_of, with_types
+from app.core.json import COUNT, Schema, enum_of, list_of, with_types
 from app.core.model import TensorSpec
 from app.pipelines.inputs import InputField
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import INDEX
 
 _LARGEST_BY_DATATYPE: dict[str, float] = {
     "FP16": 65504.0,
@@ -64,6 +65,9 @@ def result_schema(pipeline: Pipeline) -> Schema:
 def event_schema(pipeline: Pipeline) -> Schema:
     """The data of one ``output`` event."""
     properties = {field.name: _output_schema(field, joined=False) for field in pipeline.outputs}
+    if pipeline.spec.batch is not None:
+        text = "The number of the output's item, or of the first item of its part, from 0."
+        properties = {INDEX: {**COUNT, "description": text}, **properties}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

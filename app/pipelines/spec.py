@@ -30,6 +30,9 @@ SAMPLE = "sample"
 ADAPTER = "adapter"
 """The field that names one of the pipeline's adapters."""
 
+INDEX = "index"
+"""In each output of a stream with ``batch``, the number of its item."""
+
 RESERVED_NAMES = frozenset({"early_exit"})
 
 RESERVED_PARAMETERS = re.compile(
@@ -370,6 +373,12 @@ class PipelineSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _outputs_leave_the_index_free(self) -> Self:
+        if self.batch is not None and self.stream is not None and INDEX in (self.outputs or {}):
+            raise ValueError(f"the output '{INDEX}' has the name of the number of an item in streams with batch")
+        return self
+
+    @model_validator(mode="after")
     def _adapters_set_hidden_parameters(self) -> Self:
         if self.adapters and ADAPTER in {*self.parameters, *(self.inputs or ())}:
             raise ValueError(f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters")
@@ -397,6 +406,8 @@ class OipSpec(Section):
     """Served under ``/v2`` in addition to the models of the pipelines."""
     coalesce: list[str] = []
     """Models of pipelines with ``coalesce`` whose requests under ``/v2`` share calls too."""
+    split: bool = False
+    """Whether a request to one of these models may have more items than the model takes at a time."""
 
 
 class GatewaySpec(Section):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypedDict
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict
 from msgspec import Meta
 
 from app.core.aio import IdleTimeout
-from app.core.answer import Answer
+from app.core.answer import Answer, Ending
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.core.inference import Deadline, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
@@ -24,7 +24,7 @@ class Done(TypedDict):
     """The data of the event `done`."""
 
     reason: Literal["complete", "early_exit"]
-    early_exit: str | None
+    early_exit: str | Sequence[str | None] | None
     outputs: Annotated[int, Meta(ge=0)]
     request_id: str
 
@@ -185,14 +185,14 @@ class Stream:
         except GatewayError as exc:
             self._end_with(exc)
         else:
-            self._end_well(ending.early_exit)
+            self._end_well(ending)
 
-    def _end_well(self, early_exit: str | None) -> None:
-        self.early_exit = early_exit
+    def _end_well(self, ending: Ending) -> None:
+        early_exit = self.early_exit = ending.early_exit
         self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
         done: Done = {
             "reason": "complete" if early_exit is None else "early_exit",
-            "early_exit": early_exit,
+            "early_exit": ending.shown_exit,
             "outputs": self.outputs,
             "request_id": self._plan.request_id,
         }

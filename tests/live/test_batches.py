@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.events import checked, parsed, read_stream
 from tests.waiting import eventually
 
+OIP = {"models": ["batched_echo", "scripted_rows", "typed_rows"], "split": True}
 AT_ONCE = 4
 """``max_batch_size`` of the models."""
 ROWS = {
@@ -60,6 +63,15 @@ PIPELINES = {
         "batch": {"max_items": 300},
     },
     "exit_of_each": {**ROWS, "batch": {"parts": 1}, "early_exit": EXITS},
+    "words": {
+        "model": "scripted_rows_stream",
+        "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
+        "outputs": {"text": {"tensor": "TEXT", "kind": "text"}, "number": {"tensor": "NUMBER"}},
+        "early_exit": [{"reason": "nothing", "error": {"code": "any", "message": "EXIT"}}],
+        "batch": {"max_items": 100},
+        "stream": True,
+    },
+    "rows_stream": {**ROWS, "batch": True, "stream": True},
     **{f"{datatype}_{parts}".lower(): typed(datatype, parts) for datatype in JSON_BY_DATATYPE for parts in PARTS},
 }
 
@@ -67,7 +79,7 @@ PIPELINES = {
 @pytest.fixture(scope="module")
 def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("batches")
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": PIPELINES}))
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": PIPELINES, "oip": OIP}))
     with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process:
         yield process
 
@@ -75,6 +87,18 @@ def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=30) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def unsplit(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("unsplit")
+    spec = {"pipelines": {"rows": PIPELINES["rows"]}, "oip": {"models": ["batched_echo"]}}
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(spec))
+    with (
+        running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process,
+        httpx.Client(base_url=process.url, timeout=30) as session,
+    ):
         yield session
 
 
@@ -213,3 +237,124 @@ class TestEarlyExits:
         assert answer.json() == {"text": [None] * 2, "numbers": [[]] * 2, "early_exit": ["nothing"] * 2}
         assert answer.headers["X-Early-Exit"] == "nothing"
         assert gateway.metric("early_exits_total", **counted) == before + 1
+
+
+def words(*texts: str, **fields: Any) -> dict[str, Any]:
+    return {"words": texts, **fields}
+
+
+def body_of(*scripts: dict[str, Any]) -> dict[str, list[str]]:
+    return {"script": [json.dumps(script) for script in scripts]}
+
+
+class TestDecoupledModels:
+    def test_each_item_of_a_stream_is_a_call_and_each_event_has_its_number(self, client: httpx.Client) -> None:
+        scripts = [words(*[f"{i}-{k}" for k in range(i % 4)]) for i in range(12)]
+        *outputs, last = read_stream(client, "words", body_of(*scripts))
+        for i in range(12):
+            own = [event.data for event in outputs if event.data["index"] == i]
+            assert own == [{"index": i, "text": f"{i}-{k}", "number": k} for k in range(i % 4)]
+        assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "complete", [None] * 12)
+
+    def test_items_run_beside_each_other(self, client: httpx.Client) -> None:
+        *outputs, _ = read_stream(client, "words", body_of(*[words(*"abc", interval_s=0.2)] * 2))
+        assert [event.data["index"] for event in outputs] != sorted(event.data["index"] for event in outputs)
+
+    def test_an_exit_of_an_item_is_its_empty_output(self, client: httpx.Client) -> None:
+        *outputs, last = read_stream(
+            client, "words", body_of(words("a"), words(error="EXIT"), words("b", error="EXIT"))
+        )
+        assert {"index": 1, "text": "", "number": None} in [event.data for event in outputs]
+        assert len(outputs) == 3
+        assert last.data["early_exit"] == [None, "nothing", "nothing"]
+
+    def test_a_failed_item_ends_the_stream_with_its_number(self, client: httpx.Client) -> None:
+        *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
+        assert (last.name, last.data["code"]) == ("error", "model_error")
+        assert last.data["errors"] == [{"field": "items[1]", "problem": "failed"}]
+
+    def test_a_resumable_stream(self, client: httpx.Client) -> None:
+        started = client.post("/v1/streams", json={"pipeline": "words", "inputs": body_of(words("a"), words("b"))})
+        events = checked(parsed(client.get(started.json()["url"]).text))
+        assert sorted((event.data["index"], event.data["text"]) for event in events[:-1]) == [(0, "a"), (1, "b")]
+
+    def test_a_unary_answer_has_a_value_for_each_item(self, client: httpx.Client) -> None:
+        answer = ask(client, "words", words("a", "b"), words(error="EXIT"), *[words("c")] * 4)
+        assert answer.json() == {
+            "text": ["ab", "", "c", "c", "c", "c"],
+            "number": [[0, 1], [], [0], [0], [0], [0]],
+            "early_exit": [None, "nothing", None, None, None, None],
+        }
+
+    def test_a_model_that_is_not_decoupled_sends_an_event_for_each_part(self, client: httpx.Client) -> None:
+        *outputs, last = read_stream(client, "rows_stream", body_of(*numbered(6)))
+        found = sorted((event.data for event in outputs), key=lambda data: data["index"])
+        assert found == [
+            {"index": 0, "text": [f"item {i}" for i in range(4)], "numbers": [[i, i] for i in range(4)]},
+            {"index": 4, "text": ["item 4", "item 5"], "numbers": [[4, 4], [5, 5]]},
+        ]
+        assert last.data["early_exit"] is None
+
+    def test_a_client_that_leaves_ends_all_calls(self, client: httpx.Client, gateway: GatewayProcess) -> None:
+        body = body_of(*[words(*"abcdefgh", interval_s=0.2)] * 20)
+        with client.stream("POST", "/v1/pipelines/words/stream", json=body) as answer:
+            next(answer.iter_bytes())
+        eventually(lambda: gateway.metric("requests_running") == 0)
+
+
+def tensor(name: str, datatype: str, rows: list[list[Any]]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])], "data": rows}
+
+
+def infer(client: httpx.Client, model: str, *inputs: dict[str, Any], **more: Any) -> httpx.Response:
+    return client.post(f"/v2/models/{model}/infer", json={"inputs": inputs, **more})
+
+
+class TestOpenInferenceProtocol:
+    @pytest.mark.parametrize("count", [1, AT_ONCE, AT_ONCE + 1, 23])
+    def test_the_rows_of_all_parts_are_joined(self, client: httpx.Client, count: int) -> None:
+        numbers, texts = [[i, i + 0.5] for i in range(count)], [[f"t{i}"] for i in range(count)]
+        answer = infer(client, "typed_rows", tensor("FP32", "FP32", numbers), tensor("BYTES", "BYTES", texts), id="7")
+        assert (answer.json()["id"], answer.json()["model_version"]) == ("7", "1")
+        outputs = {output["name"]: output for output in answer.json()["outputs"]}
+        assert outputs["FP32_OUT"]["shape"] == [count, 2]
+        assert outputs["FP32_OUT"]["data"] == [number for row in numbers for number in row]
+        assert outputs["BYTES_OUT"]["data"] == [text for row in texts for text in row]
+
+    def test_binary_tensors(self, client: httpx.Client) -> None:
+        rows = np.arange(30, dtype=np.float32).reshape(10, 3)
+        given = {"name": "X", "datatype": "FP32", "shape": [10, 3], "parameters": {"binary_data_size": rows.nbytes}}
+        head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        answer = client.post("/v2/models/batched_echo/infer", content=head + rows.tobytes(), headers=headers)
+        assert answer.content[int(answer.headers["Inference-Header-Content-Length"]) :] == rows.tobytes()
+
+    def test_classes_of_all_items(self, client: httpx.Client) -> None:
+        rows = [[float(i % 3 == k) for k in range(3)] for i in range(6)]
+        outputs = [{"name": "Y", "parameters": {"classification": 1}}]
+        answer = infer(client, "batched_echo", tensor("X", "FP32", rows), outputs=outputs).json()["outputs"][0]
+        assert answer["shape"] == [6, 1]
+        assert [text.split(":")[1] for text in answer["data"]] == [str(i % 3) for i in range(6)]
+
+    def test_a_failed_part_is_named(self, client: httpx.Client) -> None:
+        scripts = numbered(10, at=9, error={"code": "INTERNAL", "message": "broken"})
+        answer = infer(client, "scripted_rows", tensor("SCRIPT", "BYTES", [[json.dumps(each)] for each in scripts]))
+        assert answer.status_code == 500
+        assert answer.json()["error"].startswith("items[8..9]: ")
+
+    @pytest.mark.parametrize("extra", [{"extra": 1}, {"width": 3}])
+    def test_rows_that_cannot_be_joined_name_the_output(self, client: httpx.Client, extra: dict[str, int]) -> None:
+        scripts = numbered(6, at=0, **extra)
+        answer = infer(client, "scripted_rows", tensor("SCRIPT", "BYTES", [[json.dumps(each)] for each in scripts]))
+        assert answer.status_code == 502
+        assert "'NUMBERS'" in answer.json()["error"]
+
+    def test_too_many_items_are_an_error_of_triton(self, client: httpx.Client) -> None:
+        answer = infer(client, "batched_echo", tensor("X", "FP32", [[0, 0, 0]] * 4097))
+        expected = "inference request batch-size must be <= 4096 for 'batched_echo'"
+        assert (answer.status_code, answer.json()["error"]) == (400, expected)
+
+    def test_without_split_the_error_is_that_of_triton(self, unsplit: httpx.Client) -> None:
+        answer = infer(unsplit, "batched_echo", tensor("X", "FP32", [[0, 0, 0]] * 5))
+        expected = "inference request batch-size must be <= 4 for 'batched_echo'"
+        assert (answer.status_code, answer.json()["error"]) == (400, expected)

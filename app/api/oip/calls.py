@@ -1,7 +1,9 @@
 """Calls of models by their own names: what they run, and the errors of models."""
 
+from collections.abc import Iterator
 from operator import is_
 
+import numpy as np
 from msgspec.structs import replace
 
 from app.api.access import check_model
@@ -10,8 +12,9 @@ from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Ending
-from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, UnknownModel
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.batch import BatchPart, JoinedRows, OneVersion, check_rows, items_of, part_of, ranges_of
+from app.core.errors import ContractViolation, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
+from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import NO_PIPELINE
 from app.pipelines.error_hints import public_text
 from app.pipelines.pipeline import Pipeline
@@ -47,6 +50,76 @@ class OneResponse:
             raise error
         if self.has_enough or not self.responses:
             raise InvalidRequest(ONE_RESPONSE)
+        return Ending()
+
+
+class JoinedResponse:
+    """The joined responses of a request with more items than the model takes. Implements ``Batch``."""
+
+    def __init__(self, request: InferenceRequest, call_items: int) -> None:
+        """``call_items``: the most items of a call."""
+        self._request = request
+        self._count = items_of(request)
+        self._ranges = ranges_of(self._count, call_items)
+        self._version = OneVersion()
+        self._first: InferenceResponse | None = None
+        self._joined: dict[str, JoinedRows] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def parts(self) -> Iterator[BatchPart]:
+        for items in self._ranges:
+            yield BatchPart(items, part_of(self._request, items), _PartResponse(self, items))
+
+    def put(self, items: range, response: InferenceResponse) -> None:
+        """Raises ModelChanged or ContractViolation."""
+        self._version.check(response)
+        if self._first is None:
+            self._first = response
+            self._joined = {name: JoinedRows(self._count) for name in response.outputs}
+        for name in {**self._joined, **response.outputs}:
+            if name not in response.outputs or name not in self._joined:
+                raise ContractViolation(f"Output '{name}' was not written for all items.", tensor=name)
+            array = response.outputs[name].array
+            check_rows(name, array.shape[0] if array.ndim else 0, items)
+            self._joined[name].put(items, array)
+
+    def finish(self) -> Ending:
+        return Ending()
+
+    @property
+    def response(self) -> InferenceResponse:
+        """Call it after the last part. Raises ContractViolation for rows of different shapes, which no tensor has."""
+        assert self._first is not None
+        outputs = {name: replace(tensor, array=self._array_of(name)) for name, tensor in self._first.outputs.items()}
+        return replace(self._first, outputs=outputs)
+
+    def _array_of(self, name: str) -> Array:
+        array = self._joined[name].value
+        if not isinstance(array, np.ndarray):
+            raise ContractViolation(f"The rows of output '{name}' have different shapes in its parts.", tensor=name)
+        return array
+
+
+class _PartResponse:
+    """The answer of a part. Implements :class:`app.core.answer.Answer`."""
+
+    tokens = None
+    has_enough = False
+
+    def __init__(self, joined: JoinedResponse, items: range) -> None:
+        self._joined = joined
+        self._items = items
+
+    def add(self, response: InferenceResponse) -> None:
+        """Raises the errors of :meth:`JoinedResponse.put`."""
+        self._joined.put(self._items, response)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the error."""
+        if error is not None:
+            raise error
         return Ending()
 
 
@@ -106,17 +179,28 @@ class ModelCalls:
         return STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s})
 
     async def answer(
-        self, exchange: Exchange, target: Target, request: InferenceRequest, deadline: Deadline
+        self,
+        exchange: Exchange,
+        target: Target,
+        request: InferenceRequest,
+        deadline: Deadline,
+        call_items: int | None = None,
     ) -> InferenceResponse:
-        """The one response. Raises GatewayError, which the caller may see."""
+        """The one response. ``call_items``: the most items of a call; None if the request is not split.
+
+        Raises GatewayError, which the caller may see.
+        """
         answer = OneResponse(decoupled=target.decoupled)
-        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller)
+        is_split = call_items is not None and items_of(request) > call_items
+        joined = JoinedResponse(request, call_items) if call_items and is_split else None
+        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller, batch=joined)
         try:
             await self.inference.answer(call)
         except GatewayError as exc:
             self.explain(exc, request)
+            exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
             raise
-        return answer.responses[0]
+        return answer.responses[0] if joined is None else joined.response
 
     def explain(self, error: GatewayError, request: InferenceRequest) -> None:
         """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""

@@ -158,7 +158,7 @@ class OipRoutes:
         target.admission.check(exchange.caller, deadline)
         parsed = await read_request(exchange, signature, version, self._limits)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, parsed.inference, deadline)
+            response = await calls.answer(exchange, target, parsed.inference, deadline, signature.rules.call_items)
         await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:

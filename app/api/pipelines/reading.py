@@ -143,9 +143,11 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         body = await read_body(exchange, limits)
         lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
         max_parts = MAX_PARTS + len(lists) * pipeline.max_items
-        return await off_loop(
+        request = await off_loop(
             lambda body: pipeline.request_of_form(parts_of(content_type, body, lists, max_parts)), body
         )
+        exchange.forget_body()  # as above
+        return request
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)

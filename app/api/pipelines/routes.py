@@ -38,11 +38,10 @@ from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
 from app.observability.statistics import no_requests
-from app.pipelines.batches import PipelineBatch
+from app.pipelines.batches import AnswerOf, answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, WholeAnswer
 
 STATISTICS_S = 0.5
 """How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
@@ -97,9 +96,7 @@ class PipelineRoutes:
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
-        call = await self._call(exchange, pipeline, pipeline.timeout_s, WholeAnswer)
-        if pipeline.spec.batch is not None:
-            call = replace(call, batch=PipelineBatch(pipeline, call.inference))
+        call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
         if key is not None and pipeline.spec.idempotent:
             await self._run_once(exchange, pipeline, call, key)
             return
@@ -130,19 +127,20 @@ class PipelineRoutes:
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
-        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s, Collector)
+        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s, streamed_answer_of)
         with CancelledOnDisconnect(exchange):
             stream, opening = await self._inference.open_stream(call)
         return StreamResponse.of(stream, opening, self._limits)
 
     async def _call(
-        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer: type[Collector]
+        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf
     ) -> InferenceCall:
         """Starts the deadline, which includes the time to receive the body."""
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.admission.check(exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
-        return InferenceCall(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
+        answer, batch = answer_of(pipeline, inference)
+        return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
 
     async def get_example(self, name: str, example: str, request: Request) -> Response:
         """Returns a declared request of a pipeline, with its files.

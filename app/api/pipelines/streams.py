@@ -21,9 +21,9 @@ from app.api.routing import router_of
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
+from app.pipelines.batches import streamed_answer_of
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector
 from app.streams.events import Event
 from app.streams.store import StartedStream, StartKey, StreamStore
 
@@ -99,8 +99,8 @@ class StreamRoutes:
         check_size(len(body), self._limits.of(pipeline))
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
-        target, answer = self._inference.target_of(pipeline), Collector(pipeline, inference)
-        call = InferenceCall(target, inference, answer, deadline, record, exchange.caller)
+        target, (answer, batch) = self._inference.target_of(pipeline), streamed_answer_of(pipeline, inference)
+        call = InferenceCall(target, inference, answer, deadline, record, exchange.caller, batch=batch)
         with CancelledOnDisconnect(exchange):
             await store.require_room(record.key)
             slot = await self._inference.take_slot(call)

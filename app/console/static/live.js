@@ -3,7 +3,7 @@
 import { remove } from "./api.js";
 import { JoinedAnswer } from "./joined.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
-import { EarlyExit, ProblemNotice } from "./problem.js";
+import { EarlyExit, ProblemNotice, reasonOf } from "./problem.js";
 import { StreamReader } from "./stream.js";
 import { TokenHistogram } from "./token-histogram.js";
 
@@ -128,7 +128,8 @@ class Stream {
     else if (name === "error") this.#end("failed", { problem: data });
     else {
       this.#joined.end(data.early_exit);
-      this.#end(data.early_exit ? "exit" : "done", { reason: data.early_exit });
+      const reason = reasonOf(data.early_exit);
+      this.#end(reason ? "exit" : "done", { reason });
     }
   }
 

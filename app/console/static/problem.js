@@ -15,6 +15,9 @@ export function ProblemNotice({ problem }) {
     </div>`;
 }
 
+/** `exit`: a reason or null; of a batch, a list with one for each item. */
+export const reasonOf = (exit) => (Array.isArray(exit) ? [...new Set(exit.filter(Boolean))].join(", ") : exit) || null;
+
 export function EarlyExit({ reason }) {
   return html`
     <p class="notice exit">

@@ -2,7 +2,7 @@
 
 import { BoxedImage, imageUrlOf } from "./image.js";
 import { html } from "./lib.js";
-import { Description, EarlyExit } from "./problem.js";
+import { Description, EarlyExit, reasonOf } from "./problem.js";
 import { Scores, Tensor, isNumbers, shortened } from "./tensor.js";
 
 /** `sent`: the values of the request. `image`: the decoded image of the request, if it has one. */
@@ -18,7 +18,7 @@ export function Result({ pipeline, sent, values, image }) {
   }
   return html`
     <div class="result">
-      ${values.early_exit && html`<${EarlyExit} reason=${values.early_exit} />`}
+      ${reasonOf(values.early_exit) && html`<${EarlyExit} reason=${reasonOf(values.early_exit)} />`}
       ${boxes && html`<${BoxedImage} image=${image} boxes=${values[boxes]} texts=${textsBeside(pipeline, values, boxes)} />`}
       ${outputs}
     </div>`;

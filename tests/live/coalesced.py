@@ -85,13 +85,14 @@ class Answers:
 
 
 async def ask(url: str, pipeline: str, items: Iterable[int], connections: int) -> Answers:
-    """Each item once, over so many connections."""
+    """Each item once, over so many connections. A busy machine refuses some with 429: these are sent again."""
     address = urlsplit(url)
     waiting, answers = iter(items), Answers()
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        for item in waiting:
+        again = list[int]()
+        while (item := again.pop() if again else next(waiting, None)) is not None:
             body = b'{"item":%d}' % item
             writer.write(
                 b"POST /v1/pipelines/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
@@ -101,7 +102,10 @@ async def ask(url: str, pipeline: str, items: Iterable[int], connections: int) -
             status = int(head[9:12])
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
             answer = await reader.readexactly(length)
-            if status != 200:
+            if status == 429:
+                again.append(item)
+                await asyncio.sleep(0.2)
+            elif status != 200:
                 answers.others.setdefault(status, []).append((item, status))
             elif json.loads(answer) == {"negative": -item, "text": f"of {item}"}:
                 answers.right += 1

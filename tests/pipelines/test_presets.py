@@ -254,6 +254,20 @@ def test_a_counter_is_optional(broken_tokenizer: dict[str, Any], monkeypatch: py
 
 
 class TestLlmApi:
+    def test_an_image_is_sent_as_a_data_url_with_its_own_media_type(self) -> None:
+        p = served("tensorrt_llm_api")
+        images = ["R0lGODlhAQ==", "data:application/octet-stream;base64,R0lGODlhAQ=="]
+        assert sent(p, images=images)["image_url"] == [b"data:image/gif;base64,R0lGODlhAQ=="] * 2
+        with pytest.raises(InvalidInput, match="is not an image"):
+            request(p, images=["aGVsbG8="])
+        assert p.spec.limits is not None
+        assert p.spec.limits.body_bytes == 64 * 1024 * 1024
+
+    @pytest.mark.parametrize("more", [{"kind": "binary"}, {"kind": "text"}, {"kind": "image", "base64": True}])
+    def test_only_an_image_is_sent_as_a_data_url(self, more: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match="data_url"):
+            served("tensorrt_llm_api", inputs={"images": {"tensor": "image_url", "base64": False, **more}})
+
     def test_texts_that_repeat_everything_become_pieces(self) -> None:
         p = served("tensorrt_llm_api")
         texts = ["", "He", "He said \ufffd", "He said \u00e9", "He said \u00e9"]

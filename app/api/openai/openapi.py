@@ -179,6 +179,10 @@ def _tool_fields(form: TextForm) -> Schema:
     return fields
 
 
+_NOT_INLINED = {"title", "discriminator"}
+"""Members of a schema that refer to the names of definitions, which are gone."""
+
+
 def _inlined(type_: Any) -> Schema:
     """The JSON Schema of a type without references."""
     schema = msgspec.json.schema(type_)
@@ -188,7 +192,7 @@ def _inlined(type_: Any) -> Schema:
         if isinstance(value, dict) and "$ref" in value:
             return inlined(definitions[value["$ref"].rpartition("/")[2]])
         if isinstance(value, dict):
-            return {name: inlined(member) for name, member in value.items() if name != "title"}
+            return {name: inlined(member) for name, member in value.items() if name not in _NOT_INLINED}
         return [inlined(each) for each in value] if isinstance(value, list) else value
 
     found: Schema = inlined(schema)

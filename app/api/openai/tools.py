@@ -51,13 +51,24 @@ class _NamedFunction(Struct, forbid_unknown_fields=True):
     name: FunctionName
 
 
-class _NamedChoice(Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+class _NamedChoice(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
     function: _NamedFunction
 
 
+class _AllowedTools(Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_NamedChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class _AllowedChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """Only some of the tools may be called."""
+
+    allowed_tools: _AllowedTools
+
+
 ToolList = Annotated[list[_Tool], Meta(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | _NamedChoice
+ToolChoice = Literal["none", "auto", "required"] | _NamedChoice | _AllowedChoice
+_Choice = str | _NamedChoice | _AllowedChoice
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -114,20 +125,25 @@ def take_tools(members: Members, form: TextForm) -> ToolUse:
     if len(members.get("tools", b"")) > MAX_TOOLS_BYTES:
         raise refused([FieldProblem("tools", f"has more than {MAX_TOOLS_BYTES} bytes")])
     tools: list[_Tool] = take(members, "tools", ToolList, [], max_elements=MAX_TOOL_ELEMENTS)
-    choice: str | _NamedChoice = take(members, "tool_choice", ToolChoice, "auto")
+    choice: _Choice = take(members, "tool_choice", ToolChoice, "auto")
     is_parallel = take(members, "parallel_tool_calls", bool, True)
     problems = list(_problems_of(tools, choice))
     if problems:
         raise refused(problems)
     if not tools or choice == "none":
         return ToolUse()
-    schemas = {tool.function.name: tool.function.parameters or _NO_PARAMETERS for tool in tools}
-    if isinstance(choice, _NamedChoice):
-        schemas = {choice.function.name: schemas[choice.function.name]}
+    names = _names_in(choice) or [tool.function.name for tool in tools]
+    if isinstance(choice, _AllowedChoice):
+        tools = [tool for tool in tools if tool.function.name in names]
+    mode = choice.allowed_tools.mode if isinstance(choice, _AllowedChoice) else choice
     return ToolUse(
         described=[_as_template_has_it(tool.function) for tool in tools],
-        callable=schemas,
-        is_required=choice != "auto",
+        callable={
+            tool.function.name: tool.function.parameters or _NO_PARAMETERS
+            for tool in tools
+            if tool.function.name in names
+        },
+        is_required=mode != "auto",
         is_named=isinstance(choice, _NamedChoice),
         is_parallel=is_parallel,
     )
@@ -187,7 +203,14 @@ def reader_of(form: TextForm, use: ToolUse, prompt: str) -> Callable[[], AnswerR
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
-def _problems_of(tools: Sequence[_Tool], choice: str | _NamedChoice) -> Iterator[FieldProblem]:
+def _names_in(choice: _Choice) -> Sequence[str]:
+    """The functions that a choice names."""
+    if isinstance(choice, _NamedChoice):
+        return [choice.function.name]
+    return [each.function.name for each in choice.allowed_tools.tools] if isinstance(choice, _AllowedChoice) else []
+
+
+def _problems_of(tools: Sequence[_Tool], choice: _Choice) -> Iterator[FieldProblem]:
     names = [tool.function.name for tool in tools]
     for index, tool in enumerate(tools):
         field_ = f"tools[{index}].function"
@@ -198,7 +221,7 @@ def _problems_of(tools: Sequence[_Tool], choice: str | _NamedChoice) -> Iterator
             yield FieldProblem(f"{field_}.parameters", "must describe an object")
         if _is_deeper(parameters, MAX_SCHEMA_DEPTH):
             yield FieldProblem(f"{field_}.parameters", f"has more than {MAX_SCHEMA_DEPTH} levels")
-    if isinstance(choice, _NamedChoice) and choice.function.name not in names:
+    if not set(_names_in(choice)) <= set(names):
         yield FieldProblem("tool_choice", "names a function that is not in tools")
     if choice == "required" and not tools:
         yield FieldProblem("tool_choice", "needs tools")

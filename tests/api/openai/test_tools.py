@@ -47,6 +47,13 @@ TOOLS = [
 ]
 NO_PARAMETERS = {"type": "object", "properties": {}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names or ("weather",)]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 ARGUMENTS = {"city": 'Sao "P" {x}\n', "days": 3}
 ASKED = [{"role": "user", "content": "Hi"}]
 
@@ -231,6 +238,11 @@ class TestFields:
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"tools": [tool("g")], "tool_choice": NAMED}, "tool_choice", "names a function that is not in tools"),
             ({"tools": [tool()], "tool_choice": "all"}, "tool_choice", ""),
+            (
+                {"tools": [tool()], "tool_choice": allowed("auto", "f", "g")},
+                "tool_choice",
+                "names a function that is not in tools",
+            ),
             ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false"),
             ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported by this model"),
             ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "is not supported by this model"),
@@ -323,6 +335,19 @@ class TestToolChoice:
         if preset != "tensorrt_llm_api":
             assert guided_schema(api, preset) == WEATHER
 
+    async def test_only_allowed_tools_are_called(self, gateways: Gateways, preset: str) -> None:
+        api = await gateways.of(preset=preset)
+        api.engine.answers = steps_of(preset, CALL, TIME)
+        assert calls_of(message_of(await chat(api, tools=TOOLS, tool_choice=allowed("auto")))) == EXPECTED[:1]
+        assert [each["function"]["name"] for each in prompt(api)["tools"]] == ["weather"]
+        name, arguments = EXPECTED[0]
+        guided = json.dumps([{"name": name, "parameters": arguments}])
+        api.engine.answers = steps_of(preset, CALL if preset == "tensorrt_llm_api" else guided)
+        assert calls_of(message_of(await chat(api, tools=TOOLS, tool_choice=allowed("required")))) == EXPECTED[:1]
+        api.engine.answers = steps_of(preset, TIME)
+        answered = await chat(api, tools=TOOLS, tool_choice=allowed("required"))
+        assert refusal(answered)[:2] == (502, "tool_call_missing")
+
     @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "name"])
     async def test_a_missing_call_is_an_error(self, gateways: Gateways, preset: str, choice: Any) -> None:
         api = await gateways.of(preset=preset)
@@ -395,7 +420,8 @@ async def test_the_openapi_document_describes_tools_and_reasoning(gateways: Gate
         {"role": "tool", "tool_call_id": "c", "content": "1"},
     ]
     body = {"model": "llama", "messages": messages, "tools": TOOLS, "tool_choice": NAMED, "reasoning_effort": "low"}
-    jsonschema.validate(body, schema)
+    for choice in (NAMED, allowed("required"), "auto"):
+        jsonschema.validate({**body, "tool_choice": choice}, schema)
     api.engine.answers = steps_of("vllm", json.dumps(ARGUMENTS))
     answers = {"components": document["components"], "$ref": "#/components/schemas/OpenAIChatCompletion"}
     answered = await chat(api, **{name: value for name, value in body.items() if name != "model"})

@@ -69,6 +69,6 @@ lock: setup ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/litellm.in -o requirements/litellm.txt
 	@$(COMPILE) --python-version 3.11 requirements/schemathesis.in -o requirements/schemathesis.txt
 	@$(COMPILE) --python-version 3.11 requirements/transformers.in -o requirements/transformers.txt
-	@$(COMPILE) --python-version 3.11 --extra otel --extra redis --extra tokenizers --overrides requirements/overrides.in pyproject.toml -o requirements/gateway.txt
+	@$(COMPILE) --python-version 3.11 --extra jsonschema-rs --extra otel --extra redis --extra tokenizers --overrides requirements/overrides.in pyproject.toml -o requirements/gateway.txt
 	@$(COMPILE) --python-version 3.11 --group dev --overrides requirements/overrides.in pyproject.toml -c requirements/gateway.txt -o requirements/dev.txt
 	@$(COMPILE) --python-version 3.10 --no-deps requirements/triton.in -o requirements/triton.txt

@@ -84,9 +84,12 @@ def _declared_size(exchange: Exchange) -> int | None:
     return int(length[:20]) if length.isdecimal() else None
 
 
-async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read:
-    """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it."""
-    if len(body) < LARGE_BYTES:
+async def off_loop(read: Callable[[memoryview], Read], body: memoryview, *, is_slow: bool = False) -> Read:
+    """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it.
+
+    ``is_slow``: reading takes long for a small body too.
+    """
+    if len(body) < LARGE_BYTES and not is_slow:
         return read(body)
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 

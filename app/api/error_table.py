@@ -166,6 +166,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "`tool_choice` requires a call of a function, and the model's answer has none, or one without valid arguments.",
         "Retry, or improve the prompt. Check that `openai: tools` names the format in which the model writes calls.",
     ),
+    errors.FormatMismatch: ErrorRow(
+        502,
+        "`response_format` requires JSON, and the model's answer is none, or does not fit the schema.",
+        "Retry, or describe the format in the prompt. `openai: guided` lets a backend that can hold the model to it.",
+    ),
     errors.UpstreamUnavailable: ErrorRow(
         503,
         "Triton does not answer.",

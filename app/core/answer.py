@@ -1,6 +1,8 @@
 """The conversion of a model's responses to the caller's values."""
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -51,8 +53,23 @@ class Answer(Protocol):
     def tokens(self) -> Tokens | None:
         """The tokens of a language model; None if nothing counts them."""
 
+    @property
+    def ends_slowly(self) -> bool:
+        """Whether :meth:`finish` may take so long that other requests would wait for it."""
+
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the output of a response; None if nothing is to be written. Raises GatewayError."""
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Called after the last response, or after an error. Raises the error for the caller."""
+
+
+_ends = ThreadPoolExecutor(1, "ends")
+"""Finishes the answers that end slowly, one after the other."""
+
+
+async def ending_of(answer: Answer, error: GatewayError | None = None) -> Ending:
+    """Returns ``answer.finish(error)``, from a thread if it takes long. Raises the error for the caller."""
+    if error is None and answer.ends_slowly:
+        return await asyncio.get_running_loop().run_in_executor(_ends, answer.finish)
+    return answer.finish(error)

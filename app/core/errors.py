@@ -8,7 +8,7 @@ GatewayError
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
                        HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused
   Rejected             TooManyRequests, Draining
-  ModelError           UpstreamProtocol, ToolCallMissing
+  ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
   ContractViolation
   Unavailable          UpstreamUnavailable, ModelChanged, ModelNotReady
   DeadlineExceeded
@@ -281,6 +281,11 @@ class UpstreamProtocol(ModelError):
 class ToolCallMissing(ModelError):
     code = "tool_call_missing"
     title = "The model did not call a function"
+
+
+class FormatMismatch(ModelError):
+    code = "response_format_mismatch"
+    title = "The model's answer has another format"
 
 
 class ContractViolation(GatewayError):

@@ -54,7 +54,7 @@ class PipelineBatch:
         self._exits[items.start : items.stop] = [ending.early_exit] * len(items)
 
     def finish(self) -> Ending:
-        return ending_of(self._exits, {name: joined.value for name, joined in self._joined.items()})
+        return _ending_of(self._exits, {name: joined.value for name, joined in self._joined.items()})
 
     def _is_empty(self, value: Any) -> bool:
         return isinstance(value, list | np.ndarray) and not len(value)
@@ -96,6 +96,7 @@ class StreamedBatch:
     """
 
     has_enough = False
+    ends_slowly = False
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         count = items_of(request)
@@ -151,10 +152,10 @@ class StreamedBatch:
         """Raises the error."""
         if error is not None:
             raise error
-        return ending_of(self._exits) if self._pipeline.rules else Ending()
+        return _ending_of(self._exits) if self._pipeline.rules else Ending()
 
 
-def ending_of(exits: Sequence[str | None], *outputs: Values) -> Ending:
+def _ending_of(exits: Sequence[str | None], *outputs: Values) -> Ending:
     """``exits``: of each item. The whole request is an early exit if each of its items is."""
     return Ending(None if None in exits else exits[0], outputs, exits)
 

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
-from app.core.answer import Answer, Ending, Tokens, Values
+from app.core.answer import Answer, Ending, Tokens, Values, ending_of
 from app.core.batch import part_of
 from app.core.engine import Engine, discard_stream, responses_of
 from app.core.errors import ContractViolation, GatewayError
@@ -62,6 +62,7 @@ class Collector:
 
     has_enough = False
     """Always False: the answer needs every response."""
+    ends_slowly = False
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_divided: bool = True) -> None:
         """``is_divided``: the reasoning in the text is an output of its own, if the pipeline has one."""
@@ -251,9 +252,9 @@ async def run(
                     answer.add(response)
                     if answer.has_enough:
                         break
-        return answer.finish()
+        return await ending_of(answer)
     except GatewayError as exc:
-        return answer.finish(exc)
+        return await ending_of(answer, exc)
 
 
 CANCEL_TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict
 from msgspec import Meta
 
 from app.core.aio import IdleTimeout
-from app.core.answer import Answer, Ending
+from app.core.answer import Answer, Ending, ending_of
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.core.inference import Deadline, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
@@ -117,9 +117,9 @@ class Stream:
     async def _run(self) -> None:
         try:
             await self._relay()
-            self._finish()
+            await self._finish()
         except GatewayError as exc:
-            self._finish(exc)
+            await self._finish(exc)
         except asyncio.CancelledError:
             self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
         except Exception:
@@ -177,9 +177,9 @@ class Stream:
         self.outputs += 1
         self._plan.observer.output_written()
 
-    def _finish(self, error: GatewayError | None = None) -> None:
+    async def _finish(self, error: GatewayError | None = None) -> None:
         try:
-            ending = self._plan.answer.finish(error)
+            ending = await ending_of(self._plan.answer, error)
             for values in ending.outputs:
                 self._write_output(json_of(values))
         except GatewayError as exc:

@@ -36,7 +36,7 @@ CODES_BY_STATUS = {
     499: {"cancelled", "client_closed_request", "slow_consumer"},
     500: {"internal"},
     501: {"resumable_streams_off"},
-    502: {"model_error", "contract_violation", "upstream_protocol", "tool_call_missing"},
+    502: {"model_error", "contract_violation", "upstream_protocol", "tool_call_missing", "response_format_mismatch"},
     503: {"upstream_unavailable", "model_changed", "model_not_ready", "draining"},
     504: {"deadline_exceeded"},
 }

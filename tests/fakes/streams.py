@@ -32,6 +32,7 @@ class FakeAnswer:
     enough_at: int | None = None
     """The number that makes the answer complete."""
     has_enough: bool = False
+    ends_slowly: bool = False
     tokens: Tokens | None = None
 
     def add(self, given: InferenceResponse) -> dict[str, Any] | None:

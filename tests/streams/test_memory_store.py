@@ -28,6 +28,7 @@ class Numbers:
     early_exit = None
     outputs = ()
     has_enough = False
+    ends_slowly = False
     tokens = None
 
     def add(self, response: InferenceResponse) -> dict[str, Any]:

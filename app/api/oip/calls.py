@@ -31,6 +31,7 @@ class OneResponse:
     """The answer of a unary request. Implements :class:`app.core.answer.Answer`."""
 
     tokens = None
+    ends_slowly = False
 
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
@@ -107,6 +108,7 @@ class _PartResponse:
 
     tokens = None
     has_enough = False
+    ends_slowly = False
 
     def __init__(self, joined: JoinedResponse, items: range) -> None:
         self._joined = joined

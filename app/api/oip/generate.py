@@ -142,6 +142,7 @@ class Generated:
     """
 
     has_enough = False
+    ends_slowly = False
     tokens = None
 
     def __init__(self, parsed: ParsedRequest) -> None:

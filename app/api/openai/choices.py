@@ -8,6 +8,7 @@ from app.api.openai.calls import AnswerReader, Reading, joined_readings
 from app.api.openai.errors import openai_names
 from app.api.openai.logprobs import Alternatives, alternatives_of
 from app.api.openai.requests import Prompt, ResponseOptions
+from app.api.openai.response_format import FormatCheck
 from app.core.answer import Tokens, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
@@ -113,6 +114,7 @@ class Choice:
         self._collector = Collector(pipeline, request, is_divided=False)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
         self._reader = None if prompt.reader is None else prompt.reader()
+        self._format = None if prompt.schema is None else FormatCheck(prompt.schema)
         self._echo = prompt.text if options.echo else ""
         self._length = 0
         self._finish_reason = "stop"
@@ -129,6 +131,10 @@ class Choice:
         return self._matcher.has_stopped
 
     @property
+    def ends_slowly(self) -> bool:
+        return self._format is not None and self._format.is_slow
+
+    @property
     def tokens(self) -> Tokens | None:
         return self._collector.tokens or self._counted
 
@@ -138,14 +144,18 @@ class Choice:
             self._collector.count(response)
             return Piece()
         values = self._collector.add(response)
-        return Piece() if values is None else self._piece_of(values)
+        return Piece() if values is None else self._noted(self._piece_of(values))
 
     def finish(self, error: GatewayError | None = None) -> tuple[Piece, Piece]:
-        """Returns the rest of the text, and the end. Raises the errors of :meth:`Collector.finish`."""
+        """Returns the rest of the text, and the end.
+
+        Raises ToolCallMissing, FormatMismatch, or the errors of :meth:`Collector.finish`.
+        """
         rest = self._piece("") if self.has_stopped else self._rest(error)
         if self._reader is not None:
             rest = joined([rest, Piece(reading=self._reader.finish())])
             self._end_of(self._reader)
+        self._check_format(rest)
         if self._counted is not None and self._counter is not None:
             self._counted.completion = self._counter("".join(self._texts))
         return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
@@ -156,6 +166,17 @@ class Choice:
             reader.check(self._finish_reason)
         if reader.has_calls and self._finish_reason == "stop":
             self._finish_reason = "tool_calls"
+
+    def _noted(self, piece: Piece) -> Piece:
+        if self._format is not None:
+            self._format.add(piece.text if piece.reading is None else piece.reading.text)
+        return piece
+
+    def _check_format(self, rest: Piece) -> None:
+        """An answer with a call, and one that the model did not end, may have any format. Raises FormatMismatch."""
+        self._noted(rest)
+        if self._format is not None and self.early_exit is None and self._finish_reason == "stop":
+            self._format.finish()
 
     def _rest(self, error: GatewayError | None) -> Piece:
         with openai_names(self._names):

@@ -80,6 +80,7 @@ class _PartAnswer:
     """Reads each item of a part like an answer of the pipeline. Implements :class:`app.core.answer.Answer`."""
 
     has_enough = False
+    ends_slowly = False
 
     def __init__(self, batch: EmbeddingsBatch, items: range, request: InferenceRequest) -> None:
         self._batch = batch

@@ -17,6 +17,7 @@ from app.api.openai.errors import openai_status_of
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
 from app.api.openai.messages import DETAILS
 from app.api.openai.requests import MAX_CHOICES, MAX_LOGPROBS, ids_of
+from app.api.openai.response_format import ResponseFormat
 from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi.answers import (
     ANYWHERE,
@@ -243,6 +244,8 @@ def _text_fields(pipeline: Pipeline, form: TextForm, *, chat: bool) -> Schema:
     fields["n"] = _integer_to(MAX_CHOICES, 1)
     if not chat:
         fields["echo"] = {"type": ["boolean", "null"]}
+    else:
+        fields["response_format"] = _or_null(_inlined(ResponseFormat))
     if form.logprobs is not None:
         fields |= {"logprobs": {"type": ["boolean", "null"]}, "top_logprobs": _integer_to(MAX_LOGPROBS)}
         fields |= {} if chat else {"logprobs": _integer_to(MAX_LOGPROBS)}
@@ -319,7 +322,9 @@ def chat_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
         for pipeline, _ in served
     }
     ok, body = _text_answer("OpenAIChatCompletion", served), _body(served, chat_schema, examples)
-    post = _inference("create_chat_completion", "Answer a message", body, ok, errors.ToolCallMissing)
+    post = _inference(
+        "create_chat_completion", "Answer a message", body, ok, errors.ToolCallMissing, errors.FormatMismatch
+    )
     return {"/v1/chat/completions": {"post": post}}
 
 

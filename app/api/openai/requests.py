@@ -30,12 +30,15 @@ from app.api.openai.members import (
     take,
 )
 from app.api.openai.messages import Conversation, Image
+from app.api.openai.response_format import FIELD as RESPONSE_FORMAT
+from app.api.openai.response_format import LONGEST_WITHOUT_SCHEMA, take_format
 from app.api.openai.tools import reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
 from app.core.inference import InferenceRequest, new_request_id
 from app.core.text import nearest
 from app.pipelines.body import Body, refused
 from app.pipelines.catalog import Catalog
+from app.pipelines.openai.answer_schema import AnswerSchema
 from app.pipelines.openai.guided import guided_fields
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
 from app.pipelines.openai.tokenizer import TokenCounter
@@ -81,7 +84,7 @@ class Prompt(Struct, frozen=True):
     """``text``: empty unless it is echoed. ``name``: of the caller's field.
 
     ``tokens``: if the gateway counts them. ``counter``: counts those of the answer then. ``reader``: makes what reads
-    the calls and the reasoning of one choice; None if the answer is only text.
+    the calls and the reasoning of one choice; None if the answer is only text. ``schema``: checks the answer.
     """
 
     text: str
@@ -89,6 +92,7 @@ class Prompt(Struct, frozen=True):
     tokens: int | None = None
     counter: TokenCounter | None = None
     reader: Callable[[], AnswerReader] | None = None
+    schema: AnswerSchema | None = None
     field_by_name: Mapping[str, str] = {}
     """The caller's field -> that of the pipeline which the gateway sets for it."""
 
@@ -150,12 +154,17 @@ def chat_requests(
     """
     assert form.template is not None
     tools, variables = take_tools(named.members, form), take_variables(named.members, form)
+    format_ = take_format(named.members, form, tools)
     text = form.template.render(conversation.messages, tools.described, variables)
-    guided = {} if tools.schema is None else guided_fields(form, tools.schema)
-    names = {"tools": form.guided.parameter} if guided and form.guided else {}
     conversation.messages.clear()  # frees the memory before the requests are made
-    prompt = _prompt_of(text, "messages", form, options)
-    prompt = replace(prompt, reader=reader_of(form, tools, text), field_by_name=names)
+    schema, name = (tools.schema, "tools") if format_.guided is None else (format_.guided, RESPONSE_FORMAT)
+    guided = {} if schema is None else guided_fields(form, schema)
+    prompt = replace(
+        _prompt_of(text, "messages", form, options),
+        reader=None if format_.guided else reader_of(form, tools, text),
+        schema=format_.checked,
+        field_by_name={name: form.guided.parameter} if guided and form.guided else {},
+    )
     fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
     del text  # frees its memory too
     fields |= {name: msgspec.json.encode(value) for name, value in guided.items()}
@@ -252,9 +261,10 @@ class NamedRequest:
         return self.model_id[len(self.pipeline.name) + 1 :]
 
     async def read(self, read: Callable[[], Read], images: Iterable[Image] = ()) -> Read:
-        """Returns ``read()``; runs in a thread if the body or an image is large."""
+        """Returns ``read()``; runs in a thread if the body or an image is large, or has a schema for the answer."""
         largest = max((self.body, *(memoryview(image.content) for image in images)), key=len)
-        return await off_loop(lambda _largest: read(), largest)
+        has_schema = len(self.members.get(RESPONSE_FORMAT, b"")) > LONGEST_WITHOUT_SCHEMA
+        return await off_loop(lambda _largest: read(), largest, is_slow=has_schema)
 
 
 Pick = Callable[[OpenAIMapping], Form | None]

@@ -135,6 +135,10 @@ class ChunkCollector:
         """Whether a stop text was found in every choice."""
         return all(choice.has_stopped for choice in self._choices)
 
+    @property
+    def ends_slowly(self) -> bool:
+        return any(choice.ends_slowly for choice in self._choices)
+
     def add(self, response: InferenceResponse) -> Values | None:
         """Raises the errors of :meth:`Collector.add`."""
         piece = self._choices[response.choice].add(response)

@@ -219,7 +219,7 @@ def _problems_of(tools: Sequence[_Tool], choice: _Choice) -> Iterator[FieldProbl
         parameters = tool.function.parameters or _NO_PARAMETERS
         if parameters.get("type", "object") != "object":
             yield FieldProblem(f"{field_}.parameters", "must describe an object")
-        if _is_deeper(parameters, MAX_SCHEMA_DEPTH):
+        if is_deeper(parameters, MAX_SCHEMA_DEPTH):
             yield FieldProblem(f"{field_}.parameters", f"has more than {MAX_SCHEMA_DEPTH} levels")
     if not set(_names_in(choice)) <= set(names):
         yield FieldProblem("tool_choice", "names a function that is not in tools")
@@ -227,10 +227,10 @@ def _problems_of(tools: Sequence[_Tool], choice: _Choice) -> Iterator[FieldProbl
         yield FieldProblem("tool_choice", "needs tools")
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
-        return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+        return levels == 0 or any(is_deeper(each, levels - 1) for each in inner)
     return False
 
 

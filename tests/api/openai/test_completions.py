@@ -208,7 +208,7 @@ class TestRefusals:
         ("body", "param"),
         [
             ({"tools": [{"type": "function"}]}, "tools"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"response_format": {"type": "xml"}}, "response_format"),
             ({"logprobs": True}, "logprobs"),
             ({"reasoning_effort": "low"}, "reasoning_effort"),
             ({"max_tokens": 9, "max_completion_tokens": 9}, "max_completion_tokens"),

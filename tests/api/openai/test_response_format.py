@@ -1,0 +1,195 @@
+"""``response_format`` at OpenAI's chat address: guided by the backend, or checked by the gateway."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.api.openai import response_format
+from app.core.inference import InferenceResponse
+from tests.api.openai.conftest import chunks, refusal
+from tests.api.openai.test_backends import step
+from tests.api.openai.test_tools import (
+    NAMED,
+    TOOLS,
+    Gateways,
+    calls_of,
+    chat,
+    gateways,
+    guided_schema,
+    inputs,
+    joined,
+    message_of,
+    nested,
+    pieces_of,
+    sampling,
+    steps_of,
+)
+from tests.pipelines.openai.test_tool_calls import CALLS, written
+
+__all__ = ["gateways"]
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+OBJECT = {"type": "json_object"}
+ADA = '{"name": "Ada", "age": 36}'
+GUIDED = ["vllm", "tensorrt_llm"]
+CHECKED = "tensorrt_llm_api"
+
+
+def schema_of(schema: dict[str, Any] | None) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+
+
+PERSONS = schema_of(PERSON)
+
+
+class TestGuided:
+    @pytest.mark.parametrize("preset", GUIDED)
+    async def test_the_backend_gets_the_schema(self, gateways: Gateways, preset: str) -> None:
+        api = await gateways.of(preset=preset)
+        api.engine.answers = steps_of(preset, *pieces_of(ADA))
+        assert message_of(await chat(api, response_format=PERSONS))["content"] == ADA
+        assert guided_schema(api, preset) == PERSON
+        message, reason = joined(await chat(api, response_format=OBJECT, stream=True))
+        assert (message["content"], reason) == (ADA, "stop")
+        assert guided_schema(api, preset) == {"type": "object"}
+
+    async def test_a_guided_answer_has_no_reasoning(self, gateways: Gateways) -> None:
+        api = await gateways.of(reasoning="qwen3")
+        api.engine.answers = steps_of("vllm", ADA)
+        assert message_of(await chat(api, response_format=PERSONS)) == {
+            "role": "assistant",
+            "content": ADA,
+            "refusal": None,
+        }
+
+    async def test_tools_that_may_be_called_exclude_guiding(self, gateways: Gateways) -> None:
+        api = await gateways.of()
+        api.engine.answers = steps_of("vllm", written("hermes", *CALLS["hermes"]))
+        assert calls_of(message_of(await chat(api, response_format=PERSONS, tools=TOOLS)))
+        assert "structured_outputs" not in sampling(api)
+        api.engine.answers = steps_of("vllm", "Ada is 36.")
+        mismatch = refusal(await chat(api, response_format=PERSONS, tools=TOOLS))
+        assert mismatch[:2] == (502, "response_format_mismatch")
+        assert refusal(await chat(api, response_format=OBJECT, tools=TOOLS))[1] == "response_format_mismatch"
+        api.engine.answers = steps_of("vllm", ADA)
+        assert message_of(await chat(api, response_format=PERSONS, tools=TOOLS, tool_choice="none"))["content"] == ADA
+        assert guided_schema(api, "vllm") == PERSON
+
+    @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "name"])
+    async def test_a_required_call_excludes_a_format(self, gateways: Gateways, choice: Any) -> None:
+        api = await gateways.of()
+        answered = await chat(api, response_format=OBJECT, tools=TOOLS, tool_choice=choice)
+        assert refusal(answered) == (400, "invalid_input", "response_format")
+        assert "tool_choice" in answered.json()["error"]["message"]
+
+    async def test_the_type_text_changes_nothing(self, gateways: Gateways) -> None:
+        api = await gateways.of()
+        api.engine.answers = steps_of("vllm", "Hello")
+        assert message_of(await chat(api, response_format={"type": "text"}))["content"] == "Hello"
+        assert "structured_outputs" not in sampling(api)
+
+
+async def checked(gateways: Gateways, text: str, format_: Any, **body: Any) -> Any:
+    """The answer of a backend that cannot be guided."""
+    api = await gateways.of(preset=CHECKED, reasoning=body.pop("reasoning", "none"))
+    api.engine.answers = steps_of(CHECKED, *pieces_of(text))
+    answered = await chat(api, response_format=format_, **body)
+    assert not any("guided" in name for name in inputs(api))
+    return answered
+
+
+class TestChecked:
+    async def test_an_answer_that_fits(self, gateways: Gateways) -> None:
+        assert message_of(await checked(gateways, ADA, PERSONS))["content"] == ADA
+        assert message_of(await checked(gateways, f" {ADA}\n", OBJECT))["content"].strip() == ADA
+        assert message_of(await checked(gateways, ADA, schema_of(None)))["content"] == ADA
+        message, reason = joined(await checked(gateways, ADA, PERSONS, stream=True))
+        assert (message["content"], reason) == (ADA, "stop")
+        answered = await checked(gateways, ADA, PERSONS, n=2)
+        assert [each["message"]["content"] for each in answered.json()["choices"]] == [ADA, ADA]
+
+    @pytest.mark.parametrize(
+        ("text", "format_", "problem"),
+        [
+            ("Ada is 36.", OBJECT, "The model's answer is not JSON."),
+            ("[1]", OBJECT, "The model's answer is not an object."),
+            (f"```json\n{ADA}\n```", PERSONS, "The model's answer is not JSON."),
+            (
+                '{"name": "Ada"}',
+                PERSONS,
+                'The model\'s answer does not fit the schema at its root: "age" is a required',
+            ),
+            ('{"name": "ada", "age": 3}', PERSONS, "The model's answer does not fit the schema at name: "),
+            ("[" * 5000 + "]" * 5000, schema_of({}), "The model's answer is not JSON."),
+        ],
+        ids=lambda value: str(value)[:20],
+    )
+    async def test_an_answer_that_does_not_fit(self, gateways: Gateways, text: str, format_: Any, problem: str) -> None:
+        answered = await checked(gateways, text, format_)
+        assert refusal(answered)[:2] == (502, "response_format_mismatch")
+        assert answered.json()["error"]["message"].startswith(problem)
+        *_, last = chunks(await checked(gateways, text, format_, stream=True))
+        assert last["error"]["code"] == "response_format_mismatch"
+
+    async def test_only_the_content_is_checked(self, gateways: Gateways) -> None:
+        message = message_of(await checked(gateways, f"Who? Ada.</think>{ADA}", PERSONS, reasoning="qwen3"))
+        assert (message["content"], message["reasoning"]) == (ADA, "Who? Ada.")
+
+    async def test_an_answer_that_the_model_did_not_end_is_not_checked(self, gateways: Gateways) -> None:
+        api = await gateways.of()
+        answers: list[InferenceResponse] = [step(b'{"name": "A', reason=b"length", is_final=True)]
+        api.engine.answers = answers
+        choice = (await chat(api, response_format=PERSONS, tools=TOOLS)).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "A', "length")
+
+    async def test_a_large_answer_is_refused(self, gateways: Gateways) -> None:
+        api = await gateways.of(preset=CHECKED)
+        api.engine.answers = steps_of(CHECKED, json.dumps(["x" * 1000] * 1100))
+        answered = await chat(api, response_format=schema_of({}))
+        assert answered.json()["error"]["message"].startswith("The model's answer is too large to be checked.")
+
+    async def test_without_the_extra_only_objects_can_be_checked(
+        self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(response_format, "CAN_CHECK", False)
+        assert message_of(await checked(gateways, ADA, OBJECT))["content"] == ADA
+        api = await gateways.of(preset=CHECKED)
+        answered = await chat(api, response_format=PERSONS)
+        assert refusal(answered) == (400, "invalid_input", "response_format")
+
+
+@pytest.mark.parametrize(
+    ("format_", "param", "problem"),
+    [
+        ({"type": "xml"}, "response_format.type", ""),
+        ({"type": "json_schema"}, "response_format", "must have the field 'json_schema'"),
+        ({"type": "json_object", "schema": {}}, "response_format", "has a field that is not supported"),
+        (schema_of(nested(20)), "response_format.json_schema.schema", "has more than 32 levels"),
+        (schema_of({"enum": ["x" * 200_000]}), "response_format", "has more than 131072 bytes"),
+        (schema_of({"enum": [1] * 20_000}), "response_format", "has more than 16384 elements"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize("preset", ["vllm", CHECKED])
+async def test_wrong_formats_are_refused(
+    gateways: Gateways, format_: Any, param: str, problem: str, preset: str
+) -> None:
+    api = await gateways.of(preset=preset)
+    answered = await chat(api, response_format=format_)
+    assert refusal(answered) == (400, "invalid_input", param)
+    assert problem in answered.json()["error"]["message"]
+    assert not api.engine.requests
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a", "file:///etc/hostname", "other.json"])
+async def test_a_schema_leads_nowhere_outside(gateways: Gateways, url: str) -> None:
+    api = await gateways.of(preset=CHECKED)
+    answered = await chat(api, response_format=schema_of({"$ref": url}))
+    assert refusal(answered) == (400, "invalid_input", "response_format.json_schema.schema")
+    assert "must refer only to itself" in answered.json()["error"]["message"]

@@ -28,12 +28,13 @@ def arrays(draw: st.DrawFn) -> Any:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-others = st.none() | st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3) | st.floats()
+others = st.none() | st.text(max_size=3) | st.lists(st.text(max_size=3) | arrays(), max_size=9) | st.floats()
 
 
 @given(st.dictionaries(st.text(max_size=5), arrays() | others, min_size=1, max_size=4), st.integers(1, 7))
 def test_the_pieces_add_up_to_the_json_of_one_write(values: dict[str, Any], at_once: int) -> None:
-    with patch.object(json, "NUMBERS_AT_ONCE", at_once), patch.object(json, "PART_BYTES", 10 * at_once):
+    limits = {"NUMBERS_AT_ONCE": at_once, "ITEMS_AT_ONCE": at_once, "PART_BYTES": 10 * at_once}
+    with patch.multiple(json, **limits):
         assert b"".join(asyncio.run(json_in_turns(values))) == json_of(values)
 
 
@@ -60,7 +61,13 @@ async def test_other_work_runs_between_the_pieces_of_a_large_array() -> None:
 
 @pytest.mark.parametrize(
     ("value", "is_written_in_turns"),
-    [(np.zeros(9_000), True), (np.zeros((1, 1, 9_000)), True), (np.zeros(100), False), (["a"] * 9_000, False)],
+    [
+        (np.zeros(9_000), True),
+        (np.zeros((1, 1, 9_000)), True),
+        (np.zeros(100), False),
+        (["a"] * 9_000, True),
+        (["a"] * 100, False),
+    ],
 )
-def test_only_large_arrays_are_written_in_turns(value: Any, is_written_in_turns: bool) -> None:
+def test_only_large_values_are_written_in_turns(value: Any, is_written_in_turns: bool) -> None:
     assert is_large({"a": 1, "y": value}) == is_written_in_turns

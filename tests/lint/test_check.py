@@ -300,6 +300,14 @@ def test_a_step_that_writes_an_input_is_written_twice(found) -> None:
     assert ("written-twice", 3, "X") in found(add)
 
 
+def test_parts_above_the_models_limit_are_found(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("pipelines:\n  p:\n    model: text_embed\n    batch: {parts: 4096}\n")
+    (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))
+    assert (finding.code, finding.model) == (Code.GATEWAY_YAML, "text_embed")
+    assert "gateway.yaml:4: pipelines.p.batch.parts is 4096, and the model takes" in finding.text
+
+
 def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     config = tmp_path / "gateway.yaml"
     config.write_text("pipelines: {p: {model: text_embed}}\noip:\n  models: [text_embed, text_generat]\n")

@@ -67,6 +67,7 @@ lock: setup ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/kserve.in -o requirements/kserve.txt
 	@$(COMPILE) --python-version 3.11 requirements/langchain.in -o requirements/langchain.txt
 	@$(COMPILE) --python-version 3.11 requirements/litellm.in -o requirements/litellm.txt
+	@$(COMPILE) --python-version 3.11 requirements/pydantic-ai.in -o requirements/pydantic-ai.txt
 	@$(COMPILE) --python-version 3.11 requirements/schemathesis.in -o requirements/schemathesis.txt
 	@$(COMPILE) --python-version 3.11 requirements/transformers.in -o requirements/transformers.txt
 	@$(COMPILE) --python-version 3.11 --extra jsonschema-rs --extra otel --extra redis --extra tokenizers --overrides requirements/overrides.in pyproject.toml -o requirements/gateway.txt

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.pages import ROOT, Row, rows_under
 
-LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain"}
+LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain", "pydantic-ai-slim": "pydantic-ai"}
 """Lock file in requirements/ by package; all other packages are in dev.txt."""
 NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
 ROWS = rows_under("docs/how-to/migration.md", "Clients")

@@ -11,6 +11,9 @@ from app.core.errors import ToolCallMissing
 from app.pipelines.openai.tool_calls.formats import AnswerParser
 from app.pipelines.openai.tool_calls.parser import Part
 
+MAX_CHECKED_CHARACTERS = 1024 * 1024
+"""Limit of the arguments that are kept to check them."""
+
 
 class CallPiece(Struct, frozen=True):
     """A part of a call. ``id`` and ``name``: empty after the first part."""
@@ -44,6 +47,7 @@ class AnswerReader:
         self._count = 0
         self._arguments: list[list[str]] = []
         """Of each call, if they are checked."""
+        self._checked_characters = 0
 
     @property
     def has_calls(self) -> bool:
@@ -61,6 +65,8 @@ class AnswerReader:
             return
         if not self.has_calls:
             raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
+        if self._checked_characters > MAX_CHECKED_CHARACTERS:
+            raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
         if finish_reason != "length" and not all(map(_is_object, self._arguments)):
             raise ToolCallMissing("The model called a function with arguments that are not a JSON object.")
 
@@ -85,7 +91,9 @@ class AnswerReader:
 
     def _continued(self, arguments: str) -> CallPiece:
         if self._is_required:
-            self._arguments[-1].append(arguments)
+            self._checked_characters += len(arguments)
+            if self._checked_characters <= MAX_CHECKED_CHARACTERS:
+                self._arguments[-1].append(arguments)
         return CallPiece(self._count - 1, arguments=arguments)
 
 

@@ -1,0 +1,62 @@
+"""Clients in Node and Pydantic AI use tools and ``response_format`` with each model."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import Outcomes, RunProgram
+from tests.conftest import Require
+from tests.environments import locked_environment, npm_environment
+from tests.live.tool_models import TEXTS, running_tool_models
+from tests.processes import GatewayProcess
+
+pytestmark = pytest.mark.full
+CALL = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
+    with running_tool_models(tmp_path_factory.mktemp("structured"), models_venv) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def in_node(gateway: GatewayProcess, require: Require) -> dict[str, Any]:
+    folder = npm_environment("llm-clients", Path(__file__).with_name("npm_llm"), require)
+    command = ["node", "structured.mjs", gateway.url, json.dumps(TEXTS)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("model", TEXTS)
+@pytest.mark.parametrize("client", ["openai", "aiSdk"])
+class TestInNode:
+    def test_a_call_whole_and_as_a_stream(self, in_node: dict[str, Any], client: str, model: str) -> None:
+        found = in_node[client][model]
+        assert (found["call"], found["callStream"]) == (CALL, CALL)
+
+    def test_an_object_whole_and_as_a_stream(self, in_node: dict[str, Any], client: str, model: str) -> None:
+        found = in_node[client][model]
+        assert (found["object"], found["objectStream"]) == ({"city": "Lima"}, {"city": "Lima"})
+
+    def test_an_answer_that_does_not_fit_is_an_error(self, in_node: dict[str, Any], client: str, model: str) -> None:
+        found = in_node[client][model]["mismatch"]
+        assert found["status"] == 502
+        assert "The model's answer is not JSON" in found["message"]
+
+
+@pytest.fixture(scope="module")
+def pydantic_ai(gateway: GatewayProcess, require: Require, run_program: RunProgram) -> Outcomes:
+    python = locked_environment("pydantic-ai", require) / "python3"
+    return run_program(python, "pydantic_ai_tools.py", gateway.url, json.dumps(TEXTS))
+
+
+@pytest.mark.parametrize("model", TEXTS)
+def test_pydantic_ai_returns_its_output_type(pydantic_ai: Outcomes, model: str) -> None:
+    assert pydantic_ai[model] == {"object": {"city": "Lima"}, "byTool": {"city": "Lima"}}

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.batch import Batch, BatchPart, JoinedRows, OneVersion, PartEnd, check_rows, items_of, part_of, ranges_of
 from app.core.errors import GatewayError
@@ -41,12 +39,12 @@ class PipelineBatch:
 
     def put(self, items: range, ending: Ending, rows: dict[str, int]) -> None:
         """``rows``: by tensor, the size of the first dimension. Raises ContractViolation."""
-        (values,) = ending.outputs
+        (values,) = ending.outputs  # of a model that is not decoupled, each is a list or an array of rows
         for field in self.pipeline.outputs:
             value = values[field.name]
             if self.pipeline.config.decoupled:
                 value = [value]
-            elif self._is_empty(value):
+            elif len(value) == 0:
                 value = self._empty_items(field, items, rows, has_exit=ending.early_exit is not None)
             elif len(self) > 1:
                 check_rows(field.tensor.name, len(value), items)
@@ -55,9 +53,6 @@ class PipelineBatch:
 
     def finish(self) -> Ending:
         return _ending_of(self._exits, {name: joined.value for name, joined in self._joined.items()})
-
-    def _is_empty(self, value: Any) -> bool:
-        return isinstance(value, list | np.ndarray) and not len(value)
 
     def _empty_items(self, field: OutputField, items: range, rows: dict[str, int], *, has_exit: bool) -> Sequence[Any]:
         """The empty value of each item. Raises ContractViolation for an output without rows."""

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from app.admission.limit import FixedLimit
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
@@ -363,6 +365,19 @@ class TestALargeRequest:
             assert not whole.done()
             assert (await whole).json() == {"y": [1.0] * 40}
             assert running(api) == {}
+
+    async def test_a_new_version_of_the_model_fails_it(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 8) as api:
+            infer, versions = api.engine.infer, iter(["1", "1", "2", "2"])
+
+            async def changing(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+                return msgspec.structs.replace(await infer(request, deadline), version=next(versions))
+
+            api.engine.infer = changing  # type: ignore[method-assign]
+            answer = await post(api, "/v1/pipelines/large", {"x": [1] * 4})
+            assert (answer.status_code, answer.json()["code"]) == (503, "model_changed")
+            assert answer.json()["retryable"]
+            assert answer.headers["Retry-After"] == "1"
 
     async def test_its_parts_are_cancelled_with_it(self, tmp_path: Path) -> None:
         async with large(tmp_path, 8) as api:

@@ -39,6 +39,7 @@ class Coalescing:
     """The newest reason why requests do not share calls."""
     _tried: set[str] = field(default_factory=set)
     _proven: set[str] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
 
     @property
     def is_on(self) -> bool:
@@ -54,16 +55,24 @@ class Coalescing:
             self.needs_trial = True
 
     def prove(self, version: str) -> None:
-        """The trial of a version passed."""
+        """The trial of a version passed. A no-op if a call of this version did not have the rows of its requests."""
         self._tried.add(version)
+        if version in self._ended:
+            self.needs_trial = False
+            return
         self._proven.add(version)
         self.needs_trial, self.fault = False, None
 
     def refuse(self, version: str, fault: CoalescingFault) -> None:
-        """The trial of a version failed, or one of its calls did not have the rows of its requests."""
+        """The trial of a version failed."""
         self._tried.add(version)
         self._proven.discard(version)
         self.needs_trial, self.fault = False, fault
+
+    def end(self, version: str, fault: CoalescingFault) -> None:
+        """A call of a version did not have the rows of its requests, although its trial had passed."""
+        self._ended.add(version)
+        self.refuse(version, fault)
 
 
 @dataclass(slots=True, eq=False)

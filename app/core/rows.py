@@ -10,7 +10,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.core.coalescing import CoalescingFault
-from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Tensor, new_request_id
+from app.core.inference import (
+    BYTES,
+    Array,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+    bytes_array,
+    new_request_id,
+)
 from app.core.trace import TraceContext
 
 
@@ -39,6 +47,21 @@ def bytes_of(request: InferenceRequest) -> int:
 def _size_of(tensor: Tensor) -> int:
     array = tensor.array
     return sum(4 + len(element) for element in array.flat) if tensor.datatype == BYTES else array.nbytes
+
+
+def owned(request: InferenceRequest) -> InferenceRequest:
+    """Returns the request with copies of its tensors.
+
+    The tensors of a request may be in the memory of its body, which belongs to another caller's body when the caller
+    leaves. A call for several callers goes on.
+    """
+    return replace(request, inputs=tuple([replace(each, array=_copied(each)) for each in request.inputs]))
+
+
+def _copied(tensor: Tensor) -> Array:
+    if tensor.datatype != BYTES:
+        return tensor.array.copy()
+    return bytes_array([bytes(element) for element in tensor.array.flat], tensor.shape)
 
 
 def key_of(request: InferenceRequest) -> Hashable:

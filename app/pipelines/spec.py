@@ -298,7 +298,7 @@ class CoalesceSpec(Section):
     max_items: Annotated[int, Field(ge=2, le=100_000)] | None = None
     """The most items of one call. Left out: the smallest ``max_batch_size`` of the models that a request runs."""
     max_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
-    """The most bytes of tensors in one call. A larger request has a call of its own."""
+    """The most bytes of tensors in one call. A request above half of it has a call of its own."""
 
 
 class PipelineSpec(Section):

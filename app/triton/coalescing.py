@@ -32,7 +32,7 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
-from app.core.rows import RowsMismatch, bytes_of, cut, joined, key_of, rows_of
+from app.core.rows import RowsMismatch, bytes_of, cut, joined, key_of, owned, rows_of
 from app.triton.errors import is_dead_process
 
 Calls = Callable[[str, int], int]
@@ -170,9 +170,9 @@ class CoalescingEngine(Engine):
         if model.running < self._limit(request) and not model.waiting:
             return await self._at_once(model, request, deadline)
         rows, size = rows_of(request), bytes_of(request)
-        if rows is None or rows > coalescing.max_items or size > coalescing.max_bytes:
+        if rows is None or rows > coalescing.max_items or 2 * size > coalescing.max_bytes:
             return await self._alone(request, deadline)
-        response = await self._in_group(model, _Waiting(request, deadline, rows, size))
+        response = await self._in_group(model, _Waiting(owned(request), deadline, rows, size))
         if response is None:
             self._observer.repeated(request.model)
             if request.shared is not None:
@@ -298,7 +298,7 @@ class CoalescingEngine(Engine):
                 each.request.shared.set(len(part), request.request_id, request.trace)
         response = await self._engine.infer(request, deadline)
         coalescing.saw(response.version)
-        if not coalescing.is_proven(response.version):
+        if not coalescing.is_proven(response.version) or response.version in model.ended:
             return False
         try:
             responses = cut(response, request, rows, coalescing.outputs)
@@ -311,7 +311,7 @@ class CoalescingEngine(Engine):
 
     def _end(self, model: _Model, request: InferenceRequest, version: str, fault: CoalescingFault) -> None:
         """No requests to this version of the model share a call any more."""
-        _coalescing_of(request).refuse(version, fault)
+        _coalescing_of(request).end(version, fault)
         if version not in model.ended:
             model.ended.add(version)
             text = "requests to version %s of model '%s' do not share calls any more: %s"

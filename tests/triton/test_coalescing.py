@@ -25,7 +25,15 @@ from app.core.errors import (
     UpstreamError,
     UpstreamUnavailable,
 )
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
+from app.core.inference import (
+    Deadline,
+    InferenceRequest,
+    InferenceResponse,
+    Parameter,
+    RequestedOutput,
+    Tensor,
+    bytes_array,
+)
 from app.core.rows import key_of
 from app.core.trace import TraceContext
 from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
@@ -167,6 +175,29 @@ def test_different_requests_have_different_keys(difference: str) -> None:
     assert len(keys) == 2
     assert key_of(request) == key_of(replace(request, request_id="x", trace=TraceContext("1" * 32, "2" * 16, 1)))
     assert len({key_of(change(request)) for change in DIFFERENT.values()}) == len(DIFFERENT)
+
+
+def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
+    """The rows of a call are copies: a body's memory belongs to another caller when its caller leaves."""
+
+    async def work() -> None:
+        bench = Bench(RowEngine(service_s=1.0))
+        first = asyncio.create_task(bench.infer(0))
+        await asyncio.sleep(0)
+        number, text = np.array([[5]], np.int64), bytearray(b"secret")
+        inputs = (Tensor("ITEM", "INT64", number), Tensor("NOTE", "BYTES", bytes_array([memoryview(text)], (1, 1))))
+        request = replace(bench.request(5), inputs=inputs)
+        tasks = [asyncio.create_task(bench.engine.infer(request, Deadline.after(10))) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        number[0, 0], text[:] = 6, b"others"
+        await asyncio.sleep(1.5)
+        (_, call) = bench.inner.calls
+        assert call.inputs[0].array.tolist() == [[5]]
+        assert call.inputs[1].array.tolist() == [[b"secret"]]
+        await asyncio.gather(first, tasks[1])
+
+    run(work())
 
 
 def test_different_requests_share_no_call() -> None:
@@ -312,6 +343,9 @@ def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pyte
         assert bench.coalescing.fault is not None
         assert bench.coalescing.fault.output == output
         assert not bench.coalescing.is_on
+        bench.coalescing.prove("1")
+        assert not bench.coalescing.is_on, "a second trial does not take back what a call has shown"
+        assert bench.coalescing.fault.output == output
         assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
         assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
 

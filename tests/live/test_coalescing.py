@@ -138,11 +138,12 @@ def test_requests_under_v2_share_calls(one_process: GatewayProcess) -> None:
         async with httpx.AsyncClient(base_url=one_process.url, timeout=PATIENCE_S) as client:
             return await asyncio.gather(*(infer(client, item) for item in range(2000, 2100)))
 
+    assert answers_of(one_process, "good", range(2000, 4000)).right == 2000, "admission learns the model's rate"
     before = shared(one_process, "good")
     assert asyncio.run(infer_all()) == [True] * 100
     assert shared(one_process, "good") > before
 
 
 def test_the_log_line_has_the_call_that_the_request_shared(one_process: GatewayProcess) -> None:
-    assert answers_of(one_process, "good", range(2000, 2100)).right == 100
+    assert answers_of(one_process, "good", range(2000, 4000)).right == 2000, "admission learns the model's rate"
     assert re.search(r"shared_with\W+[1-9]", one_process.log)

@@ -31,8 +31,9 @@ ADDRESSES = ("/v1/pipelines/{}", "/v1/pipelines/{}/stream", "/v1/streams", "/v1/
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("images")
-    text = BY_NAME["vllm"]
-    images = replace(text, name="images", inputs={**text.inputs, "image": "BYTES[0..3]?"})
+    vllm = BY_NAME["vllm"]
+    images = replace(vllm, name="images", inputs={**vllm.inputs, "image": "BYTES[0..3]?"})
+    text = replace(vllm, inputs={name: form for name, form in vllm.inputs.items() if name != "image"})
     write_models(folder / "models", [text, images])
     (folder / "gateway.yaml").write_text(CONFIG)
     settings = {"config": str(folder / "gateway.yaml"), "max_body_bytes": str(MIB)}

@@ -34,6 +34,8 @@ SAMPLING = {
 }
 MARKER = b"<image>"
 """The place of an image in a prompt."""
+SEEN_BYTES = 128
+"""How much a vision model says of an image."""
 CONTEXT = 2000
 """The longest prompt of vLLM, in characters."""
 
@@ -236,8 +238,8 @@ def iterative(model, request):
 
 
 def _seen(prompt, images):
-    """What a vision model says: the number of markers in the prompt, and the content of each image; given as base64."""
-    contents = [base64.b64decode(image, validate=True) for image in images]
+    """What a vision model says: how many markers the prompt has, and the first bytes of each image."""
+    contents = [base64.b64decode(image, validate=True)[:SEEN_BYTES] for image in images]
     return b" ".join([b"%d:" % prompt.count(MARKER), *(each.hex().encode() for each in contents)]) if contents else b""
 
 

@@ -64,7 +64,8 @@ async def run(rounds: int) -> list[Table]:
             for form in (EACH, SHARED)
         }
         for peer in peers.values():
-            await peer.load.perform(Unary(ASK, max(CONNECTIONS), WARM_UP_S))
+            for connections in CONNECTIONS:  # admission learns the model's rate
+                await peer.load.perform(Unary(ASK, connections, WARM_UP_S))
         keys: list[Key] = [(*which, connections) for which in peers for connections in CONNECTIONS]
         samples: dict[Key, list[Sample]] = {key: [] for key in keys}
         for _ in range(rounds):

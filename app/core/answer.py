@@ -29,10 +29,11 @@ class Ending(Struct, frozen=True):
 
 
 class Tokens(Struct):
-    """The numbers of tokens so far. ``prompt``: None if it is not known."""
+    """The numbers of tokens so far. ``prompt``: None if it is not known. ``reasoning``: of the completion; the same."""
 
     prompt: int | None = None
     completion: int = 0
+    reasoning: int | None = None
 
     def __add__(self, other: "Tokens") -> "Tokens":
         known = [each.prompt for each in (self, other) if each.prompt is not None]

@@ -16,7 +16,7 @@ from app.pipelines.openai.mapping import TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
-Usage = dict[str, int]
+Usage = dict[str, int | dict[str, int]]
 
 
 class Piece(Struct, frozen=True):
@@ -45,8 +45,11 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
     """The tokens of all choices. The prompt counts once. None if nothing counts them."""
     counts = [choice.tokens for choice in choices if choice.tokens is not None]
+    if not counts:
+        return None
     prompt = next((count.prompt for count in counts if count.prompt is not None), None)
-    return Tokens(prompt, sum(count.completion for count in counts)) if counts else None
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    return Tokens(prompt, sum(count.completion for count in counts), sum(reasoning) if reasoning else None)
 
 
 def usage_of(tokens: Tokens | None) -> Usage | None:
@@ -54,7 +57,10 @@ def usage_of(tokens: Tokens | None) -> Usage | None:
     if tokens is None or tokens.prompt is None:
         return None
     prompt, completion = tokens.prompt, tokens.completion
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    usage: Usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    if tokens.reasoning is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": min(tokens.reasoning, completion)}
+    return usage
 
 
 class StopMatcher:
@@ -121,6 +127,11 @@ class Choice:
         self._counted = None if prompt.tokens is None else Tokens(prompt.tokens)
         """The tokens that ``prompt.counter`` counts; None if the model counts them, or nothing does."""
         self._counter = prompt.counter
+        self._reasoning_counter = prompt.reasoning_counter
+        self._reasoning: list[str] = []
+        """The reasoning for the tokenizer."""
+        self.reasoning_tokens: int | None = None
+        """Known at the end, if a tokenizer counts them."""
         self._texts: list[str] = []
         """The text for the tokenizer."""
         self.early_exit: str | None = None
@@ -158,6 +169,8 @@ class Choice:
         self._check_format(rest)
         if self._counted is not None and self._counter is not None:
             self._counted.completion = self._counter("".join(self._texts))
+        if self._reasoning_counter is not None:
+            self.reasoning_tokens = self._reasoning_counter("".join(self._reasoning))
         return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
 
     def _end_of(self, reader: AnswerReader) -> None:
@@ -168,6 +181,8 @@ class Choice:
             self._finish_reason = "tool_calls"
 
     def _noted(self, piece: Piece) -> Piece:
+        if self._reasoning_counter is not None and piece.reading is not None:
+            self._reasoning.append(piece.reading.reasoning)
         if self._format is not None:
             self._format.add(piece.text if piece.reading is None else piece.reading.text)
         return piece

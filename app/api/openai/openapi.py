@@ -100,7 +100,10 @@ _ERROR = _object({"message": TEXT, "type": TEXT, "param": _or_null(TEXT), "code"
 
 ANSWERS: Schema = {
     "OpenAIError": _object({"error": _ERROR}),
-    "OpenAIUsage": _object({**_TOKENS, "completion_tokens": COUNT}),
+    "OpenAIUsage": _object(
+        {**_TOKENS, "completion_tokens": COUNT, "completion_tokens_details": _object({"reasoning_tokens": COUNT})},
+        "completion_tokens_details",
+    ),
     "OpenAIModel": _object({"id": TEXT, "object": const_of("model"), "created": COUNT, "owned_by": TEXT}),
     "OpenAICompletion": _answer("text_completion", _choice({"text": TEXT}, _FINISH_REASON), _USAGE),
     "OpenAICompletionChunk": _answer(

@@ -85,6 +85,7 @@ class Prompt(Struct, frozen=True):
 
     ``tokens``: if the gateway counts them. ``counter``: counts those of the answer then. ``reader``: makes what reads
     the calls and the reasoning of one choice; None if the answer is only text. ``schema``: checks the answer.
+    ``reasoning_counter``: counts the tokens of the reasoning.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Prompt(Struct, frozen=True):
     counter: TokenCounter | None = None
     reader: Callable[[], AnswerReader] | None = None
     schema: AnswerSchema | None = None
+    reasoning_counter: TokenCounter | None = None
     field_by_name: Mapping[str, str] = {}
     """The caller's field -> that of the pipeline which the gateway sets for it."""
 
@@ -163,6 +165,7 @@ def chat_requests(
         _prompt_of(text, "messages", form, options),
         reader=None if format_.guided else reader_of(form, tools, text),
         schema=format_.checked,
+        reasoning_counter=_reasoning_counter_of(form, options),
         field_by_name={name: form.guided.parameter} if guided and form.guided else {},
     )
     fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
@@ -176,6 +179,13 @@ def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -
     counter = _counter_of(form, options)
     tokens = None if counter is None else counter(text, add_special_tokens=True)
     return Prompt(text if options.echo else "", name, tokens, counter)
+
+
+def _reasoning_counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:
+    """Returns the counter for an answer that has usage. No model counts the tokens of its reasoning."""
+    if form.tokenizer is None or form.reasoning is None or (options.stream and not options.include_usage):
+        return None
+    return form.tokenizer.count_tokens
 
 
 def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:

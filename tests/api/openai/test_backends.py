@@ -272,3 +272,22 @@ async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) 
     assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("Hi there you", usage)
     *_, last, _done = chunks(await chat(counting, model="model", stream=True, stream_options={"include_usage": True}))
     assert last["usage"] == usage
+
+
+async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}<think>"}))
+    config = "pipelines: {model: {model: model, preset: vllm, warmup: false, openai: {chat: {tokenizer: qwen}"
+    (tmp_path / "gateway.yaml").write_text(f"{config}, reasoning: qwen3}}}}}}\n")
+    answers = [step(b"there Hi"), step(b"</think>"), step(b" Hi", reason=b"stop", is_final=True)]
+    async with served(FakeEngine.of(VLLM, answers=answers), tmp_path / "gateway.yaml") as api:
+        answer = (await chat(api, model="model")).json()
+        *_, last, _done = chunks(await chat(api, model="model", stream=True, stream_options={"include_usage": True}))
+    assert (answer["choices"][0]["message"]["reasoning"], answer["choices"][0]["message"]["content"]) == (
+        "there Hi",
+        "Hi",
+    )
+    for usage in (answer["usage"], last["usage"]):
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}

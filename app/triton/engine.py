@@ -326,7 +326,7 @@ class TritonEngine(Engine):
         inputs, request = request.inputs, request.without_inputs()
         with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, self._health) as watched:
             message = _joined(stream_request_parts(structs.replace(watched.request, inputs=inputs)))
-            call = await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(request))
+            call = await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(watched.request))
             del inputs, message  # frees the memory before the responses arrive
             running = RunningStream(request.model, call)
             if not request.is_probe:

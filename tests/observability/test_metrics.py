@@ -28,6 +28,10 @@ LABELS_BY_METRIC = {
     "in_flight_limit": {"model"},
     "kept_streams": set[str](),
     "kept_stream_bytes": set[str](),
+    "request_parts": {"pipeline"},
+    "items_per_call": {"model"},
+    "coalesced_requests": {"model"},
+    "coalesced_repeats": {"model"},
     "early_exits": {"pipeline", "reason"},
     "rejected": {"reason"},
     "contract_violations": {"pipeline", "tensor"},
@@ -62,6 +66,9 @@ def filled() -> Metrics:
     pipeline = metrics.of_pipeline("p")
     pipeline.count_request("unary", Outcome.OK, 0.1, elsewhere_s=0.099)
     pipeline.queue_time.observe(0.0)
+    pipeline.parts.inc(2)
+    metrics.coalescing.called("m", 4, 2)
+    metrics.coalescing.repeated("m")
     metrics.show_load({"p": 4}, {"p": 1}, {"p": 2}, {"m": 3})
     metrics.count_triton_call("m", "OK")
     metrics.triton_calls_by_address.labels("a:1", "OK").inc()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.core.answer import Ending
 from app.core.errors import GatewayError, InvalidRequest, StreamCancelled, StreamEvicted, TooManyRequests, UnknownStream
 from app.core.inference import InferenceResponse
 from app.streams import memory_store
@@ -25,8 +26,6 @@ class Numbers:
     """An answer that numbers its responses."""
 
     seen = 0
-    early_exit = None
-    outputs = ()
     has_enough = False
     ends_slowly = False
     tokens = None
@@ -35,10 +34,10 @@ class Numbers:
         self.seen += 1
         return {"n": self.seen, "text": "x" * 100}
 
-    def finish(self, error: GatewayError | None = None) -> Any:
+    def finish(self, error: GatewayError | None = None) -> Ending:
         if error is not None:
             raise error
-        return self
+        return Ending()
 
 
 async def responses(count: int, *, then_wait: bool) -> AsyncGenerator[InferenceResponse]:

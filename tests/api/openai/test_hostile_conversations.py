@@ -7,6 +7,7 @@ templates.
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ import pytest
 
 from app.api.openai.calls import MAX_CHECKED_CHARACTERS, AnswerReader
 from app.core.errors import ToolCallMissing
+from app.pipelines.openai.answer_schema import AnswerSchema
 from app.pipelines.openai.tool_calls.formats import parser_of
 from tests.api.openai.conftest import refusal
 from tests.api.openai.test_response_format import CHECKED, schema_of
 from tests.api.openai.test_tools import ASKED, WEATHER, Gateways, chat, gateways, message_of, steps_of
+from tests.waiting import PATIENCE_S
 
 __all__ = ["gateways"]
 MIB = 1024 * 1024
@@ -125,16 +128,21 @@ async def test_a_pattern_that_backtracks_takes_linear_time(gateways: Gateways) -
     assert refusal(answered)[:2] == (502, "response_format_mismatch")
 
 
-async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways) -> None:
+async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answered, check = threading.Event(), threading.Event(), AnswerSchema.problem_of
+
+    def waiting(schema: AnswerSchema, text: str) -> str | None:
+        begun.set()
+        assert answered.wait(PATIENCE_S)
+        return check(schema, text)
+
+    monkeypatch.setattr(AnswerSchema, "problem_of", waiting)
     api = await gateways.of(preset=CHECKED)
     api.engine.answers = steps_of(CHECKED, json.dumps(["x"] * 800))
     schema = {"type": "array", "items": {"$ref": "#/$defs/a0"}, "$defs": links(12, "allOf")["$defs"]}
     with bounded("a long check", seconds=5, mebibytes=64):
         checking = asyncio.create_task(chat(api, response_format=schema_of(schema)))
-        others = 0
-        while not checking.done():
-            assert (await api.client.get("/v1/models")).status_code == 200
-            others += 1
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        assert (await api.client.get("/v1/models")).status_code == 200
+        answered.set()
         assert message_of(await checking)["content"]
-    assert others > 3

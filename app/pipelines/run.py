@@ -79,8 +79,8 @@ class Collector:
         self._written: set[str] = set()
         self._filled: set[str] = set()
         self._token_count = TokenCount.of(pipeline.spec)
-        has_reasoning = is_divided and pipeline.reasoning is not None
-        self._division = pipeline.reasoning.division_of(request) if has_reasoning and pipeline.reasoning else None
+        reasoning = pipeline.reasoning if is_divided else None
+        self._division = None if reasoning is None else reasoning.division_of(request)
 
     @property
     def tokens(self) -> Tokens | None:

@@ -19,7 +19,7 @@ from app.core.text import shown
 from app.pipelines.body import refused
 from app.pipelines.openai.guided import calls_schema
 from app.pipelines.openai.mapping import TextForm
-from app.pipelines.openai.tool_calls.formats import AnswerParser, guided_parser_of, parser_of
+from app.pipelines.openai.tool_calls.formats import PROMPT_END, AnswerParser, guided_parser_of, parser_of
 from app.pipelines.openai.tool_calls.parser import Tools
 
 MAX_TOOLS = 128
@@ -30,7 +30,6 @@ MAX_SCHEMA_DEPTH = 32
 MAX_ARGUMENT_ELEMENTS = 16_384
 """Limit of the values in the arguments of all calls in the messages."""
 MAX_VARIABLES_BYTES = 4096
-_PROMPT_END = 512
 
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -183,7 +182,7 @@ def reader_of(form: TextForm, use: ToolUse, prompt: str) -> Callable[[], AnswerR
     if use.is_required and form.guided is not None:
         parser = partial(guided_parser_of, use.callable, is_named=use.is_named)
     else:
-        parser = partial(parser_of, form.tools, use.callable, form.reasoning, prompt[-_PROMPT_END:])
+        parser = partial(parser_of, form.tools, use.callable, form.reasoning, prompt[-PROMPT_END:])
     if parser() is None:
         return None
 

@@ -7,12 +7,11 @@ from app.core.answer import Values
 from app.core.inference import InferenceRequest
 from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
-from app.pipelines.openai.tool_calls.formats import AnswerParser, Reasoning, parser_of
+from app.pipelines.openai.tool_calls.formats import PROMPT_END, AnswerParser, Reasoning, parser_of
 from app.pipelines.openai.tool_calls.parser import Part
 from app.pipelines.outputs import OutputField
 
 NAME = "reasoning"
-_PROMPT_END = 512
 
 
 class Division:
@@ -63,6 +62,6 @@ class ReasoningOutput:
 
     def division_of(self, request: InferenceRequest) -> Division | None:
         tensors = (each.array for each in request.inputs if each.name == self.prompt and each.array.size)
-        prompt = bytes(next((array.flat[-1] for array in tensors), b""))[-_PROMPT_END:].decode("utf-8", "replace")
+        prompt = bytes(next((array.flat[-1] for array in tensors), b""))[-PROMPT_END:].decode("utf-8", "replace")
         parser = parser_of(None, {}, self.reasoning, prompt)
         return None if parser is None else Division(self.text, parser)

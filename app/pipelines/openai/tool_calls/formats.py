@@ -31,6 +31,8 @@ PARSER_OF: dict[ToolFormat, type[Parser]] = {
     "gpt_oss": GptOssParser,
 }
 _THINK = ("<think>", "</think>")
+PROMPT_END = 512
+"""The characters at the end of a prompt that say whether the answer begins inside the reasoning."""
 
 
 class AnswerParser(Protocol):
@@ -52,7 +54,7 @@ def parser_of(
     if reasoning in (None, "none"):
         return calls
     beginning, end = reasoning if isinstance(reasoning, tuple) else _THINK
-    last = prompt[-512:].rstrip()
+    last = prompt[-PROMPT_END:].rstrip()
     is_inside = last.endswith(beginning) or (reasoning == "deepseek_r1" and not last.endswith(end))
     return _joined(ReasoningParser(beginning, end, is_inside=is_inside), calls)
 

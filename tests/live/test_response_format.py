@@ -1,8 +1,6 @@
 """``response_format`` with OpenAI's client, over a stand-in of vLLM that writes what the prompt asks for."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,7 +8,10 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.live.tool_models import TEXTS, running_tool_models
+from tests.live.test_tools import asking, client
+from tests.live.tool_models import TEXTS
+
+__all__ = ["client"]
 
 
 class City(BaseModel):
@@ -28,19 +29,6 @@ WEATHER: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[OpenAI]:
-    with (
-        running_tool_models(tmp_path_factory.mktemp("formats"), models_venv) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as made,
-    ):
-        yield made
-
-
-def asking(text: str) -> Any:
-    return [{"role": "user", "content": f"Please write: {text}"}]
 
 
 def test_the_clients_parse_returns_the_model(client: OpenAI) -> None:

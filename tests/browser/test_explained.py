@@ -113,14 +113,15 @@ def test_the_spans_of_triton_are_on_the_graph_and_in_the_waterfall(
     }
     with running_gateway(tmp_path / "explaining", **settings) as gateway:
         page = ConsolePage(browser)
-        for _ in range(2):  # Triton 2.51 sometimes loses the first trace of its life
-            explained(run_explained(page, gateway.url, "insights"), gateway.url)
         for pipeline in ("insights", "insights_bls", "ocr"):
-            sum_ms, explanation = explained(run_explained(page, gateway.url, pipeline), gateway.url)
+            for _ in range(3):  # Triton 2.51 loses 1 to 2 % of all traces
+                sum_ms, explanation = explained(run_explained(page, gateway.url, pipeline), gateway.url)
+                if explanation["is_complete"]:
+                    break
             assert explanation["is_complete"]
             assert sum_ms == pytest.approx(explanation["total_ms"], rel=0.01)
             steps = [span["name"] for span in explanation["spans"] if span["kind"] == "step"]
-            assert {text.partition("\n")[0] for text in page.texts(".node.step[data-state=ok]")} == set(steps)
+            assert set(page.texts(".node.step[data-state=ok] > rect + text")) == set(steps)
             page.keep(artifacts / f"console-explained-{pipeline}.png")
 
 

@@ -47,10 +47,15 @@ class LazyEvent:
         return True
 
 
+READING_S = 0.001
+"""In this time the event loop reads what has arrived."""
+
+
 class LazyTimer:
     """A timer that is cheap to start for each request, because it rarely fires.
 
-    Keeps one pending call in the event loop and reschedules it only when it fires too early.
+    Keeps one pending call in the event loop and reschedules it only when it fires too early. After a turn that took
+    long, uvloop runs timers before it reads, so the action waits for what has arrived to be read: reading may stop it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,10 +63,12 @@ class LazyTimer:
         self._pending: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._action: Callable[[], None] | None = None
+        self._has_let_read = False
 
     def start(self, delay_s: float, action: Callable[[], None]) -> None:
         """Replaces the action and the time of an earlier start."""
         self._action = action
+        self._has_let_read = False
         self._due = self._loop.time() + delay_s
         if self._pending is not None and self._pending.when() > self._due:
             self._pending.cancel()
@@ -87,6 +94,10 @@ class LazyTimer:
             return
         if self._loop.time() < self._due:
             self._wait()
+            return
+        if not self._has_let_read:
+            self._has_let_read = True
+            self._pending = self._loop.call_later(READING_S, self._fire)
             return
         action, self._action = self._action, None
         action()

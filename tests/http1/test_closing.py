@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -69,6 +71,42 @@ async def test_a_client_that_sends_for_too_long_is_disconnected(port: int, monke
         writer.write(EARLY)
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(_send(writer, bytes(closing.LINGER_STEP_BYTES)), 5)
+
+
+def in_a_long_turn(send: Callable[[], object]) -> None:
+    """Sends during a turn of the event loop that reads for longer than the timeouts."""
+    loop, (readable, other) = asyncio.get_running_loop(), socket.socketpair()
+
+    def read() -> None:
+        loop.remove_reader(readable)
+        readable.close()
+        other.close()
+        time.sleep(0.1)
+        send()
+        time.sleep(0.1)
+
+    loop.add_reader(readable, read)
+    other.send(b"x")
+
+
+@pytest.mark.parametrize("sent", [0, 10], ids=["a new connection", "a head that has begun"])
+async def test_a_request_that_arrives_during_a_long_turn_of_the_event_loop_is_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(GOOD[:sent])
+        await asyncio.sleep(0.02)
+        in_a_long_turn(lambda: client.sendall(GOOD[sent:]))
+        assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_request_that_arrives_at_the_end_of_the_idle_time_is_answered() -> None:
+    async with listening(Application(), keep_alive_s=0.1) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for _ in range(2):
+                in_a_long_turn(lambda: client.sendall(GOOD))
+                assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("text", [EARLY, b"nonsense\r\n\r\n"])

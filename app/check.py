@@ -24,6 +24,8 @@ from app.triton.repository import live_repository, read_repository
 MAX_TEXT = 1000
 """Limit of characters for each text of a finding, because names in a repository can have any length."""
 
+_LEVELS = {Severity.ERROR: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.HINT: logging.INFO}
+
 _log = logging.getLogger(__name__)
 
 
@@ -131,8 +133,7 @@ async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
     _log.info("check: %s", report.summary)
     for finding in report.findings:
         if finding.severity is not Severity.UNKNOWN:
-            level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
-            _log.log(level, "check: %s", finding.text, extra=_as_json(finding))
+            _log.log(_LEVELS[finding.severity], "check: %s", finding.text, extra=_as_json(finding))
 
 
 def _line(finding: Finding) -> str:

@@ -292,5 +292,10 @@ pipelines:
     openai: {chat: {template_text: "{{ messages[0].content }}"}, tools: mistral}
 """,
     ),
+    "batches-of-one": Broken(
+        lambda repository: repository.model("broken", "X", "Y", batch=8),
+        refused=False,
+        gateway="pipelines: {score: {model: broken}}\n",
+    ),
     "unknown-edge": Broken(_auto, refused=False),
 }

@@ -37,7 +37,7 @@ from app.lint.ensembles import (
     written_twice,
 )
 from app.lint.findings import Code, Finding
-from app.lint.gateway import cancel_instances, misfits, special_tokens
+from app.lint.gateway import batches_of_one, cancel_instances, misfits, special_tokens
 from app.pipelines.file import GatewayFile
 from app.pipelines.resolve import derived_spec
 
@@ -224,6 +224,7 @@ def _gateway(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterato
     yield from misfits(file, models, unreadable)
     yield from cancel_instances(file, models)
     yield from special_tokens(file)
+    yield from batches_of_one(file, models)
 
 
 TEXT = "has other inputs or outputs at {} than on most Tritons, so it is not used there"

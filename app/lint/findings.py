@@ -12,6 +12,8 @@ class Severity(StrEnum):
     """Triton refuses to load it, or requests will fail or be lost."""
     WARNING = "warning"
     """It runs, and may hurt."""
+    HINT = "hint"
+    """It runs, and might run faster; never a fault."""
     UNKNOWN = "unknown"
     """Cannot be judged from what is written down; never a fault."""
 
@@ -52,6 +54,7 @@ class Code(StrEnum):
     SPLIT_CHARACTERS = "split-characters"
     NO_HEALTH_CHECK = "no-health-check"
     SPECIAL_TOKENS = "special-tokens"
+    BATCHES_OF_ONE = "batches-of-one"
     UNKNOWN_EDGE = "unknown-edge"
 
 
@@ -91,6 +94,8 @@ class Finding:
     def severity(self) -> Severity:
         if self.code is Code.UNKNOWN_EDGE:
             return Severity.UNKNOWN
+        if self.code is Code.BATCHES_OF_ONE:
+            return Severity.HINT
         return Severity.WARNING if self.code in _WARNINGS else Severity.ERROR
 
 
@@ -197,6 +202,12 @@ SOLUTION_BY_CODE = {
     Code.SPECIAL_TOKENS: (
         "Set the backend to keep special tokens in the text: with TensorRT-LLM, `skip_special_tokens` of "
         "`postprocessing` is `False`. Or declare a boolean parameter `skip_special_tokens`, if the backend has one."
+    ),
+    Code.BATCHES_OF_ONE: (
+        "Write `dynamic_batching {}` in `config.pbtxt`: Triton then joins requests that wait for an instance. For "
+        "small requests set `coalesce: true` for the pipeline: the gateway then sends requests that wait as one "
+        "call, which also saves Triton's cost of each request. If a batch of N items takes the model N times as long "
+        "as one item, ignore the hint."
     ),
     Code.UNKNOWN_EDGE: (
         "Check the running server (`--triton`), which has the completed configuration, or declare the inputs and "

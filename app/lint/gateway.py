@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from app.config.document import read_regular_file
 from app.core.errors import GatewayError
+from app.core.model import ModelConfig, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
 from app.lint.findings import Code, Finding
@@ -18,6 +19,7 @@ from app.pipelines.file import GatewayFile
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai.mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.resolve import with_recognized_preset
 from app.pipelines.spec import PipelineSpec
 
 Misfit = tuple[tuple[str, ...], str]
@@ -108,6 +110,34 @@ def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
                 "the wrong instance; use one instance"
             )
             yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
+
+
+_JOIN_REQUESTS_THEMSELVES = ("vllm", "tensorrtllm")
+
+
+def batches_of_one(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    """Checks for models that take batches, although neither Triton nor the gateway joins requests to batches.
+
+    LLM backends join requests themselves.
+    """
+    for name, spec in file.spec.pipelines.items():
+        config = models.get(spec.model)
+        if config is None or spec.coalesce is not None or with_recognized_preset(spec, config).preset is not None:
+            continue
+        steps = reached(config, models, lambda each: [step.model for step in each.steps])
+        if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
+            continue
+        for model in steps:
+            is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
+            if model.max_batch_size > 1 and not is_joined:
+                yield Finding(Code.BATCHES_OF_ONE, _alone(name, model), model.name, pipeline=name)
+
+
+def _alone(pipeline: str, model: ModelConfig) -> str:
+    return (
+        f"runs each request of pipeline '{pipeline}' alone, although it takes {model.max_batch_size} items at a time: "
+        "`dynamic_batching` would join requests in Triton, `coalesce` would join them in the gateway"
+    )
 
 
 def special_tokens(file: GatewayFile) -> Iterator[Finding]:

@@ -171,6 +171,43 @@ def test_a_step_that_may_fail_must_not_run_in_parallel(
     assert [(each.code, each.step) for each in found] == [(Code.PARALLEL_FAILURE, step) for step in found_steps]
 
 
+DYNAMIC = "dynamic_batching {}"
+COALESCED = ", idempotent: true, sample: {x: [1.0, 2.0]}, coalesce: true"
+
+
+@pytest.mark.parametrize(
+    ("rest", "batch", "keys", "found"),
+    [
+        ("", 8, "", ["broken"]),
+        (DYNAMIC, 8, "", []),
+        ("", 8, COALESCED, []),
+        ("", 1, "", []),
+        (DECOUPLED, 8, "", []),
+        ("sequence_batching { iterative_sequence: true }", 8, "", []),
+    ],
+)
+def test_a_model_whose_requests_nobody_joins_has_a_hint(
+    tmp_path: Path, rest: str, batch: int, keys: str, found: list[str]
+) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("broken", "X:FP32:2", "Y:FP32:2", rest, batch=batch)
+
+    fields = "inputs: {x: {tensor: X}}, outputs: {y: {tensor: Y}}"
+    gateway = f"pipelines: {{p: {{model: broken, {fields}{keys}}}}}\n"
+    hints = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert [(each.code, each.model) for each in hints] == [(Code.BATCHES_OF_ONE, model) for model in found]
+
+
+def test_the_hint_names_the_step_of_an_ensemble(tmp_path: Path) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("joined", "X", "Y", DYNAMIC, batch=8)
+        repository.model("alone", "X", "Y", batch=8)
+        repository.ensemble("both", "X", "Y", "joined X=X > Y=t", "alone X=t > Y=Y", batch=8)
+
+    (hint,) = findings_of(Broken(build, refused=False, gateway="pipelines: {p: {model: both}}\n"), tmp_path)
+    assert (hint.code, hint.model, hint.pipeline) == (Code.BATCHES_OF_ONE, "alone", "p")
+
+
 def test_every_code_has_one_section() -> None:
     assert sorted(HEADINGS) == sorted(Code)
 

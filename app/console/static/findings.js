@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { html, useCallback, useEffect, useState } from "./lib.js";
 
-const ORDER = ["error", "warning", "unknown"];
+const ORDER = ["error", "warning", "hint", "unknown"];
 
 /** Asks when it is shown, and again with its button. */
 export function Findings() {

@@ -38,7 +38,7 @@ export function Waterfall({ explain }) {
       <${Shares} shares=${sharesOf(explain)} total=${total} />
       <div class="lines" style=${{ "--tick": percent(ticks[1], total) }}>
         <${Axis} ticks=${ticks} total=${total} />
-        ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} />`)}
+        ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} sharedWith=${explain.shared_with} />`)}
         ${rowsOf(explain).map((row) => html`<${Span} key=${row.id} row=${row} total=${total} />`)}
         ${explain.steps_not_run.map((name) => html`<p key=${name} class="time-line not-run"><b>${name}</b> not run</p>`)}
       </div>
@@ -72,10 +72,14 @@ function Axis({ ticks, total }) {
   `;
 }
 
-function Phase({ phase, total }) {
-  const { name, start_ms: start, duration_ms: ms } = phase;
-  const row = { name: PHASE_NAMES[name] ?? name, ms, facts: [["start", msText(start)], ["end", msText(start + ms)]] };
-  return html`<${Line} row=${row} parts=${[{ kind: "gateway", start, ms }]} total=${total} phase=${name} />`;
+/** `sharedWith`: the number of other requests in the same call to Triton. */
+function Phase({ phase, total, sharedWith }) {
+  const { name: id, start_ms: start, duration_ms: ms } = phase;
+  const isShared = id === "triton" && sharedWith > 0;
+  const name = html`${PHASE_NAMES[id] ?? id} ${isShared && html`<small>in a batch of ${sharedWith + 1}</small>`}`;
+  const facts = [["start", msText(start)], ["end", msText(start + ms)], ...(isShared ? [["requests in the call", sharedWith + 1]] : [])];
+  const row = { name, ms, facts };
+  return html`<${Line} row=${row} parts=${[{ kind: "gateway", start, ms }]} total=${total} phase=${id} />`;
 }
 
 function Span({ row, total }) {

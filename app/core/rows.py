@@ -23,7 +23,7 @@ from app.core.trace import TraceContext
 
 
 class RowsMismatch(Exception):
-    """A response to several requests cannot be cut."""
+    """An output of a response does not have the rows of its requests."""
 
     def __init__(self, fault: CoalescingFault) -> None:
         super().__init__(fault.text)
@@ -117,27 +117,33 @@ def _trace_of(requests: Iterable[InferenceRequest]) -> TraceContext | None:
     return next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None)
 
 
+def check_rows(response: InferenceResponse, request: InferenceRequest, rows: int, written: Iterable[str]) -> None:
+    """Checks that every output has one row for each of these ``rows`` of the request.
+
+    ``written``: the outputs that the model must write if the request names none.
+
+    Raises RowsMismatch if an output is missing, or its first dimension is not ``rows``.
+    """
+    wanted = [output.name for output in request.outputs] or written
+    if absent := [name for name in wanted if name not in response.outputs]:
+        raise RowsMismatch(CoalescingFault("is left out of a response", min(absent)))
+    for name, tensor in response.outputs.items():
+        if tensor.array.shape[:1] != (rows,):
+            raise RowsMismatch(CoalescingFault(f"has the shape {list(tensor.array.shape)} for {rows} rows", name))
+
+
 def cut(
     response: InferenceResponse, request: InferenceRequest, rows: Sequence[int], written: Iterable[str]
 ) -> list[InferenceResponse]:
     """Returns the responses of the requests with these ``rows``, in order.
 
-    ``request``: the joined request. ``written``: the outputs that the model must write if the request names none.
-
-    Raises RowsMismatch if an output is missing, or its first dimension is not the sum of the rows.
+    ``request``: the joined request. ``written``: as in :func:`check_rows`, which raises RowsMismatch.
     """
-    wanted = [output.name for output in request.outputs] or written
-    if absent := [name for name in wanted if name not in response.outputs]:
-        raise RowsMismatch(CoalescingFault("is left out of the response to several requests", min(absent)))
-    total, outputs = sum(rows), list(response.outputs.items())
-    for name, tensor in outputs:
-        if tensor.array.shape[:1] != (total,):
-            shape = list(tensor.array.shape)
-            raise RowsMismatch(CoalescingFault(f"has the shape {shape} for {total} rows of several requests", name))
+    check_rows(response, request, sum(rows), written)
     responses, start = [], 0
     for count in rows:
         stop = start + count
-        own = {name: Tensor(name, each.datatype, each.array[start:stop]) for name, each in outputs}
+        own = {name: Tensor(name, each.datatype, each.array[start:stop]) for name, each in response.outputs.items()}
         responses.append(InferenceResponse(own, version=response.version))
         start = stop
     return responses

@@ -32,7 +32,7 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
-from app.core.rows import RowsMismatch, bytes_of, cut, joined, key_of, owned, rows_of
+from app.core.rows import RowsMismatch, bytes_of, check_rows, cut, joined, key_of, owned, rows_of
 from app.triton.errors import is_dead_process
 
 Calls = Callable[[str, int], int]
@@ -166,18 +166,18 @@ class CoalescingEngine(Engine):
         if model is None:
             model = self._models[request.model] = _Model()
         if not self._may_share(model, coalescing):
-            return await self._alone(request, deadline)
+            return await self._alone(model, request, deadline)
         if model.running < self._limit(request) and not model.waiting:
             return await self._at_once(model, request, deadline)
         rows, size = rows_of(request), bytes_of(request)
         if rows is None or rows > coalescing.max_items or 2 * size > coalescing.max_bytes:
-            return await self._alone(request, deadline)
+            return await self._alone(model, request, deadline)
         response = await self._in_group(model, _Waiting(owned(request), deadline, rows, size))
         if response is None:
             self._observer.repeated(request.model)
             if request.shared is not None:
                 request.shared.clear()
-            response = await self._alone(request, deadline)
+            response = await self._alone(model, request, deadline)
         return response
 
     def _may_share(self, model: _Model, coalescing: Coalescing) -> bool:
@@ -188,16 +188,23 @@ class CoalescingEngine(Engine):
     def _limit(self, request: InferenceRequest) -> int:
         return self._calls(request.model, _coalescing_of(request).steps)
 
-    async def _alone(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+    async def _alone(self, model: _Model, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Sends one request. Its caller gets the response also if it ends the shared calls."""
         response = await self._engine.infer(request, deadline)
-        _coalescing_of(request).saw(response.version)
+        coalescing, rows = _coalescing_of(request), rows_of(request)
+        coalescing.saw(response.version)
+        if rows is not None and coalescing.is_proven(response.version):
+            try:
+                check_rows(response, request, rows, coalescing.outputs)
+            except RowsMismatch as exc:
+                self._end(model, request, response.version, exc.fault)
         return response
 
     async def _at_once(self, model: _Model, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         self._observer.called(request.model, rows_of(request) or 1, 1)
         model.running += 1
         try:
-            return await self._alone(request, deadline)
+            return await self._alone(model, request, deadline)
         finally:
             self._ended(model)
 
@@ -290,7 +297,7 @@ class CoalescingEngine(Engine):
         if len(part) == 1:
             if first.shared is not None:
                 first.shared.clear()
-            part[0].give(await self._alone(first, deadline))
+            part[0].give(await self._alone(model, first, deadline))
             return True
         request = joined([each.request for each in part])
         for each in part:

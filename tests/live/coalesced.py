@@ -18,7 +18,7 @@ from tests.processes import GatewayProcess, running_triton
 BAD, KILLER, LATE = 13, 666, 1000
 """Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""
 SCRIPT = Path(__file__).parent / "rows_model.py"
-HABITS = ("good", "drop", "extra", "repeat", "omit", "list", "late_drop", "late_extra", "late_omit")
+HABITS = ("good", "drop", "extra", "repeat", "omit", "list", "late_drop", "late_extra", "late_omit", "late_list")
 CONFIG = """
 backend: "python"
 max_batch_size: 64
@@ -37,7 +37,7 @@ def write_models(folder: Path, habits: Iterable[str] = HABITS) -> None:
     for habit in habits:
         model = folder / habit
         (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(CONFIG.format(habit=habit, boxes=BOXES if habit == "list" else ""))
+        (model / "config.pbtxt").write_text(CONFIG.format(habit=habit, boxes=BOXES if "list" in habit else ""))
         (model / "1" / "model.py").symlink_to(SCRIPT)
 
 

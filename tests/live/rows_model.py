@@ -1,7 +1,7 @@
 """Answers the item i with -i and the text "of i", or has the habit of a hostile model, which its configuration names.
 
-A hostile habit concerns only batches of several rows; one that begins with ``late_`` only those with an item of 1,000
-or more, so that no sample shows it.
+A hostile habit concerns only batches of several rows, except lists of detections; one that begins with ``late_`` only
+those with an item of 1,000 or more, so that no sample shows it.
 """
 
 import json
@@ -58,6 +58,16 @@ class TritonPythonModel:
         if what != "omit":
             outputs.append(pb_utils.Tensor("TEXT", text))
         if habit == "list":
-            numbered = [[number, item] for number, item in enumerate(items[:, 0])]
-            outputs.append(pb_utils.Tensor("BOXES", np.array(numbered, np.int64)))
+            outputs.append(_boxes(list(enumerate(items[:, 0]))))
+        elif habit == "late_list":
+            outputs.append(_boxes([(item, item) for item in items[:, 0] for _ in range(_detections_in(item))]))
         return outputs
+
+
+def _detections_in(item):
+    """One before the late items, then two or none: as many as items by accident."""
+    return 1 if item < LATE else 2 * (item % 2 == 0)
+
+
+def _boxes(pairs):
+    return pb_utils.Tensor("BOXES", np.array(pairs, np.int64).reshape(-1, 2))

@@ -84,9 +84,9 @@ def test_the_trial_refuses_a_hostile_model(model: str, two_workers: GatewayProce
     ]
 
 
-@pytest.mark.parametrize("model", ["late_drop", "late_extra", "late_omit"])
+@pytest.mark.parametrize("model", ["late_drop", "late_extra", "late_omit", "late_list"])
 def test_a_call_with_other_rows_answers_nobody(model: str, one_process: GatewayProcess) -> None:
-    output = "TEXT" if model == "late_omit" else "NEGATIVE"
+    output = {"late_omit": "TEXT", "late_list": "BOXES"}.get(model, "NEGATIVE")
     assert answers_of(one_process, model, range(100, 400)).right == 300
     before = shared(one_process, model)
     assert before > 0

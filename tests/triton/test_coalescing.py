@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.coalescing import Coalescing
+from app.core.coalescing import Coalescing, CoalescingFault
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
@@ -352,6 +352,24 @@ def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pyte
     with caplog.at_level(logging.ERROR):
         run(work())
     assert [output in record.getMessage() for record in caplog.records] == [True]
+
+
+def detections(outputs: Outputs) -> Outputs:
+    """None for odd items and two for even ones: a call may have as many rows as items by accident."""
+    items = [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
+    found = [[item] for item in items for _ in range(0 if item % 2 else 2)]
+    return outputs | {"BOXES": Tensor("BOXES", "INT64", np.array(found, np.int64).reshape(-1, 1))}
+
+
+def test_a_response_with_other_rows_for_one_request_ends_shared_calls() -> None:
+    async def work() -> None:
+        bench = Bench(RowEngine(distort=detections))
+        results = await bench.results(range(9))
+        assert bench.inner.sizes == [1] * 9
+        assert all(is_answer_of(result, item) for item, result in enumerate(results))
+        assert bench.coalescing.fault == CoalescingFault("has the shape [2, 1] for 1 rows", "BOXES")
+
+    run(work())
 
 
 def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:

@@ -232,7 +232,7 @@ def _tensors_of(answer: httpx.Response) -> Tensors:
 def _check_unary(answer: httpx.Response, kind: Kind, truth: Truth, *, batch: bool) -> None:
     """A decoupled model gets one item at a time: its answer is a list of the items' answers."""
     is_listed, batch = batch and kind.is_decoupled, batch and not kind.is_decoupled
-    if _fails(kind, truth, batch=batch):
+    if _fails(kind, truth, batch=batch) or _omits_output(kind, truth):
         assert answer.status_code == 502, answer.text[:500]
         return
     assert answer.status_code == 200, answer.text[:500]
@@ -251,7 +251,8 @@ def _check_events(events: list[ServerSentEvent], kind: Kind, truth: Truth, *, ba
         assert (last.event, last.json()["code"], events) == ("error", "contract_violation", [])
         return
     assert {event.event for event in events} <= {"output"}
-    assert last.event == ("done" if truth.error is None else "error"), last.data[:500]
+    is_error = truth.error is not None or _omits_output(kind, truth)
+    assert last.event == ("error" if is_error else "done"), last.data[:500]
     if "early_exit" in kind.pipeline:
         assert last.json()["early_exit"] == _early_exit_of(kind, truth)
     outputs = [event.json() for event in events]
@@ -274,8 +275,16 @@ def _fails(kind: Kind, truth: Truth, *, batch: bool) -> bool:
 
 def _early_exit_of(kind: Kind, truth: Truth) -> str | None:
     """The rule of the table: an output is missing."""
-    written = {name for response in truth.responses for name in response}
-    return None if written == set(kind.outputs) else EARLY_EXIT
+    return EARLY_EXIT if _written(truth) != set(kind.outputs) else None
+
+
+def _omits_output(kind: Kind, truth: Truth) -> bool:
+    """Whether an output is missing without a rule for it. Which outputs a decoupled model writes is its own choice."""
+    return not kind.is_decoupled and "early_exit" not in kind.pipeline and _written(truth) != set(kind.outputs)
+
+
+def _written(truth: Truth) -> set[str]:
+    return {name for response in truth.responses for name in response}
 
 
 def _pipeline_of(case: Case, random: Random) -> tuple[str, bool]:

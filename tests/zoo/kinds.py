@@ -41,6 +41,8 @@ class Kind:
         pipeline: Further keys of the pipeline in `gateway.yaml`.
         fixed: Input -> the values that the random requests use.
         parameters: Request parameter -> values, for `/v2`.
+        sample: Of the pipeline, whose requests then may share calls.
+        fault: The output for which the trial of the sample refuses shared calls.
         heavy: JSON of this kind takes seconds: only the long form sends it.
         is_long: Only the long form calls this kind.
     """
@@ -62,6 +64,8 @@ class Kind:
     pipeline: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
     heavy: bool = False
     is_long: bool = False
 
@@ -98,6 +102,8 @@ class Kind:
 
 
 IMAGE = {"IMAGE": "BYTES[1] of 20..200000 raw"}
+NUMBER = {"X": "INT32[1]"}
+NUMBER_AND_TEXT = {"Y": "INT32[1]", "TEXT": "BYTES[1] of 1..8"}
 IDS = {"input_ids": "INT64[1..128]", "attention_mask": "INT64[1..128]", "token_type_ids": "INT64[1..128]?"}
 FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs")
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
@@ -221,9 +227,17 @@ KINDS = (
         {"VECTOR": "FP32[384]"},
         batch=64,
         pipeline={"openai": {"embeddings": {"input": "TEXT", "embedding": "VECTOR"}}},
+        sample={"TEXT": "Hello"},
     ),
     Kind("trees", {"ROWS": "FP32[1..64,8]"}, {"MARGIN": "FP32[1..64,1]"}),
-    Kind("trees_batched", {"ROW": "FP32[8]"}, {"MARGIN": "FP32[1]"}, batch=64, config="dynamic_batching {}"),
+    Kind(
+        "trees_batched",
+        {"ROW": "FP32[8]"},
+        {"MARGIN": "FP32[1]"},
+        batch=64,
+        config="dynamic_batching {}",
+        sample={"ROW": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]},
+    ),
     # Forms of tensors and of answers.
     Kind("other_rows", {"X": "FP32[4]"}, {"FOUND": "FP32[6]"}, batch=8, rows=(0, 12)),
     Kind("silent", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(0, 0)),
@@ -272,6 +286,20 @@ KINDS = (
         habit="iterative",
         config="sequence_batching { iterative_sequence: true }",
         fixed={"X": [1, 2, 7]},
+    ),
+    # Batches whose outputs do not have one row for each item, in order.
+    Kind("drops_row", NUMBER, NUMBER_AND_TEXT, batch=8, habit="drops_row", sample={"X": 3}, fault="Y"),
+    Kind("adds_row", NUMBER, NUMBER_AND_TEXT, batch=8, habit="adds_row", sample={"X": 3}, fault="Y"),
+    Kind("repeats_row", NUMBER, NUMBER_AND_TEXT, batch=8, habit="repeats_row", sample={"X": 3}, fault="Y"),
+    Kind("omits_output", NUMBER, NUMBER_AND_TEXT, batch=8, habit="omits_output", sample={"X": 3}, fault="TEXT"),
+    Kind(
+        "lists_detections",
+        NUMBER,
+        {"DETECTIONS": "INT32[2]", "Y": "INT32[1]"},
+        batch=8,
+        habit="lists_detections",
+        sample={"X": 3},
+        fault="DETECTIONS",
     ),
     # Ensembles of the models above.
     Kind(

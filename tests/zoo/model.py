@@ -72,8 +72,12 @@ class TritonPythonModel:
             sender.send(waiting)
         sender.send(flags=FINAL)
 
-    def rows_of(self, inputs):
-        return max(len(array) for array in inputs.values()) if self.batches else None
+    def seeds_of(self, inputs):
+        """One number for each row, or a single number if the model has no batches."""
+        if not self.batches:
+            return _seed(inputs.values())
+        rows = max(len(array) for array in inputs.values())
+        return [_seed(_at(array, row) for array in inputs.values()) for row in range(rows)]
 
     def tensors(self, seeds, sizes, skipped=()):
         """The outputs with one row for each of ``seeds``, which is a single number if the model has no batches."""
@@ -86,14 +90,8 @@ class TritonPythonModel:
 def generate(model, request):
     """A random number of responses in the declared range, with empty ones between them if declared."""
     inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    rows = model.rows_of(inputs)
-    seeds = (
-        _seed(inputs.values())
-        if rows is None
-        else [_seed(_at(array, row) for array in inputs.values()) for row in range(rows)]
-    )
-    sizes = random.Random(_seed(inputs.values()))
-    if rows is not None and model.row["rows"] is not None:
+    seeds, sizes = model.seeds_of(inputs), random.Random(_seed(inputs.values()))
+    if model.batches and model.row["rows"] is not None:
         seeds = [seeds[0] + row for row in range(sizes.randint(*model.row["rows"]))]
     for number in range(sizes.randint(*model.row["responses"])):
         skipped = [name for name in model.row["may_omit"] if sizes.random() < 0.5]
@@ -112,6 +110,37 @@ def echo(model, request):
             for tensor in request.inputs()
         ]
     )
+
+
+def drops_row(model, request):
+    yield _of_rows(model, request, lambda seeds: seeds[:-1] or seeds)
+
+
+def adds_row(model, request):
+    yield _of_rows(model, request, lambda seeds: seeds + seeds[:1] if len(seeds) > 1 else seeds)
+
+
+def repeats_row(model, request):
+    yield _of_rows(model, request, lambda seeds: seeds[:1] + seeds[:-1])
+
+
+def omits_output(model, request):
+    """Omits the text of several rows."""
+    yield _of_rows(model, request, list, lambda seeds: ["TEXT"] if len(seeds) > 1 else [])
+
+
+def lists_detections(model, request):
+    """One detection in each item, with the number of the item in the batch: as many rows as items by accident."""
+    outputs, items = _of_rows(model, request, list, lambda seeds: ["DETECTIONS"]), request.inputs()[0].as_numpy()
+    numbered = [[number, item] for number, item in enumerate(items[:, 0])]
+    detections = pb_utils.Tensor("DETECTIONS", np.array(numbered, np.int32))
+    yield pb_utils.InferenceResponse([detections, *outputs.output_tensors()])
+
+
+def _of_rows(model, request, change, skipped=lambda seeds: []):
+    """The outputs of the rows after a change, without the skipped outputs."""
+    seeds = model.seeds_of({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+    return pb_utils.InferenceResponse(list(model.tensors(change(seeds), random.Random(0), skipped(seeds))))
 
 
 def vllm(_model, request):

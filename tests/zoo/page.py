@@ -20,7 +20,7 @@ ALSO = {
 
 
 def table() -> str:
-    rows = [HEAD, ("---",) * len(HEAD), *map(_row, KINDS)]
+    rows = [HEAD, ("---",) * len(HEAD), *(_row(kind) for kind in KINDS if not kind.fault)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

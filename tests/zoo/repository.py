@@ -1,7 +1,7 @@
 """Writes the model repository and the ``gateway.yaml`` of the zoo."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ def write_models(folder: Path, kinds: Iterable[Kind]) -> None:
         _write_model(folder / kind.name, "\n".join(_config_of(kind)), is_script=not kind.steps)
 
 
-def write_gateway_yaml(path: Path, kinds: Iterable[Kind] = KINDS) -> None:
+def write_gateway_yaml(path: Path, kinds: Collection[Kind] = KINDS) -> None:
     pipelines = {name: document for kind in kinds for name, document in pipelines_of(kind).items()}
-    path.write_text(yaml.safe_dump({"pipelines": pipelines, "oip": {"models": "all"}}, sort_keys=False))
+    oip = {"models": "all", "coalesce": [kind.name for kind in kinds if kind.sample]}
+    path.write_text(yaml.safe_dump({"pipelines": pipelines, "oip": oip}, sort_keys=False))
 
 
 def pipelines_of(kind: Kind) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def pipelines_of(kind: Kind) -> dict[str, Any]:
         **kind.pipeline,
     }
     batched = {key: value for key, value in document.items() if key != "openai"} | {"batch": True}
+    if kind.sample:
+        document |= {"idempotent": True, "coalesce": True, "sample": dict(kind.sample)}
     return {kind.name: document} | ({kind.name + BATCHED: batched} if kind.batch else {})
 
 

@@ -26,7 +26,7 @@ from tests.live.conftest import running_gateway, running_triton
 from tests.live.redis import RedisServer
 from tests.live.side_by_side import with_binary
 from tests.zoo.cases import Case, DirectTriton, Tensor, Truth, random_case
-from tests.zoo.dialects import Dialect, completion, dialects_of, oip_request
+from tests.zoo.dialects import Dialect, completion, dialects_of, oip_binary, oip_request, pipeline
 from tests.zoo.expected import body_of
 from tests.zoo.kinds import BY_NAME, KINDS, Kind
 from tests.zoo.repository import BATCHED, SEQUENCES, write_gateway_yaml, write_repository
@@ -157,6 +157,28 @@ def asked(direct: DirectTriton, kind: Kind, number: int, *, is_long: bool) -> tu
     several = 2 if kind.heavy or (kind.is_large and not is_long) else None
     case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, several)[number % 2])
     return case, direct.answer(case)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.sample], ids=lambda kind: kind.name)
+def test_requests_that_may_share_calls_get_their_own_rows(
+    gateway: httpx.Client, direct: DirectTriton, kind: Kind
+) -> None:
+    """Many small requests at once, with one or two items."""
+
+    def check(number: int) -> None:
+        random = Random(f"{SEED} {kind.name} {number}")
+        case = random_case(kind, random, rows=1 + number % 2)
+        (oip_binary if number % 4 else pipeline)(gateway, case, direct.answer(case), random)
+
+    with ThreadPoolExecutor(4 * AT_ONCE) as threads:
+        list(threads.map(check, range(16 * AT_ONCE)))
+
+
+def test_the_trial_names_the_output_that_is_not_cut_into_rows(gateway: httpx.Client) -> None:
+    findings = [each for each in gateway.get("/v1/findings").json()["findings"] if each["code"] == "coalescing"]
+    assert {each["pipeline"]: each["tensor"] for each in findings} == {
+        each.name: each.fault for each in KINDS if each.fault
+    }
 
 
 def test_the_vllm_backend_answers_completions(gateway: httpx.Client, direct: DirectTriton) -> None:

@@ -1,8 +1,10 @@
 """Requests with more items than the model takes at a time, with the real Triton: parts, joined answers, failures."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,18 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc import InferenceServerClient
 
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.live.events import checked, parsed, read_stream
 from tests.waiting import eventually
 
 OIP = {"models": ["batched_echo", "scripted_rows", "typed_rows"], "split": True}
 AT_ONCE = 4
 """``max_batch_size`` of the models."""
+MODELS = Path(__file__).parent / "models"
 ROWS = {
     "model": "scripted_rows",
     "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
@@ -40,6 +45,7 @@ JSON_BY_DATATYPE: dict[str, st.SearchStrategy[Any]] = {
     "BYTES": st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 }
 PARTS = (1, 2, 3, None)
+PART_OF_ONE = {"batch": {"parts": 1, "max_items": 1000}, "timeout_s": 120}
 EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}
 
 
@@ -172,6 +178,30 @@ def test_a_failed_part_cancels_the_others(client: httpx.Client, tmp_path: Path) 
     scripts[0] |= {"sleep_s": 20, "journal": str(journal)}
     assert ask(client, "rows", *scripts).json()["errors"][0]["field"] == "items[4..7]"
     eventually(lambda: "cancelled" in journal.read_text())
+
+
+def test_another_version_between_two_parts_fails_the_request(models_venv: Path, tmp_path: Path) -> None:
+    """Triton replaces the first version once it has loaded the second one."""
+    journal, folder = tmp_path / "journal", tmp_path / "models" / "scripted_rows"
+    shutil.copytree(MODELS / "scripted_rows", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"rows": {**ROWS, **PART_OF_ONE}}}))
+    scripts = [{**script, "sleep_s": 0.1, "journal": str(journal)} for script in numbered(1000)]
+    with (
+        running_triton(EmbeddedOptions(tmp_path / "models", models_venv)) as triton,
+        running_gateway(tmp_path, triton_url=triton.grpc_url, config=str(tmp_path / "gateway.yaml")) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=120) as client,
+        InferenceServerClient(triton.grpc_url) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        asked = threads.submit(ask, client, "rows", *scripts)
+        eventually(journal.exists)
+        shutil.copytree(folder / "1", folder / "2")
+        server.load_model("scripted_rows")
+        answer = asked.result()
+        assert (answer.status_code, answer.json()["code"]) == (503, "model_changed")
+        assert "answered by the versions 1 and 2" in answer.json()["detail"]
+        assert answer.json()["retryable"]
+        assert ask(client, "rows", *numbered(3)).status_code == 200
 
 
 @pytest.mark.parametrize("count", [AT_ONCE, AT_ONCE + 1])

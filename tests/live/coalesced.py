@@ -32,28 +32,50 @@ parameters {{ key: "habit" value {{ string_value: "{habit}" }} }}
 """
 BOXES = ',\n  { name: "BOXES" data_type: TYPE_INT64 dims: [ 2 ] }'
 
+EMBED = """
+backend: "python"
+max_batch_size: 64
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "VECTOR" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+EMBED_PIPELINE = {
+    "model": "embed",
+    "inputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+    "outputs": {"vector": {"tensor": "VECTOR"}},
+    "openai": {"embeddings": {"input": "text", "embedding": "vector"}},
+    "idempotent": True,
+    "coalesce": True,
+    "sample": {"text": "12"},
+}
 
-def write_models(folder: Path, habits: Iterable[str] = HABITS) -> None:
-    for habit in habits:
-        model = folder / habit
-        (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(CONFIG.format(habit=habit, boxes=BOXES if "list" in habit else ""))
-        (model / "1" / "model.py").symlink_to(SCRIPT)
+
+def write_models(folder: Path) -> None:
+    for habit in HABITS:
+        config = CONFIG.format(habit=habit, boxes=BOXES if "list" in habit else "")
+        _write_model(folder / habit, config, SCRIPT)
+    _write_model(folder / "embed", EMBED, SCRIPT.with_name("vectors_model.py"))
 
 
-def config_text(habits: Iterable[str] = HABITS, *, coalesce: bool = True) -> str:
+def _write_model(folder: Path, config: str, script: Path) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / "model.py").symlink_to(script)
+
+
+def config_text() -> str:
     pipelines = {
         habit: {
             "model": habit,
             "inputs": {"item": {"tensor": "ITEM"}},
             "outputs": {"negative": {"tensor": "NEGATIVE"}, "text": {"tensor": "TEXT", "kind": "text"}},
             "idempotent": True,
-            "coalesce": coalesce,
+            "coalesce": True,
             "sample": {"item": 3},
         }
-        for habit in habits
+        for habit in HABITS
     }
-    return yaml.safe_dump({"pipelines": pipelines, "oip": {"coalesce": ["good"] if coalesce else []}})
+    return yaml.safe_dump({"pipelines": {**pipelines, "embed": EMBED_PIPELINE}, "oip": {"coalesce": ["good"]}})
 
 
 @contextmanager

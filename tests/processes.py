@@ -26,7 +26,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.forked_gateway import SERVE, ForkedGateway
 
 LIVE = Path(__file__).parent / "live"
-START_S = 120.0
+START_S = 240.0
 LOG_S = 30.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS_OF_A_WORKER = 2_000

@@ -41,14 +41,14 @@ async function upload(size) {
   return (await call("/v1/pipelines/ocr", { method: "POST", body: form })).json();
 }
 
-/** Reads a stream until its end, or stops it after `count` outputs. */
+/** Reads a stream until its end, or stops it after `count` outputs. More outputs may have arrived together with the last. */
 async function read(script, count) {
   const stop = new AbortController();
   const names = [];
   try {
     const response = await post("/v1/pipelines/scripted_patient/stream", { script }, { signal: stop.signal });
     for await (const { name } of eventsOf(response)) {
-      names.push(name);
+      if (!stop.signal.aborted) names.push(name);
       if (names.length === Number(count)) stop.abort();
     }
   } catch (error) {

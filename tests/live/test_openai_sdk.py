@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -197,6 +197,20 @@ class TestStreams:
         assert caught.value.code == "draining"
 
 
+def fewest_tokens(triton: EmbeddedTriton, request: Callable[[], None]) -> int:
+    """Returns how many tokens of 500 Triton computes for a request that ends early: the best of five.
+
+    Without the cancel model it is 500 each time. With it, the count depends on how fast the machine takes the
+    cancellation to Triton, and another program can delay that.
+    """
+    counts: list[int] = []
+    while not counts or (min(counts) >= 400 and len(counts) < 5):
+        before = settled_executions(triton, "text_detokenize")
+        request()
+        counts.append(settled_executions(triton, "text_detokenize") - before)
+    return min(counts)
+
+
 class TestStop:
     """`write` is an ensemble, so only its cancel model stops the generator."""
 
@@ -207,23 +221,28 @@ class TestStop:
         sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
         full = pipeline_answer(client, "write", prompt=PROMPT, **{**sampling, "max_tokens": 40})["text"]
         stop = full[21:27]
-        before = settled_executions(triton, "text_detokenize")
-        answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling)
-        chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
-        assert text_of(chunks) == full[: full.index(stop)]
-        assert chunks[-1].choices[0].finish_reason == "stop"
-        computed = settled_executions(triton, "text_detokenize") - before
-        assert computed < 400, "without the cancel model, Triton computes all 500 tokens"
+
+        def until_stop() -> None:
+            answer = sdk.completions.create(
+                model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling
+            )
+            chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
+            assert text_of(chunks) == full[: full.index(stop)]
+            assert chunks[-1].choices[0].finish_reason == "stop"
+
+        assert fewest_tokens(triton, until_stop) < 400
 
 
 class TestCancellation:
     def test_closing_a_stream_stops_the_generator(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
-        before = settled_executions(triton, "text_detokenize")
         sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
-        with sdk.completions.create(model="write", prompt=PROMPT, stream=True, **sampling) as stream:
-            for _ in range(5):
-                next(stream)
-        assert settled_executions(triton, "text_detokenize") - before < 400
+
+        def leave_after_five_tokens() -> None:
+            with sdk.completions.create(model="write", prompt=PROMPT, stream=True, **sampling) as stream:
+                for _ in range(5):
+                    next(stream)
+
+        assert fewest_tokens(triton, leave_after_five_tokens) < 400
 
     async def test_cancelling_an_async_call_cancels_the_request(
         self, async_sdk: openai.AsyncOpenAI, gateway: GatewayProcess, tmp_path: Path

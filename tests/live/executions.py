@@ -1,6 +1,8 @@
 """Counts of Triton's metrics page."""
 
 import time
+from collections.abc import Callable
+from statistics import median
 
 import httpx
 
@@ -27,3 +29,15 @@ def settled_executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inf
 
     eventually(is_settled)
     return counts[-1]
+
+
+def check_usually_below(bound: float, measure: Callable[[], float]) -> None:
+    """Fails unless the first value, or the median of five, is below the bound.
+
+    For values that depend on how fast the machine takes a cancellation to Triton: another program can delay one, but
+    not most of them.
+    """
+    values = [measure()]
+    if values[0] >= bound:
+        values += [measure() for _ in range(4)]
+    assert median(values) < bound, f"the median of {values} is not below {bound}"

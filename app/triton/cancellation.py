@@ -1,17 +1,21 @@
 """Cancels abandoned calls at a time and at a rate that Triton can handle safely.
 
-``cancel_abandoned`` finds the time for one stream, and ``PacedCancels`` limits the rate of all cancellations.
+``cancel_unanswered`` and ``cancel_abandoned`` find the time for one unary call and one stream, ``PacedCancels`` limits
+the rate of all cancellations.
 docs/decisions/0030-when-a-cancellation-is-sent.md has the measurements.
 """
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from statistics import median
 
 from app.core.aio import LeakyBucket
-from app.triton.transport import Call, RpcError, StreamCall
+from app.triton.transport import RpcError, StreamCall, UnaryCall
 
 QUIET_S = 0.1
 """A cancellation is also safe after this time without a response."""
@@ -21,6 +25,11 @@ _STEADY_S = 0.05
 """Triton may see a cancellation so late that responses with a smaller gap than this are not far enough apart."""
 SETTLE_S = 0.5
 """Time for an abandoned call to end without cancellation: most unary calls and streams of this kind are short."""
+LONGEST_SETTLE_S = 5.0
+"""Upper limit of that time for a model that answers late."""
+_ANSWER_TIMES = 2.0
+"""A call without a response is cancelled after this many times the model's longest recent answer time."""
+_FADING = 0.9
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
 _GAPS = 9
@@ -31,7 +40,49 @@ _LONGEST_RECEIVING_S = 10.0
 """After this time, a pause counts even if the next response may have begun: grpcio shows only whole responses."""
 
 
-async def cancel_abandoned(call: StreamCall, due: float) -> None:
+class Settling:
+    """Gives one abandoned call without a response time to end without cancellation.
+
+    That is SETTLE_S while the model answers quickly. On a busy machine it answers later, so that a cancellation after
+    SETTLE_S would often arrive together with the response: then it is a multiple of the model's longest recent answer
+    time, at most LONGEST_SETTLE_S.
+    """
+
+    def __init__(self, began: float, longest_s: float, note: Callable[[float], None]) -> None:
+        """``began``: when the call started, in monotonic seconds. ``note``: called with the time that it took."""
+        self._began = began
+        self._longest_s = longest_s
+        self._note: Callable[[float], None] | None = note
+
+    def ends_at(self, due: float) -> float:
+        """``due``: the earliest time of a cancellation. Both in monotonic seconds."""
+        answered_by = self._began + _ANSWER_TIMES * self._longest_s
+        return max(due + SETTLE_S, min(answered_by, due + LONGEST_SETTLE_S))
+
+    def end(self) -> None:
+        """Call this when the call is answered or cancelled. Only the first time counts."""
+        if self._note is not None:
+            self._note(time.monotonic() - self._began)
+            self._note = None
+
+
+async def cancel_unanswered(call: UnaryCall, cancels: "PacedCancels", settling: Settling) -> None:
+    """Cancels a unary call that does not end in the time of ``settling``, when its turn has come.
+
+    A cancellation that arrives together with the response can crash Triton 2.51.
+    """
+    settled = settling.ends_at(time.monotonic())
+    while not call.done() and time.monotonic() < settled:
+        with suppress(TimeoutError, RpcError):  # also if the caller's deadline passes, which is no safe time
+            async with asyncio.timeout_at(settled):
+                await call.response()
+    settling.end()
+    if not call.done():
+        await asyncio.sleep(cancels.turn() - time.monotonic())
+        call.cancel()
+
+
+async def cancel_abandoned(call: StreamCall, due: float, settling: Settling) -> None:
     """Reads on, then cancels the call, not before ``due`` (monotonic seconds). A no-op if the call has ended.
 
     In Triton 2.51 a cancellation that arrives together with a response can overwrite the stream's state, or block all
@@ -42,13 +93,14 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
     until its end or its deadline. Models delay their final response to prevent the second fault, see
     ``model_kit.streaming``.
     """
-    abandoned = _Abandoned(call, due)
+    abandoned = _Abandoned(call, due, settling)
     try:
         while await abandoned.has_more():
             pass
     except (StopAsyncIteration, RpcError):
         return
     finally:
+        settling.end()
         call.cancel()
         call.close()
 
@@ -56,8 +108,9 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
 class _Abandoned:
     """The search for a safe time. ``due``: the earliest time, in monotonic seconds."""
 
-    def __init__(self, call: StreamCall, due: float) -> None:
+    def __init__(self, call: StreamCall, due: float, settling: Settling) -> None:
         self._call = call
+        self._settling = settling
         self._due = max(time.monotonic(), due)
         self._gaps: deque[float] = deque(maxlen=_GAPS)
 
@@ -69,6 +122,11 @@ class _Abandoned:
                 await anext(self._call)
         except TimeoutError:
             return self._is_receiving or time.monotonic() > latest
+        except RpcError as exc:
+            if self._call.done() or exc.code != "DEADLINE_EXCEEDED":
+                raise
+            return True  # the caller's deadline passed, which is no safe time
+        self._settling.end()
         return True
 
     def _safe_times(self) -> tuple[float, float]:
@@ -79,7 +137,7 @@ class _Abandoned:
         if self._is_receiving:
             return now + QUIET_S, inf
         if call.arrived is None or call.gap_s is None:
-            return max(now + QUIET_S, self._due + SETTLE_S), inf
+            return max(now + QUIET_S, self._settling.ends_at(self._due)), inf
         self._gaps.append(call.gap_s)
         typical_s = median(self._gaps)
         if min(call.gap_s, typical_s) < _STEADY_S:
@@ -108,28 +166,22 @@ class PacedCancels:
 
     def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
         self._bucket = LeakyBucket(per_s, burst)
+        self._longest_s: dict[str, float] = {}
+        """By model: the longest recent time until an abandoned call was answered or cancelled."""
 
     @classmethod
     def shared_by(cls, processes: int) -> "PacedCancels":
         """Returns the share of one of several processes that call the same Triton."""
         return cls(CANCELS_PER_S / processes, BURST / processes)
 
-    def cancel(self, call: Call) -> None:
-        """Cancels a unary call that has not ended after SETTLE_S, when its turn has come.
+    def settling(self, model: str, began: float, answers_s: float) -> Settling:
+        """For a call of the model. ``answers_s``: the model's longest recent answer time."""
+        longest_s = max(answers_s, self._longest_s.get(model, 0.0))
+        return Settling(began, longest_s, partial(self._note, model))
 
-        A cancellation that arrives together with the response can crash Triton 2.51.
-        """
-        asyncio.get_running_loop().call_later(SETTLE_S, self._cancel_now, call)
-
-    def _cancel_now(self, call: Call) -> None:
-        """A no-op for a call that is done."""
-        if call.done():
-            return
-        wait_s = self.turn() - time.monotonic()
-        if wait_s <= 0:
-            call.cancel()
-        else:
-            asyncio.get_running_loop().call_later(wait_s, call.cancel)
+    def _note(self, model: str, took_s: float) -> None:
+        """The time until a cancellation counts too: the model would have answered later than that."""
+        self._longest_s[model] = max(took_s, _FADING * self._longest_s.get(model, 0.0))
 
     def turn(self) -> float:
         """Reserves the time of the next cancellation, in monotonic seconds."""

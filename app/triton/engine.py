@@ -28,7 +28,7 @@ from app.core.errors import (
 )
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
-from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
+from app.triton.cancellation import SELF_END_S, PacedCancels, Settling, cancel_abandoned, cancel_unanswered
 from app.triton.codec import (
     document_of,
     document_request,
@@ -301,14 +301,15 @@ class TritonEngine(Engine):
     async def _answer(
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
-        message = _joined(request_parts(request, lease))
+        message, began = _joined(request_parts(request, lease)), time.monotonic()
         call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
         del message  # frees the memory before the response arrives
         try:
             answer = await call.response()
         finally:
             if not call.done():
-                self._cancels.cancel(call)
+                settling = self._settling(request.model, began)
+                self._cancelling.start(cancel_unanswered(call, self._cancels, settling))
         if lease is not None:
             lease.settle()
         return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)
@@ -356,20 +357,24 @@ class TritonEngine(Engine):
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
             finally:
                 self.streams.discard(running)
-                self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
+                self._stop(call, running, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
     def _error_in_stream(self, message: str, model: str) -> GatewayError:
         return gateway_error_of(None, message, model, is_repaired=self._health.stubs.are_repaired)
 
-    def _stop(self, call: StreamCall, self_end_s: float) -> None:
+    def _stop(self, call: StreamCall, running: RunningStream, self_end_s: float) -> None:
         """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
         if call.done():
             call.close()
         else:
-            self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s))
+            settling = self._settling(running.model, running.began)
+            self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s, settling))
+
+    def _settling(self, model: str, began: float) -> Settling:
+        return self._cancels.settling(model, began, self._health.breakers.longest_wait_s(model))
 
     async def close(self) -> None:
-        """Waits until every abandoned stream is cancelled."""
+        """Waits until every abandoned call has ended or is cancelled."""
         await self._cancelling.close()
 
 

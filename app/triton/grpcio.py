@@ -5,6 +5,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import grpc
@@ -103,9 +104,10 @@ class GrpcioUnaryCall:
         ended = asyncio.Event()
         self._call.add_done_callback(lambda _: ended.set())
         try:
-            async with asyncio.timeout(self._ends - time.monotonic()):
+            async with asyncio.timeout(None if self._ends == inf else self._ends - time.monotonic()):
                 await ended.wait()
         except TimeoutError as exc:
+            self._ends = inf
             raise _deadline_passed() from exc
         try:
             return await self._call  # type: ignore[no-any-return]

@@ -100,7 +100,7 @@ class Transport(Protocol):
     """``path``: ``/package.Service/Method``. ``message``: one serialized request.
 
     ``timeout_s``: how long the caller waits: for a connection, then for responses. After that the caller's wait raises
-    RpcError with DEADLINE_EXCEEDED, but the call goes on for up to LATER_S: the caller must cancel it.
+    RpcError with DEADLINE_EXCEEDED once, but the call goes on for up to LATER_S: the caller must cancel it.
     """
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:

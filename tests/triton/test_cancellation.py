@@ -8,14 +8,26 @@ from dataclasses import dataclass, field
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from app.triton.cancellation import cancel_abandoned
+from app.triton.cancellation import (
+    LONGEST_SETTLE_S,
+    SETTLE_S,
+    PacedCancels,
+    Settling,
+    cancel_abandoned,
+    cancel_unanswered,
+)
 from app.triton.grpcio import GrpcioStreamCall
-from app.triton.transport import Kind, StreamCall, Transport, path_of
+from app.triton.transport import Kind, RpcError, StreamCall, Transport, path_of
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 from tests.simulated_clock import simulated, stall
 
 FLOOD = 100
+
+
+def settling(cancels: PacedCancels | None = None, answers_s: float = 0.0) -> Settling:
+    """For a call that starts now. ``answers_s``: the longest recent answer time of its model."""
+    return (cancels or PacedCancels()).settling("m", time.monotonic(), answers_s)
 
 
 def large(number: int) -> pb.ModelStreamInferResponse:
@@ -135,13 +147,13 @@ class LateCall:
 async def test_cancelling_a_slow_reader_ignores_the_previous_pace(is_behind: bool) -> None:
     """The pace of buffered messages does not predict the next response of the model."""
     call = LateCall(is_behind=is_behind)
-    await cancel_abandoned(call, due=0.0)
+    await cancel_abandoned(call, due=0.0, settling=settling())
     assert call.has_message is not is_behind
 
 
 async def test_a_call_is_not_cancelled_in_the_middle_of_a_response() -> None:
     call = LateCall(is_receiving=True)
-    await cancel_abandoned(call, due=0.0)
+    await cancel_abandoned(call, due=0.0, settling=settling())
     assert not call.has_message
 
 
@@ -188,7 +200,7 @@ def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0) -> 
         for _ in range(read):
             await anext(call)  # type: ignore[call-overload]
         call.stall_s = stall_s
-        await cancel_abandoned(call, due=0.0)  # type: ignore[arg-type]
+        await cancel_abandoned(call, due=0.0, settling=settling())  # type: ignore[arg-type]
         return call
 
     return simulated(run())
@@ -247,7 +259,7 @@ async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
     before = asyncio.all_tasks()
     call = await started(transport)
     await anext(call)
-    await cancel_abandoned(call, due=0.0)
+    await cancel_abandoned(call, due=0.0, settling=settling())
     assert call.done()
     for _ in range(500):
         if not {task for task in asyncio.all_tasks() - before if "grpcio" in str(task.get_coro())}:
@@ -260,7 +272,91 @@ async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
 async def test_a_closed_transport_ends_an_abandoned_call(transport: Transport, triton: FakeTriton) -> None:
     triton.streamed = _silent
     call = await started(transport)
-    cancelling = asyncio.create_task(cancel_abandoned(call, due=time.monotonic() + 60))
+    cancelling = asyncio.create_task(cancel_abandoned(call, due=time.monotonic() + 60, settling=settling()))
     await asyncio.sleep(0.05)
     await transport.close()
     await asyncio.wait_for(cancelling, 5)
+
+
+@dataclass
+class UnansweredCall:
+    """A call that Triton answers after ``answer_s`` of the simulated clock. Its caller's deadline passes before."""
+
+    answer_s: float
+    deadline_s: float
+    arrived: float | None = None
+    gap_s: float | None = None
+    is_behind: bool = False
+    is_receiving: bool = False
+    cancelled_after_s: float | None = None
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def done(self) -> bool:
+        return self.arrived is not None
+
+    async def response(self) -> bytes:
+        answered = self.started + self.answer_s
+        if time.monotonic() < self.started + self.deadline_s < answered:
+            await asyncio.sleep(self.started + self.deadline_s - time.monotonic())
+            raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
+        await asyncio.sleep(answered - time.monotonic())
+        self.arrived = answered
+        return b""
+
+    async def __anext__(self) -> bytes:
+        if self.done():
+            raise StopAsyncIteration
+        return await self.response()
+
+    def cancel(self) -> None:
+        if not self.done():
+            self.cancelled_after_s = time.monotonic() - self.started
+
+    def close(self) -> None: ...
+
+
+def times_of_cancellations(
+    kind: str, answer_s: float, *, answers_s: float = 0.0, calls: int = 10
+) -> list[float | None]:
+    """Abandons calls one after the other. Returns when each was cancelled; None for a call that was answered."""
+
+    async def run() -> list[float | None]:
+        cancels, times = PacedCancels(), list[float | None]()
+        for _ in range(calls):
+            call = UnansweredCall(answer_s, deadline_s=0.3)
+            settles = settling(cancels, answers_s)
+            if kind == "unary":
+                await cancel_unanswered(call, cancels, settles)
+            else:
+                await cancel_abandoned(call, cancels.turn(), settles)  # type: ignore[arg-type]
+            times.append(call.cancelled_after_s)
+        return times
+
+    return simulated(run())
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+@pytest.mark.parametrize("answer_s", [0.6, 1.1, 2.0, 4.0])
+def test_late_answers_make_the_gateway_wait_longer(kind: str, answer_s: float) -> None:
+    """On a busy machine, a model answers later than SETTLE_S: a cancellation would arrive together with an answer."""
+    times = times_of_cancellations(kind, answer_s)
+    assert times[0] == pytest.approx(SETTLE_S)
+    assert times[4:] == [None] * 6
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_a_model_that_answers_late_is_known_from_other_calls(kind: str) -> None:
+    assert times_of_cancellations(kind, 1.5, answers_s=0.9) == [None] * 10
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_a_silent_model_is_cancelled_after_a_bounded_time(kind: str) -> None:
+    times = times_of_cancellations(kind, 3600.0)
+    assert times[0] == pytest.approx(SETTLE_S)
+    assert max(time or 3600.0 for time in times) == pytest.approx(LONGEST_SETTLE_S)
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_the_callers_deadline_is_no_time_for_a_cancellation(kind: str) -> None:
+    """The caller leaves first, and its deadline passes while the gateway waits for the answer."""
+    assert times_of_cancellations(kind, 0.4) == [None] * 10

@@ -22,8 +22,8 @@ from tests.short_paths import short_path
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 Open = Callable[[str], Transport]
 WAIT_S = 20.0
-ROUNDED_UP_S = 0.01
-"""Source: grpcio rounds a timeout of seconds up to steps of 10 ms."""
+ROUNDED_UP_S = 0.1
+"""Source: grpcio rounds a timeout of 10 to 100 s up to steps of 100 ms."""
 
 
 class Script(grpc.GenericRpcHandler):

@@ -121,7 +121,8 @@ class Http2UnaryCall(Http2Call):
         """The response message. Cancelling this wait does not cancel the call. Raises RpcError."""
         while not self._is_over:
             if self._interruption is not None:
-                raise self._interruption
+                interruption, self._interruption = self._interruption, None
+                raise interruption
             await self._change()
         if self._error is not None:
             raise self._error

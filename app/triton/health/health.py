@@ -108,6 +108,10 @@ class Breakers:
         if not self.open:
             self.opened.clear()
 
+    def longest_wait_s(self, model: str) -> float:
+        """Returns the model's longest recent answer time; 0 if it has not answered."""
+        return self._waits_s.get(model, 0.0)
+
     def timeout_s(self, model: str) -> float:
         """Returns the time after which a missing answer of the model counts as a failure."""
         longest_s = self._waits_s.get(model)

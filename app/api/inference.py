@@ -115,7 +115,7 @@ class Inference:
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
-        if exchange.asks_for_explanation and self.explaining is not None:
+        if self.explaining is not None and exchange.asks_for_explanation:
             self.explaining.begin(exchange, pipeline)
         return pipeline
 
@@ -213,26 +213,23 @@ class Inference:
         record.triton_request_id = call.inference.request_id
         started = record.triton_at = time.perf_counter()
         try:
-            ending = await self._answer_in(slot, call)
+            if call.batch is None:
+                with slot:
+                    ending = await self._run(slot, call)
+            else:
+                ending = await self._run_parts(slot, call, call.batch)
         finally:
             record.triton_s = time.perf_counter() - started
         record.exit_early(ending.early_exit)
         return ending
 
-    async def _answer_in(self, slot: Slot, call: InferenceCall) -> Ending:
-        """Leaves the slot."""
-        if call.batch is None:
-            with slot:
-                return await self._run(slot, call)
-        await self._run_parts(slot, call, call.batch)
-        return call.batch.finish()
-
-    async def _run_parts(self, first: Slot, call: InferenceCall, batch: Batch) -> None:
+    async def _run_parts(self, first: Slot, call: InferenceCall, batch: Batch) -> Ending:
         async def run_part(slot: Slot, part: BatchPart) -> None:
             await self._run(slot, replace(call, inference=part.request, answer=part.answer, batch=None))
 
         self._count_parts(call, batch)
         await self._runner_of(call, batch, run_part).run(first)
+        return batch.finish()
 
     def _runner_of(self, call: InferenceCall, batch: Batch, work: Work) -> PartRunner:
         return PartRunner(call.target.admission, call.caller, call.deadline, batch, work)

@@ -201,12 +201,6 @@ class LineHandler(logging.Handler):
         super().__init__()
         self.writer = writer
 
-    @property
-    def json_formatter(self) -> JsonFormatter | None:
-        """The formatter if every record becomes a JSON line, otherwise None."""
-        formatter = self.formatter
-        return formatter if isinstance(formatter, JsonFormatter) and not self.filters and not self.level else None
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
             formatter = self.formatter
@@ -270,21 +264,20 @@ class StructuredLogger:
         return self._logger.isEnabledFor(level)
 
     def log(self, level: int, message: str, fields: Mapping[str, object]) -> None:
-        handler = self._only_handler()
-        formatter = None if handler is None else handler.json_formatter
-        if handler is None or formatter is None:
-            self._logger.log(level, message, extra=fields)
-        elif self._logger.isEnabledFor(level):
+        """Call it only if :meth:`is_enabled_for` is true."""
+        handler = logging.root.handlers[0] if self._has_one_handler() else None
+        if isinstance(handler, LineHandler) and isinstance(handler.formatter, JsonFormatter):
             level_name = logging.getLevelName(level)
-            handler.writer.write(formatter.line(time.time(), level_name, self._logger.name, message, fields))
+            handler.writer.write(handler.formatter.line(time.time(), level_name, self._logger.name, message, fields))
+        else:
+            self._logger.log(level, message, extra=fields)
 
-    def _only_handler(self) -> LineHandler | None:
-        """Returns None if a filter or another handler needs the ``LogRecord``."""
+    def _has_one_handler(self) -> bool:
+        """Whether no filter and no other handler needs the ``LogRecord``."""
         logger, handlers = self._logger, logging.root.handlers
         if logger.parent is not logging.root or logger.handlers or logger.filters or len(handlers) != 1:
-            return None
-        only = handlers[0]
-        return only if isinstance(only, LineHandler) else None
+            return False
+        return not handlers[0].filters and not handlers[0].level
 
 
 def dropped_lines() -> int:
@@ -339,6 +332,8 @@ class _LoggedCall(ObservedCall):
 
     def response(self, response: InferenceResponse) -> None:
         self._number += 1
+        if not _log.is_enabled_for(logging.INFO):
+            return
         fields = {
             "triton_request_id": self.request.request_id,
             "model": self.request.model,

@@ -180,8 +180,11 @@ class Contracts:
         self._limits = {name: spec.max_items for name, spec in given.items() if isinstance(spec.max_items, str)}
         """Tensor -> the parameter whose value is the maximum number of elements."""
 
-    def of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
-        """Returns the contracts of a request with these parameters."""
+    def check_of(self, parameters: Mapping[str, Parameter]) -> "ContractCheck | None":
+        """For the responses of a request with these parameters; None without contracts."""
+        return ContractCheck(self._of(parameters)) if self._contracts else None
+
+    def _of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
         if not self._limits:
             return self._contracts
         limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}

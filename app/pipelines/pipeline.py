@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField
 from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.openai.reasoning_output import ReasoningOutput
+from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
@@ -146,7 +148,7 @@ def _batch_size(tensors: Sequence[Tensor], most: int, problems: _Problems) -> in
     return size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pipeline:
     name: str
     spec: PipelineSpec
@@ -173,6 +175,21 @@ class Pipeline:
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
     coalescing: Coalescing | None = None
     """None if each request has a call of its own."""
+
+    @cached_property
+    def text_runs(self) -> Sequence[OutputField]:
+        """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
+        return [field for field in self.outputs if field.is_text_run and not field.is_reasoning]
+
+    @cached_property
+    def counts(self) -> Sequence[str]:
+        """The outputs that count what the responses have."""
+        return [field.name for field in self.outputs if field.is_count]
+
+    @cached_property
+    def usage(self) -> UsageSpec | None:
+        """The tensors that count tokens; None if the model counts none."""
+        return None if self.spec.openai is None else self.spec.openai.usage
 
     @property
     def max_items(self) -> int:
@@ -205,16 +222,11 @@ class Pipeline:
 
     def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
         """The request as it is sent."""
-        request = self.with_deadline(request, deadline)
-        return request if self.coalescing is None else request.coalesced(self.coalescing)
-
-    def with_deadline(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-        """The request with its deadline as a parameter, if the pipeline declares one: Triton tells no step of it."""
         name = self.spec.deadline_parameter
-        if name is None:
-            return request
-        expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
-        return request.with_parameter(name, expires_at_ms)
+        if name is not None:  # Triton tells no step the deadline
+            expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
+            request = request.with_parameter(name, expires_at_ms)
+        return request if self.coalescing is None else request.coalesced(self.coalescing)
 
     @property
     def longest_timeout_s(self) -> float:

@@ -23,9 +23,8 @@ from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
 from app.pipelines.openai.spec import UsageSpec
-from app.pipelines.outputs import ContractCheck, OutputField
+from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.spec import PipelineSpec
 from app.pipelines.trial import run_trial
 
 
@@ -35,12 +34,6 @@ class TokenCount:
     def __init__(self, spec: UsageSpec) -> None:
         self._spec = spec
         self.tokens = Tokens()
-
-    @classmethod
-    def of(cls, spec: PipelineSpec) -> "TokenCount | None":
-        """Returns None for a pipeline whose model does not count tokens."""
-        usage = None if spec.openai is None else spec.openai.usage
-        return None if usage is None else cls(usage)
 
     def add(self, response: InferenceResponse) -> None:
         prompt = response.outputs.get(self._spec.prompt_tokens)
@@ -70,15 +63,13 @@ class Collector:
         self._request_id = request.request_id
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
-        self._contract = ContractCheck(pipeline.contracts.of(request.parameters))
-        self._texts = {
-            field.name: field.text_decoder() for field in self._fields if field.is_text_run and not field.is_reasoning
-        }
-        self._counts = {field.name: 0 for field in self._fields if field.is_count}
+        self._contract = pipeline.contracts.check_of(request.parameters)
+        self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs}
+        self._counts = dict.fromkeys(pipeline.counts, 0)
         self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
-        self._token_count = TokenCount.of(pipeline.spec)
+        self._token_count = None if pipeline.usage is None else TokenCount(pipeline.usage)
         reasoning = pipeline.reasoning if is_divided else None
         self._division = None if reasoning is None else reasoning.division_of(request)
 
@@ -95,10 +86,12 @@ class Collector:
         """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
-        self.count(response)
-        self._contract.check(response)
+        if self._token_count is not None:
+            self._token_count.add(response)
+        if self._contract is not None:
+            self._contract.check(response)
         self._written.update(response.outputs)
-        if self._pipeline.rules:
+        if self._pipeline.rules.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
         if self._division is not None:
@@ -117,7 +110,7 @@ class Collector:
         if error is not None:
             return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
         rules = self._pipeline.rules
-        reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules else None
+        reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
         if reason is None and not self._decoupled:
             self._check_complete()
         rests = self._rests() if self._texts or self._counts else None
@@ -131,11 +124,12 @@ class Collector:
         return Ending(reason, [self.empty_values()] if reason is not None and not self._written else ())
 
     def _check_complete(self) -> None:
-        absent = [field.tensor.name for field in self._fields if field.tensor.name not in self._written]
-        if absent:
+        for field in self._fields:
+            if field.tensor.name in self._written:
+                continue
             raise ContractViolation(
-                f"Output '{absent[0]}' was not written.",
-                tensor=absent[0],
+                f"Output '{field.tensor.name}' was not written.",
+                tensor=field.tensor.name,
                 hint="If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml.",
             )
 
@@ -169,28 +163,28 @@ class WholeAnswer(Collector):
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(pipeline, request)
-        self._joined: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
+        self._values: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
         values = super().add(response)
-        if values is not None:
+        if not self._decoupled:
+            self._values = values or self._values
+        elif values is not None:
             self._join(values)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`Collector.finish`."""
         ending = super().finish(error)
+        if not self._decoupled:
+            return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
             self._join(rest)
-        values = {name: _whole(value) for name, value in self._joined.items()} if self._decoupled else self._joined
-        return Ending(ending.early_exit, (values,))
+        return Ending(ending.early_exit, ({name: _whole(value) for name, value in self._values.items()},))
 
     def _join(self, values: Values) -> None:
-        if not self._decoupled:
-            self._joined = values
-            return
         for field in self._fields:
-            self._joined[field.name] = _joined(field, self._joined[field.name], values[field.name])
+            self._values[field.name] = _joined(field, self._values[field.name], values[field.name])
 
 
 def _start_of(field: OutputField) -> Any:

@@ -15,7 +15,7 @@ Decision 60 has the reasons.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.core.coalescing import Coalescing, CoalescingFault
@@ -158,10 +158,15 @@ class CoalescingEngine(Engine):
         self._observer = observer
         self._models: dict[str, _Model] = {}
 
-    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+    def infer(self, request: InferenceRequest, deadline: Deadline) -> Coroutine[Any, Any, InferenceResponse]:
         coalescing = request.coalescing
         if coalescing is None:
-            return await self._engine.infer(request, deadline)
+            return self._engine.infer(request, deadline)
+        return self._coalesced(request, coalescing, deadline)
+
+    async def _coalesced(
+        self, request: InferenceRequest, coalescing: Coalescing, deadline: Deadline
+    ) -> InferenceResponse:
         model = self._models.get(request.model)
         if model is None:
             model = self._models[request.model] = _Model()

@@ -266,22 +266,19 @@ class TritonEngine(Engine):
             )
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        timeout_s = _timeout_s(deadline, request.model)
         try:
-            return await self._infer(request, deadline)
+            with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
+                if self._shared_memory is None:
+                    response = await self._answer(watched.request, timeout_s)
+                else:
+                    response = await self._answer_by_shared_memory(self._shared_memory, watched.request, deadline)
+                watched.response(response)
+                return response
         except ModelError as exc:
             if _stopped_at(deadline, exc):
                 raise DeadlineExceeded(f"Model '{request.model}' stopped at the deadline.") from exc
             raise
-
-    async def _infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        timeout_s = _timeout_s(deadline, request.model)
-        with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
-            if self._shared_memory is None:
-                response = await self._answer(watched.request, timeout_s)
-            else:
-                response = await self._answer_by_shared_memory(self._shared_memory, watched.request, deadline)
-            watched.response(response)
-            return response
 
     async def _answer_by_shared_memory(
         self, shared_memory: SharedMemoryTransport, request: InferenceRequest, deadline: Deadline

@@ -48,11 +48,11 @@ def test_the_deadline_is_sent_as_the_declared_parameter() -> None:
     p = pipeline(CONFIG, deadline_parameter="until_ms", parameters={"n": {"type": "integer"}})
     request = p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}')
     before_ms = time.time() * 1000
-    parameters = p.with_deadline(request, Deadline.after(10)).parameters
+    parameters = p.prepared(request, Deadline.after(10)).parameters
     assert parameters["n"] == 4
     assert before_ms + 9_000 < parameters["until_ms"] < before_ms + 20_000
     assert type(parameters["until_ms"]) is int
-    assert pipeline(CONFIG).with_deadline(request, Deadline.after(10)) is request
+    assert pipeline(CONFIG).prepared(request, Deadline.after(10)) is request
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "n"])

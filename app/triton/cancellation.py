@@ -94,6 +94,7 @@ async def cancel_abandoned(call: StreamCall, due: float, settling: Settling) -> 
     ``model_kit.streaming``.
     """
     abandoned = _Abandoned(call, due, settling)
+    call.time_arrivals()
     try:
         while await abandoned.has_more():
             pass

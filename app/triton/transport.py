@@ -80,6 +80,9 @@ class StreamCall(Call, Protocol):
     def is_behind(self) -> bool:
         """Whether older messages are still buffered, so that arrival times do not show the model's pace."""
 
+    def time_arrivals(self) -> None:
+        """From now on :attr:`arrived` is exact: messages are read as they arrive, without pauses that save CPU time."""
+
     @property
     def is_receiving(self) -> bool:
         """Whether Triton is, or may be, in the middle of a message."""

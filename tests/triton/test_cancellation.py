@@ -139,6 +139,7 @@ class LateCall:
     def done(self) -> bool:
         return False
 
+    def time_arrivals(self) -> None: ...
     def cancel(self) -> None: ...
     def close(self) -> None: ...
 
@@ -190,6 +191,7 @@ class SteadyCall:
             self.cancelled_after_s = time.monotonic() - (self.arrived or 0.0)
 
     def close(self) -> None: ...
+    def time_arrivals(self) -> None: ...
 
 
 def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0) -> SteadyCall:
@@ -313,6 +315,7 @@ class UnansweredCall:
             self.cancelled_after_s = time.monotonic() - self.started
 
     def close(self) -> None: ...
+    def time_arrivals(self) -> None: ...
 
 
 def times_of_cancellations(

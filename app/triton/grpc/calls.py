@@ -146,7 +146,7 @@ class Http2StreamCall(Http2Call):
     The receive window reopens only when messages are read, so a stalled reader costs at most one window of memory.
     """
 
-    __slots__ = ("_asked", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
+    __slots__ = ("_asked", "_is_timed", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
 
     def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
@@ -155,6 +155,7 @@ class Http2StreamCall(Http2Call):
         self.is_behind = False
         self.waits_since: float | None = None
         self._asked: float | None = None
+        self._is_timed = False
         self._messages: list[bytes] = []
 
     def __aiter__(self) -> "Http2StreamCall":
@@ -180,6 +181,11 @@ class Http2StreamCall(Http2Call):
             session.acknowledge(self._stream_id, len(message) + PREFIX_BYTES)
             self._connection.flush()
         return message
+
+    def time_arrivals(self) -> None:
+        self._is_timed = True
+        if not self._is_over:
+            self._connection.read_at_once(self._stream_id)
 
     @property
     def is_receiving(self) -> bool:
@@ -212,8 +218,8 @@ class Http2StreamCall(Http2Call):
             self._connection.session.acknowledge(self._stream_id, padding)
         count = len(self._messages) - before
         if count:
-            if self.arrived is None:
-                self._connection.has_responded(self._stream_id)
+            if self.arrived is None and not self._is_timed:
+                self._connection.may_rest(self._stream_id)
             self._note_arrival(count)
         if self._messages:
             self._wake()

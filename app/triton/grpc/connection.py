@@ -16,8 +16,10 @@ CLOSE_S = 1.0
 _FEW = 4
 """Up to this many output parts are joined. A large body is written without a copy."""
 _PING = b"gateway!"
-REST_S = 0.001
-"""Streams whose responses arrive faster than this are read this often, so that one read has several responses."""
+BUSY_GAP_S = 0.001
+"""Streams whose responses arrive with smaller gaps are read with pauses, so that one read has several responses."""
+REST_S = 0.0025
+"""The pause between two reads of such streams."""
 _SMALL_READ_BYTES = 4096
 """A larger read is part of a large response, or already has many responses."""
 
@@ -69,7 +71,7 @@ class Http2Connection(asyncio.Protocol):
         self._room = asyncio.Event()
         self._exchanges: dict[int, CallEvents] = {}
         self._awaited: set[int] = set()
-        """The calls whose first response has not arrived. Responses are read at once while there are any."""
+        """The calls whose next response must be read at once. There are no pauses while there are any."""
         self._rest: asyncio.TimerHandle | None = None
         """Ends the pause between two reads."""
         self._transport: asyncio.Transport | None = None
@@ -96,14 +98,18 @@ class Http2Connection(asyncio.Protocol):
         """Sends a request. Returns the id of its stream."""
         stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
-        self._awaited.add(stream_id)
-        self._end_rest()
+        self.read_at_once(stream_id)
         if not self._will_flush:
             self._will_flush = True
             self.loop.call_soon(self._end_turn)
         return stream_id
 
-    def has_responded(self, stream_id: int) -> None:
+    def read_at_once(self, stream_id: int) -> None:
+        """Reads without pauses until :meth:`may_rest`, or until the call ends."""
+        self._awaited.add(stream_id)
+        self._end_rest()
+
+    def may_rest(self, stream_id: int) -> None:
         """Call this after the first of any number of responses: the next ones need not be read at once."""
         self._awaited.discard(stream_id)
 
@@ -161,7 +167,7 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
-        may_rest = now - self._heard_at < REST_S and len(data) < _SMALL_READ_BYTES
+        may_rest = now - self._heard_at < BUSY_GAP_S and len(data) < _SMALL_READ_BYTES
         self._received_at = self._heard_at = now
         try:
             for event in self.session.receive(data):

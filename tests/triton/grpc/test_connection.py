@@ -87,6 +87,7 @@ class Server:
 @pytest.fixture(autouse=True)
 def _every_response_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause lasts until the end of the test, unless something ends it."""
+    monkeypatch.setattr(connection, "BUSY_GAP_S", 60.0)
     monkeypatch.setattr(connection, "REST_S", 60.0)
 
 
@@ -100,7 +101,7 @@ async def test_a_fast_stream_is_read_with_pauses() -> None:
 
 
 async def test_a_slow_stream_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REST_S", 0.0)
+    monkeypatch.setattr(connection, "BUSY_GAP_S", 0.0)
     server = Server.with_a_stream()
     server.respond(1)
     assert server.transport.is_reading
@@ -117,6 +118,27 @@ async def test_reading_continues_after_the_pause(monkeypatch: pytest.MonkeyPatch
         while not server.transport.is_reading:
             await asyncio.sleep(0.01)
     assert await anext(call) == b"word"
+
+
+@pytest.mark.parametrize("has_responded", [True, False])
+async def test_an_abandoned_stream_ends_the_pauses(has_responded: bool) -> None:
+    """The times of its responses show when Triton can handle its cancellation."""
+    server = Server()
+    server.stream()
+    server.begin(1)
+    server.respond(1)
+    other = server.stream()
+    server.begin(3)
+    if has_responded:
+        server.respond(3)
+        assert not server.transport.is_reading
+    other.time_arrivals()
+    for stream_id in (1, 3, 3, 1):
+        server.respond(stream_id)
+        assert server.transport.is_reading
+    server.end(3)
+    server.respond(1)
+    assert not server.transport.is_reading
 
 
 @pytest.mark.parametrize("start", [Server.unary, Server.stream])

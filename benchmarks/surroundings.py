@@ -4,6 +4,8 @@ import datetime
 import os
 import platform
 import re
+import sys
+import sysconfig
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,8 +27,18 @@ def surroundings() -> str:
 def machine() -> str:
     """Describes the processor, the memory and the system."""
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
-    system = f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release().split('-')[0]}, {interpreter()}"
     return f"Machine: {_processor()}, {os.cpu_count()} cores, {memory}; {system}."
+
+
+def interpreter() -> str:
+    """Describes the interpreter and its build, on which CPU times depend."""
+    if sys.base_prefix == "/usr":
+        build = "the distribution's build"
+    else:
+        is_optimized = "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
+        build = f"built {'with' if is_optimized else 'without'} --enable-optimizations"
+    return f"Python {platform.python_version()}, {build}"
 
 
 def versions() -> str:

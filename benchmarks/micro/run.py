@@ -1,5 +1,11 @@
-"""`python -m benchmarks micro`: tables, and a file for `pyperf compare_to`."""
+"""`python -m benchmarks micro`: tables, and a file for `pyperf compare_to`.
 
+``BENCHMARK_PYTHON``: another interpreter with the same packages, which measures the small POST too.
+"""
+
+import json
+import os
+import subprocess
 from collections.abc import Mapping
 
 import pyperf
@@ -17,12 +23,30 @@ GOAL = " Goal for this gateway: at most 65 µs; aim: 45 µs."
 
 async def run(rounds: int) -> list[Table]:
     """Compares whole requests with other frameworks, then measures the parts of one request."""
+    requests, parts = await measured(rounds)
+    _write_for_pyperf(requests | parts)
+    other = os.environ.get("BENCHMARK_PYTHON")
+    return [
+        table("One small POST in process", requests, GOAL),
+        *([] if other is None else [_with_other(other, rounds)]),
+        table("Parts of the gateway's request", parts),
+    ]
+
+
+async def measured(rounds: int) -> tuple[dict[str, Durations], dict[str, Durations]]:
+    """Returns the times of whole requests, and of the parts of the gateway's request."""
     async with served() as gateway:
         with heap_as_served():
-            requests = await cpu_of(cases.requests(gateway), rounds)
-            parts = await cpu_of(cases.parts(gateway), rounds)
-    _write_for_pyperf(requests | parts)
-    return [table("One small POST in process", requests, GOAL), table("Parts of the gateway's request", parts)]
+            return await cpu_of(cases.requests(gateway), rounds), await cpu_of(cases.parts(gateway), rounds)
+
+
+def _with_other(python: str, rounds: int) -> Table:
+    written = subprocess.run(
+        [python, "-m", "benchmarks.micro", str(rounds)], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+    found = json.loads(written)
+    times = {name: Durations(tuple(seconds)) for name, seconds in found["seconds"].items()}
+    return table(f"The same with another interpreter: {found['interpreter']}", times)
 
 
 def table(title: str, found: Mapping[str, Durations], goal: str = "") -> Table:

@@ -1,7 +1,11 @@
 """Heads of parts and their parameters: what browsers and clients send, and limits for what attackers send."""
 
+import random
+import re
+
 import pytest
 
+from app.api.pipelines import reading
 from app.api.pipelines.reading import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
 
@@ -52,6 +56,38 @@ def test_the_name_of_a_part(disposition: bytes, name: str) -> None:
 def test_a_part_without_a_clear_name_is_refused(disposition: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parts_of(FORM, body_with(disposition))
+
+
+USUAL_HEADS = [
+    b'\r\nContent-Disposition: form-data; name="image"; filename="1.png"\r\nContent-Type: image/png',
+    b'\r\ncontent-disposition: form-data; name="image"; filename="1.png"',
+    b'\r\nContent-Disposition: form-data; name="n"\r\nContent-Type: text/plain',
+    b'\r\nContent-Disposition: form-data; name="n"',
+]
+FRAGMENTS = [b"\r\n", b"\r", b"\n", b'"', b"\\", b";", b" ", b":", b"=", b"\xff", b"\0", b"A", *USUAL_HEADS]
+
+
+def mutated(head: bytes, chance: random.Random) -> bytes:
+    for _ in range(chance.randrange(4)):
+        start = chance.randrange(len(head) + 1)
+        head = head[:start] + chance.choice([b"", *FRAGMENTS]) + head[start + chance.randrange(3) :]
+    return head
+
+
+def name_or_none(head: bytes) -> str | None:
+    try:
+        return reading._name_in(head)
+    except InvalidRequest:
+        return None
+
+
+def test_the_pattern_of_usual_heads_finds_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(1)
+    heads = [mutated(chance.choice(USUAL_HEADS), chance) for _ in range(20_000)]
+    assert 5000 < sum(reading._USUAL_HEAD.fullmatch(head) is not None for head in heads) < 15_000
+    names = [name_or_none(head) for head in heads]
+    monkeypatch.setattr(reading, "_USUAL_HEAD", re.compile(b"(?!)"))
+    assert names == [name_or_none(head) for head in heads]
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -31,6 +31,12 @@ _PARAMETER = rb';[ \t]*(?:([^ \t;="]+)=("(?:[^"\\]|\\.)*+"|[^;"]*+))?[ \t]*'
 _PARAMETERS = re.compile(rb"(?s)(?:%b){0,%d}+" % (_PARAMETER, MAX_PARAMETERS))
 _EACH_PARAMETER = re.compile(rb"(?s)" + _PARAMETER)
 _ESCAPED = re.compile(rb'\\(["\\])')
+_USUAL_HEAD = re.compile(
+    rb'\r\n(?i:content-disposition): form-data; name="([^"\\\r\n]*+)"(?:; filename="[^"\\\r\n]*+")?'
+    rb"(?:\r\n(?i:content-type): [^\r\n]*+)?"
+)
+"""The head that most clients send for a part, whose group is the name. It is matched at once, which saves half of the
+time for 10,000 small files."""
 
 
 def parts_of(
@@ -92,15 +98,21 @@ def _end_of(delimiter: re.Match[bytes] | None) -> int:
 
 def _name_in(head: bytes) -> str:
     """The field's name. ``head``: the rest of the boundary's line and the part's headers. Raises InvalidRequest."""
+    usual = _USUAL_HEAD.fullmatch(head)
+    try:
+        return (_name_in_any(head) if usual is None else usual[1]).decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise _malformed() from exc
+
+
+def _name_in_any(head: bytes) -> bytes:
+    """The name in a head that may have other headers, parameters and escapes. Raises InvalidRequest."""
     rest_of_line, *lines = head.split(b"\r\n")
     headers = {name.strip().lower(): value for name, _, value in (line.partition(b":") for line in lines)}
     disposition, options = _parsed(headers.get(b"content-disposition", b""))
     if rest_of_line.strip() or disposition != b"form-data" or b"name" not in options:
         raise _malformed()
-    try:
-        return options[b"name"].decode("utf-8")
-    except UnicodeDecodeError as exc:
-        raise _malformed() from exc
+    return options[b"name"]
 
 
 def _parsed(header: bytes) -> tuple[bytes, dict[bytes, bytes]]:

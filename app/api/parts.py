@@ -31,10 +31,10 @@ class _Lane:
 
 
 class PartRunner:
-    """Runs the parts of one request, at most half of the model's slots at the same time.
+    """Runs the parts of one request: in all slots of the model while no other request needs one, otherwise in half.
 
     The first part waits for a slot. Others start while slots are free and no other request waits. If requests wait when
-    a part ends, its slot goes to them, and the next part waits for its turn.
+    a part ends, its slot goes to them, and the next part waits for its turn. A slot above the share becomes free.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class PartRunner:
     @property
     def _share(self) -> int:
         """How many parts may run now."""
-        return max(self._admission.model_queue.limit.value // 2, SMALLEST_SHARE)
+        queue = self._admission.model_queue
+        is_alone = queue.running <= self._lanes and not queue.has_waiters
+        return max(queue.limit.value if is_alone else queue.limit.value // 2, SMALLEST_SHARE)
 
     def _start(self, slot: Slot) -> None:
         self._lanes += 1
@@ -91,7 +93,7 @@ class PartRunner:
                 if self._count > 1:
                     part.fail(exc)
                 raise
-            if not self._waiting:
+            if not self._waiting or self._lanes > self._share:
                 self._lanes -= 1
                 return
             part = self._take()

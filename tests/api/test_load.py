@@ -345,16 +345,57 @@ async def large(folder: Path, slots: int) -> AsyncIterator[Served]:
         yield gateway
 
 
+def hold_requests_of_2(api: Served) -> asyncio.Event:
+    """Requests with the number 2 wait for the event in the model."""
+    infer, goes_on = api.engine.infer, asyncio.Event()
+
+    async def waiting(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        if request.inputs[0].array[0, 0] == 2:
+            await goes_on.wait()
+        return await infer(request, deadline)
+
+    api.engine.infer = waiting  # type: ignore[method-assign]
+    return goes_on
+
+
+async def peak_until(answer: asyncio.Task[httpx.Response], api: Served) -> int:
+    """The most slots that were taken at the same time until the answer."""
+    peak = 0
+    while not answer.done():
+        peak = max(peak, sum(running(api).values()))
+        await asyncio.sleep(0.001)
+    return peak
+
+
 class TestALargeRequest:
-    async def test_its_parts_take_at_most_half_of_the_slots(self, tmp_path: Path) -> None:
+    async def test_its_parts_take_all_slots_while_it_is_alone(self, tmp_path: Path) -> None:
         async with large(tmp_path, 8) as api:
             whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
-            peak = 0
-            while not whole.done():
-                peak = max(peak, sum(running(api).values()))
-                await asyncio.sleep(0.001)
+            assert await peak_until(whole, api) == 8
             assert (await whole).status_code == 200
-            assert (peak, running(api)) == (4, {})
+            assert running(api) == {}
+
+    async def test_its_parts_take_half_of_the_slots_beside_another_request(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 8) as api:
+            goes_on = hold_requests_of_2(api)
+            small = post(api, "/v1/pipelines/large", {"x": [2]})
+            await wait_for(lambda: bool(running(api)))
+            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
+            assert await peak_until(whole, api) == 4 + 1
+            goes_on.set()
+            assert [(await each).status_code for each in (small, whole)] == [200, 200]
+
+    async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self, tmp_path: Path) -> None:
+        async with large(tmp_path, 8) as api:
+            goes_on = hold_requests_of_2(api)
+            whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
+            await wait_for(lambda: sum(running(api).values()) == 8)
+            small = post(api, "/v1/pipelines/large", {"x": [2]})
+            await wait_for(lambda: sum(running(api).values()) == 4 + 1)
+            goes_on.set()
+            assert (await small).status_code == 200
+            await wait_for(lambda: sum(running(api).values()) == 8)
+            assert (await whole).json() == {"y": [1.0] * 400}
 
     async def test_a_small_request_waits_for_one_part_only(self, tmp_path: Path) -> None:
         async with large(tmp_path, 1) as api:

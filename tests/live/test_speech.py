@@ -1,0 +1,200 @@
+"""The models of sessions hear espeak-ng, on a real Triton: voice activity, transcription, and both in `listen`."""
+
+import itertools
+import random
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.live.conftest import running_triton
+from tests.live.speech import RATE_HZ, has_espeak, room, silence, speak
+
+ROOT = Path(__file__).parents[2]
+BYTES_PER_S = 2 * RATE_HZ
+PHRASES = ("good morning how are you", "we are going to the market tomorrow", "i would like a cup of coffee")
+IDS = itertools.count(1)
+
+Answer = dict[str, np.ndarray]
+
+
+class Sequence:
+    """A sequence of a model, step by step."""
+
+    def __init__(self, client: InferenceServerClient, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._id = next(IDS)
+        self._is_open = False
+
+    def step(self, audio: bytes, *, ends: bool = False) -> Answer:
+        tensor = InferInput("AUDIO", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([audio], dtype=np.object_))
+        control = {"sequence_id": self._id, "sequence_start": not self._is_open, "sequence_end": ends}
+        self._is_open = True
+        result = self._client.infer(self._model, [tensor], **control)
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+    def steps(self, parts: Iterable[bytes]) -> list[Answer]:
+        """Sends all parts, and an empty one with the end flag."""
+        return [*map(self.step, parts), self.step(b"", ends=True)]
+
+
+@pytest.fixture(scope="module")
+def client(triton: EmbeddedTriton) -> Iterator[InferenceServerClient]:
+    with InferenceServerClient(triton.grpc_url) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def phrases(require: Require) -> list[np.ndarray]:
+    require(has_espeak(), "there is no espeak-ng: `make system-packages` installs it")
+    return [speak(text) for text in PHRASES]
+
+
+@pytest.fixture(scope="module")
+def spoken(phrases: list[np.ndarray]) -> bytes:
+    """One phrase in a quiet room."""
+    return room(silence(0.5), phrases[1], silence(0.75))
+
+
+def cut(audio: bytes, size: int = 3_200) -> list[bytes]:
+    return [audio[start : start + size] for start in range(0, len(audio), size)]
+
+
+def cut_at_random(audio: bytes, seed: int) -> list[bytes]:
+    """Steps of 0 to 0.3 s, which may end inside a sample."""
+    chance, ends = random.Random(seed), [0]
+    while ends[-1] < len(audio):
+        ends.append(ends[-1] + chance.randrange(9_600))
+    return [audio[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def text_of(answer: Answer) -> str:
+    return answer["TEXT"].item().decode()
+
+
+def partial_of(answer: Answer) -> str:
+    return answer["PARTIAL"].item().decode()
+
+
+def whole(answers: list[Answer]) -> tuple[list[float], list[list[float]]]:
+    """All probabilities, and the segments after the last step."""
+    return np.concatenate([each["SPEECH"] for each in answers]).tolist(), answers[-1]["SEGMENTS"].tolist()
+
+
+def test_speech_is_found_where_it_is(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
+    audio = room(silence(1), phrases[0], silence(1.5), phrases[1], silence(1))
+    first_ends = 1 + len(phrases[0]) / RATE_HZ
+    second_ends = first_ends + 1.5 + len(phrases[1]) / RATE_HZ
+    probabilities, segments = whole(Sequence(client, "voice_activity").steps(cut(audio)))
+    assert segments == [
+        [pytest.approx(1, abs=0.3), pytest.approx(first_ends, abs=0.5)],
+        [pytest.approx(first_ends + 1.5, abs=0.3), pytest.approx(second_ends, abs=0.5)],
+    ]
+    assert len(probabilities) == -(-len(audio) // 1_024)
+    assert np.median(probabilities[40 : int(first_ends / 0.032) - 10]) > 0.9
+
+
+@pytest.mark.parametrize("audio", [bytes(2 * BYTES_PER_S), room(silence(2))], ids=["digital", "noise"])
+def test_silence_has_low_scores_and_no_text(client: InferenceServerClient, audio: bytes) -> None:
+    answers = Sequence(client, "listen").steps(cut(audio))
+    probabilities, segments = whole(answers)
+    assert max(probabilities) < 0.3
+    assert segments == []
+    assert text_of(answers[-1]) == ""
+
+
+def test_transcription_recognizes_most_words(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
+    audio = room(silence(0.5), *(each for phrase in phrases for each in (phrase, silence(1))))
+    heard = text_of(Sequence(client, "transcribe").steps(cut(audio))[-1]).split()
+    expected = " ".join(PHRASES).split()
+    assert len(set(expected) & set(heard)) >= 0.75 * len(set(expected)), heard
+
+
+def test_partial_text_grows_and_becomes_text(client: InferenceServerClient, spoken: bytes) -> None:
+    answers = Sequence(client, "transcribe").steps(cut(spoken))
+    counts = [len(partial_of(each).split()) for each in answers]
+    assert set(counts) >= {0, 1, 2, 3, 4, 5}
+    assert counts.index(1) < counts.index(3) < counts.index(5)
+    assert partial_of(answers[-1]) == ""
+    assert len(text_of(answers[-1]).split()) >= 5
+
+
+def test_the_end_flag_ends_a_phrase(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
+    audio = room(silence(0.5), phrases[1])
+    half = len(audio) * 2 // 3 & ~1
+    sequence = Sequence(client, "transcribe")
+    before, last = sequence.step(audio[:half]), sequence.step(audio[half:], ends=True)
+    assert (text_of(before), partial_of(before) != "") == ("", True)
+    assert (len(text_of(last).split()) >= 5, partial_of(last)) == (True, "")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: bytes, seed: int) -> None:
+    expected = Sequence(client, "listen").steps([spoken])
+    answers = Sequence(client, "listen").steps(cut_at_random(spoken, seed))
+    probabilities, segments = whole(answers)
+    assert probabilities == pytest.approx(whole(expected)[0], abs=1e-4)
+    assert segments == whole(expected)[1]
+    assert text_of(answers[-1]) == text_of(expected[-1])
+
+
+def test_interleaved_sequences_do_not_mix(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
+    audios = [cut(room(silence(0.3 * number), phrases[number], silence(0.5))) for number in (0, 1)]
+    alone = [Sequence(client, "listen").steps(audio) for audio in audios]
+    sequences = [Sequence(client, "listen") for _ in audios]
+    together: list[list[Answer]] = [[] for _ in audios]
+    for parts in itertools.zip_longest(*audios):
+        for sequence, answers, part in zip(sequences, together, parts, strict=True):
+            if part is not None:
+                answers.append(sequence.step(part))
+    for sequence, answers in zip(sequences, together, strict=True):
+        answers.append(sequence.step(b"", ends=True))
+    assert [list(map(plain, each)) for each in together] == [list(map(plain, each)) for each in alone]
+
+
+def plain(answer: Answer) -> dict[str, list[object]]:
+    return {name: array.tolist() for name, array in answer.items()}
+
+
+def test_a_long_step_is_rejected_and_the_sequence_goes_on(client: InferenceServerClient, spoken: bytes) -> None:
+    sequence = Sequence(client, "voice_activity")
+    sequence.step(spoken)
+    with pytest.raises(InferenceServerException, match="at most 30 seconds in a step") as refusal:
+        sequence.step(bytes(30 * BYTES_PER_S + 1))
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert len(sequence.step(b"", ends=True)["SEGMENTS"]) == 1
+
+
+@pytest.fixture
+def one_place(tmp_path: Path, models_venv: Path) -> Iterator[InferenceServerClient]:
+    """A Triton whose `transcribe` runs one sequence at a time, and drops it after 0.2 s without a step."""
+    model = tmp_path / "transcribe"
+    shutil.copytree(ROOT / "triton_models/transcribe", model)
+    config = (model / "config.pbtxt").read_text()
+    config = re.sub(r"(max_candidate_sequences:) \d+", r"\1 1", config)
+    config = re.sub(r"(max_sequence_idle_microseconds:) \d+", r"\1 200000", config)
+    (model / "config.pbtxt").write_text(config)
+    with (
+        running_triton(EmbeddedOptions(tmp_path, models_venv)) as server,
+        InferenceServerClient(server.grpc_url) as session,
+    ):
+        yield session
+
+
+def test_a_dropped_sequence_makes_place(one_place: InferenceServerClient, spoken: bytes) -> None:
+    dropped, following = Sequence(one_place, "transcribe"), Sequence(one_place, "transcribe")
+    middle = len(spoken) // 2
+    assert partial_of(dropped.step(spoken[:middle])) != ""
+    assert len(text_of(following.step(spoken, ends=True)).split()) >= 5
+    with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
+        dropped.step(spoken[middle:], ends=True)

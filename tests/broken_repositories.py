@@ -195,6 +195,18 @@ def _sequence(repository: Repository) -> None:
     repository.model("broken", "X", "Y", f"sequence_batching {{ control_input {{ {control} }} }}")
 
 
+def _summing(name: str, *, idle_s: int = 1) -> Callable[[Repository], None]:
+    """A model with the direct scheduler and four sequences at a time."""
+    batching = f"sequence_batching {{ max_sequence_idle_microseconds: {idle_s * 1_000_000} }}"
+    return lambda repository: repository.model(name, "X:FP32:1", "Y:FP32:1", batching, batch=4)
+
+
+def _two_states(repository: Repository) -> None:
+    for name in ("first", "second"):
+        _summing(name, idle_s=60)(repository)
+    repository.ensemble("broken", "X:FP32:1", "Y:FP32:1", "first X=X > Y=mid", "second X=mid > Y=Y", batch=4)
+
+
 FLAG = "BOOL:1:optional"
 VLLM = f"text_input:STRING:1 stream:{FLAG} sampling_parameters:STRING:1:optional exclude_input_in_output:{FLAG}"
 VLLM_COUNTS = f"return_logprobs:{FLAG} return_num_input_tokens:{FLAG} return_num_output_tokens:{FLAG}"
@@ -276,6 +288,15 @@ BROKEN = {
         gateway="pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n",
     ),
     "needs-session": Broken(_sequence, refused=False),
+    "session-idle": Broken(
+        _summing("broken"), refused=False, gateway="pipelines: {talk: {model: broken, session: true}}\n"
+    ),
+    "session-places": Broken(
+        _summing("broken", idle_s=60),
+        refused=False,
+        gateway="pipelines: {talk: {model: broken, session: {max_open: 10}}}\n",
+    ),
+    "session-state": Broken(_two_states, refused=False, gateway="pipelines: {talk: {model: broken, session: true}}\n"),
     "preset-mismatch": Broken(_preset, refused=False),
     "not-decoupled": Broken(_not_decoupled, refused=False),
     "split-characters": Broken(engine("broken"), refused=False),

@@ -21,8 +21,9 @@ LAYERS = {
     "pipelines": {"core", "config", "codecs"},
     "lint": {"core", "config", "codecs", "pipelines"},
     "streams": {"core"},
+    "sessions": {"core"},
     "observability": {"core"},
-    "api": {"core", "config", "admission", "codecs", "pipelines", "lint", "streams", "observability"},
+    "api": {"core", "config", "admission", "codecs", "pipelines", "lint", "streams", "sessions", "observability"},
     "http1": {"core", "api"},
     "console": {"core", "api"},
     "process": {

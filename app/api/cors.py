@@ -7,7 +7,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.exchange import Exchange, Header
 
-EXPOSED_HEADERS = ("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry")
+EXPOSED_HEADERS = (
+    *("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry"),
+    *("X-Session-Step", "X-Session-Expires-In"),
+)
 READ_HEADERS = (
     "Authorization",
     "X-API-Key",
@@ -19,6 +22,8 @@ READ_HEADERS = (
     "X-Request-Timeout",
     "X-Request-ID",
     "X-Explain",
+    "X-Session-Step",
+    "X-Session-End",
 )
 IGNORED_HEADERS = (
     # Vercel's AI SDK. Firefox asks for it; Chromium does not let a page set it.

@@ -74,6 +74,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No request with this id was explained, its explanation has expired, or it belongs to another key.",
         "Send the request again with `X-Explain: 1` and a key that may explain. Read the explanation within a minute.",
     ),
+    errors.UnknownSession: ErrorRow(
+        404,
+        "No session has this id, or the session has ended: by its last step, DELETE, `idle_s` or `max_s`.",
+        "Open a session with POST /v1/pipelines/{pipeline}/sessions.",
+    ),
     errors.MethodNotAllowed: ErrorRow(
         405,
         "This address does not accept this method.",
@@ -83,6 +88,18 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         408,
         "The headers or the body took too long to arrive.",
         "Send the whole request without pauses.",
+    ),
+    errors.StepOutOfTurn: ErrorRow(
+        409,
+        "The number in X-Session-Step is not that of the next step, the answer of a repeated step is no longer kept, "
+        "or too many steps of the session wait.",
+        "Send one step at a time. `X-Session-Step` of the answer has the number of the last answered step.",
+    ),
+    errors.SessionLost: ErrorRow(
+        410,
+        "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
+        "session was idle for longer than the model allows.",
+        "Open a new session. `X-Session-Step` of the answer has the number of the last answered step.",
     ),
     errors.StreamEvicted: ErrorRow(
         410,
@@ -207,6 +224,8 @@ def headers_of(error: GatewayError) -> dict[str, str]:
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.StepOutOfTurn | errors.SessionLost):
+        headers["X-Session-Step"] = str(error.last_step)
     if ROW_BY_ERROR[type(error)].is_of_replica:
         headers["Connection"] = "close"
     return headers

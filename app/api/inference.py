@@ -104,8 +104,10 @@ class Inference:
         """Whether ``X-Explain`` has an effect for a caller with this key."""
         return self.explaining is not None and self.explaining.allows(key)
 
-    def admit(self, exchange: Exchange, name: str, transport: str) -> Pipeline:
+    def admit(self, exchange: Exchange, name: str, transport: str | None) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
+
+        ``transport``: None for a request that does not run inference.
 
         Raises Forbidden, Draining, UnknownPipeline or ModelNotReady.
         """
@@ -115,9 +117,20 @@ class Inference:
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
-        if self.explaining is not None and exchange.asks_for_explanation:
-            self.explaining.begin(exchange, pipeline)
+        if self.explaining is not None:
+            self._explain(self.explaining, exchange, pipeline)
         return pipeline
+
+    def admit_step(self, exchange: Exchange, pipeline: Pipeline) -> None:
+        """A step of an open session, which the gateway also runs while it drains."""
+        exchange.record.transport, exchange.record.pipeline = "unary", pipeline.name
+        self.workload.add(exchange.work)
+        if self.explaining is not None:
+            self._explain(self.explaining, exchange, pipeline)
+
+    def _explain(self, explaining: Explaining, exchange: Exchange, pipeline: Pipeline) -> None:
+        if exchange.asks_for_explanation:
+            explaining.begin(exchange, pipeline)
 
     def target_of(self, pipeline: Pipeline) -> Target:
         """Returns the same object until the pipeline or a limit of its model changes."""

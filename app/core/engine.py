@@ -29,6 +29,10 @@ class Engine(Protocol):
         """Where the model is not called, and why not: address -> ``not_ready`` or ``other_signature``."""
         return {}
 
+    def homes(self, model: str, version: str = "") -> Sequence[str]:
+        """The servers where a sequence of the model may begin now, by address; one empty text for a single server."""
+        return ("",)
+
     def fault(self, model: str) -> str:
         """Why a model that the server reports as ready is not, as a clause; empty if the engine knows no cause."""
         return ""

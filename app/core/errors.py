@@ -6,11 +6,12 @@ GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
                        UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused
+                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession, StepOutOfTurn
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
   ContractViolation
   Unavailable          UpstreamUnavailable, ModelChanged, ModelNotReady
+  SessionLost
   DeadlineExceeded
   Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
   Internal
@@ -245,6 +246,34 @@ class ResumableStreamsOff(ClientError):
 class IdempotencyKeyReused(ClientError):
     code = "idempotency_key_reused"
     title = "The idempotency key belongs to another request"
+
+
+class UnknownSession(ClientError):
+    code = "unknown_session"
+    title = "No such session"
+
+
+class StepOutOfTurn(ClientError):
+    """``last_step``: the number of the last step that was answered."""
+
+    code = "step_out_of_turn"
+    title = "The step is out of turn"
+
+    def __init__(self, detail: str, *, last_step: int = 0, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.last_step = last_step
+
+
+class SessionLost(GatewayError):
+    """``last_step``: the number of the last step that was answered."""
+
+    code = "session_lost"
+    title = "The session's state is lost"
+    outcome = Outcome.MODEL_ERROR
+
+    def __init__(self, detail: str, *, last_step: int = 0, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.last_step = last_step
 
 
 class Rejected(GatewayError):

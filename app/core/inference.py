@@ -109,6 +109,17 @@ class RequestedOutput(Struct, frozen=True):
     classification: int = 0
 
 
+class OpenSequence(Struct, eq=False):
+    """The sequence in Triton to which the steps of one session belong. The engine notes how it ends unexpectedly."""
+
+    address: str = ""
+    """The Triton that has the sequence, one of :meth:`app.core.engine.Engine.homes`."""
+    is_lost: bool = False
+    """Whether the state is lost, or nobody knows what it is."""
+    is_forgotten: bool = False
+    """Whether Triton has no such sequence any more."""
+
+
 class InferenceRequest(Struct, frozen=True, eq=False):
     """A request to a model. A Struct, because creating and copying a frozen dataclass takes ten times as long."""
 
@@ -137,6 +148,8 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     """How the request may share a call with others; None: it has a call of its own."""
     shared: SharedCall | None = None
     """Filled by the engine if the request shares a call."""
+    sequence: OpenSequence | None = None
+    """For a step of a session: it goes to the Triton that has the sequence, and is never sent again."""
 
     def with_trace(self, trace: TraceContext | None) -> Self:
         return self if trace is self.trace else replace(self, trace=trace)

@@ -45,6 +45,12 @@ class SequenceBatching:
     id_datatype: str = ""
     is_iterative: bool = False
     """Whether Triton makes the id, because each request is a sequence of its own."""
+    idle_s: float = 1.0
+    """Triton forgets a sequence whose last request was queued this long ago. 1 s is Triton's default."""
+    candidates: int = 0
+    """Sequences of an instance at a time with the oldest scheduler; 0: the direct scheduler."""
+    knows_starts: bool = True
+    """Whether the model can tell the first request of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,12 @@ class ModelConfig:
     @property
     def is_ensemble(self) -> bool:
         return bool(self.steps)
+
+    @property
+    def sequence_slots(self) -> int:
+        """The number of sequences that run at a time, over all instances. Triton lets further ones wait."""
+        candidates = self.sequence.candidates if self.sequence is not None else 0
+        return self.instance_count * (candidates or max(self.max_batch_size, 1))
 
     @property
     def calls(self) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ memory of Triton, a number in a text control ends the model's process, and a con
 larger number, which may be the id of another sequence.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from app.core.errors import InvalidInput
-from app.core.inference import BYTES
+from app.core.inference import BYTES, InferenceRequest, OpenSequence
 from app.core.model import ModelConfig, reached
 
 MAX_ID_BYTES = 128
@@ -68,6 +71,47 @@ class SequenceIds:
             is_dangerous = self.is_text_tensor and size in _DANGEROUS_BYTES
             return self.takes_text and size <= MAX_ID_BYTES and not is_dangerous
         return type(sequence_id) is int and 0 < sequence_id <= self.max_number
+
+
+OWN_TEXT = "triton-gateway-session-"
+OWN_NUMBERS = range(2**62, 2**63)
+OWN_SHORT_NUMBERS = range(2**30, 2**31)
+"""The ids that the gateway makes for sessions. The short ones are for models whose control has 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceIdSource:
+    """Makes the ids of sessions. The processes of a gateway never make the same id; ``number`` counts from 1.
+
+    Ids are random. Other gateways at the same Triton make the same one with a chance of 1 in 2**62, or 1 in 2**30 for
+    models whose control has 32 bits.
+    """
+
+    workers: int = 1
+    number: int = 1
+
+    def new_id(self, ids: SequenceIds) -> int | str:
+        """Triton 2.51 reads a text as if it had 128 bytes, whatever its length."""
+        if ids.is_text_tensor:
+            return (OWN_TEXT + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
+        numbers = OWN_NUMBERS if ids.max_number >= OWN_NUMBERS[-1] else OWN_SHORT_NUMBERS
+        own = len(numbers) // self.workers
+        return numbers[secrets.randbelow(own) * self.workers + self.number - 1]
+
+
+def in_sequence(
+    request: InferenceRequest,
+    sequence_id: int | str,
+    *,
+    starts: bool = False,
+    ends: bool = False,
+    sequence: OpenSequence | None = None,
+) -> InferenceRequest:
+    """Returns the request as one of a sequence: the first if it ``starts`` it, the last if it ``ends`` it."""
+    flags = {"sequence_start": True} if starts else {}
+    if ends:
+        flags["sequence_end"] = True
+    return replace(request, parameters={**request.parameters, "sequence_id": sequence_id, **flags}, sequence=sequence)
 
 
 def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> SequenceIds:

@@ -1,7 +1,7 @@
 """Runs every check over a repository's models and gateway.yaml.
 
-The checks of models' folders, of declared sizes, of models that need a sequence, and of differences between Tritons are
-in this module; the other checks are in the module of their subject.
+The checks of models' folders, of declared sizes, and of differences between Tritons are in this module; the other
+checks are in the module of their subject.
 """
 
 import math
@@ -11,7 +11,6 @@ from itertools import islice
 from app.codecs.kinds import shape_text
 from app.core.engine import Engine
 from app.core.model import ModelConfig, RepositoryModel
-from app.core.sequence import sequence_ids_of
 from app.core.text import nearest
 from app.lint.backends import Declared, preset_faults, unwatched_engines
 from app.lint.cycles import bls_cycles, ensemble_cycles, parallel_failures, reasons_to_fail, tensor_cycles
@@ -38,6 +37,7 @@ from app.lint.ensembles import (
 )
 from app.lint.findings import Code, Finding
 from app.lint.gateway import batches_of_one, cancel_instances, misfits, special_tokens
+from app.lint.sessions import session_faults
 from app.pipelines.file import GatewayFile
 from app.pipelines.resolve import derived_spec
 
@@ -108,20 +108,6 @@ def _tensors_of(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     return ((spec.name, spec.dims) for spec in (*config.inputs, *config.outputs))
 
 
-def needed_sessions(pipelines: Iterable[Declared], models: Models) -> Iterator[Finding]:
-    """Checks for models that run no request outside of a sequence, although pipelines have no sequences."""
-    for pipeline, spec in pipelines:
-        model = spec.model
-        ids = sequence_ids_of(models[model], models)
-        if ids.needed_by:
-            by = "" if ids.needed_by == model else f" because it runs '{ids.needed_by}'"
-            text = (
-                f"'{model}' needs a session{by}, which pipelines do not have yet: call it under /v2 with the "
-                f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
-            )
-            yield Finding(Code.NEEDS_SESSION, text, model, pipeline=pipeline)
-
-
 MAX_FINDINGS = 1000
 
 
@@ -145,7 +131,7 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     yield from _parallel_failures(repository, wirings, file)
     yield from _omissions(models, wirings, file)
     pipelines = _pipelines(file, readable)
-    yield from needed_sessions(pipelines, readable)
+    yield from session_faults(pipelines, readable)
     yield from unwatched_engines(repository)
     yield from preset_faults(pipelines, readable, decoupled)
     if file is not None:

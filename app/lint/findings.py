@@ -49,6 +49,9 @@ class Code(StrEnum):
     OTHER_SIGNATURE = "other-signature"
     COALESCING = "coalescing"
     NEEDS_SESSION = "needs-session"
+    SESSION_IDLE = "session-idle"
+    SESSION_PLACES = "session-places"
+    SESSION_STATE = "session-state"
     PRESET_MISMATCH = "preset-mismatch"
     NOT_DECOUPLED = "not-decoupled"
     SPLIT_CHARACTERS = "split-characters"
@@ -67,6 +70,9 @@ _WARNINGS = frozenset(
         Code.UNKNOWN_BACKEND,
         Code.PARALLEL_FAILURE,
         Code.NEEDS_SESSION,
+        Code.SESSION_IDLE,
+        Code.SESSION_PLACES,
+        Code.SESSION_STATE,
         Code.PRESET_MISMATCH,
         Code.NOT_DECOUPLED,
         Code.SPLIT_CHARACTERS,
@@ -179,8 +185,23 @@ SOLUTION_BY_CODE = {
         "rounding differs, set `coalesce: {tolerance: ...}`. Otherwise remove `coalesce`."
     ),
     Code.NEEDS_SESSION: (
-        "List the model under `oip` instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, "
-        "`sequence_start` and `sequence_end`. If each request is independent, remove `sequence_batching`."
+        "Declare `session: true` for the pipeline, so that callers open sessions. Or list the model under `oip` "
+        "instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, `sequence_start` and "
+        "`sequence_end`. If each request is independent, remove `sequence_batching`."
+    ),
+    Code.SESSION_IDLE: (
+        "Raise `max_sequence_idle_microseconds` in the model's `config.pbtxt` above the time of a step and the "
+        "longest pause together: the default of 1 s is too short for most sessions. Or lower `session: {idle_s: "
+        "...}` and `timeout_s` of the pipeline."
+    ),
+    Code.SESSION_PLACES: (
+        "Lower `session: {max_open: ...}`, or let the model run more sequences at a time: more instances, a "
+        "larger `max_candidate_sequences` (oldest) or `max_batch_size` (direct)."
+    ),
+    Code.SESSION_STATE: (
+        "Add the control input CONTROL_SEQUENCE_START, or let Triton keep the `state`. Let a model with a text as "
+        "its sequence id use the `oldest` scheduler, or take the id as a number. If a step runs several stateful "
+        "models, put them before everything that can fail or exit early, or keep the state in one model."
     ),
     Code.PRESET_MISMATCH: (
         "Update the backend, or declare the field with the tensor that the model has: `parameters: {seed: {tensor: "

@@ -20,6 +20,7 @@ from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai.mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.resolve import with_recognized_preset
+from app.pipelines.sessions import session_terms_of
 from app.pipelines.spec import PipelineSpec
 
 Misfit = tuple[tuple[str, ...], str]
@@ -65,7 +66,7 @@ def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[
 
 def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> Iterator[Misfit]:
     try:
-        pipeline.request_of_json(body_with(pipeline, values, files))
+        pipeline.probe_of(body_with(pipeline, values, files))
     except GatewayError as exc:
         misfits: list[Misfit] = [((each.field,), each.problem) for each in exc.errors]
         yield from misfits or [((), exc.detail)]
@@ -167,6 +168,7 @@ def _misfits_of(
         try:
             _compiled(name, spec, models)
             coalescing_of(spec, models[spec.model], models)
+            session_terms_of(spec, models[spec.model], models)
         except PipelineMismatch as exc:
             yield exc.location, exc.text
 

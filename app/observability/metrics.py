@@ -60,6 +60,7 @@ NO_PIPELINE = "-"
 DROPPED_LINES = "triton_gateway_log_lines_dropped"
 
 DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_BY_REQUEST = ("pipeline", "transport", "outcome")
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
@@ -72,12 +73,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
-        by_request = ("pipeline", "transport", "outcome")
-        self.requests = self._counter("requests", "Requests that ended, by outcome", *by_request)
+        self.requests = self._counter("requests", "Requests that ended, by outcome", *_BY_REQUEST)
         self.request_duration = self._histogram(
             "request_duration_seconds",
             "Time from a request's first byte to its answer's last byte",
-            *by_request,
+            *_BY_REQUEST,
         )
         self.overhead = self._histogram(
             "overhead_seconds",
@@ -117,6 +117,10 @@ class Metrics:
         )
         self.kept_stream_bytes = self._gauge(
             "kept_stream_bytes", "Memory of the events of resumable streams", mode="livesum"
+        )
+        self.sessions = SessionMetrics(
+            self._gauge("open_sessions", "Sessions that take steps", "pipeline", mode="livesum"),
+            self._counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
         )
         self.parts = self._counter(
             "request_parts", "Calls for requests with more items than their model takes at a time", "pipeline"
@@ -315,6 +319,21 @@ class SharedMemoryMetrics:
         self._bytes_of("free").set(free)
         self._bytes_of("used").set(used)
         self._bytes_of("quarantined").set(quarantined)
+
+
+class SessionMetrics:
+    """Counts the sessions of pipelines."""
+
+    def __init__(self, are_open: Gauge, ended: Counter) -> None:
+        self._open_of = cache(are_open.labels)
+        self._ended_of = cache(ended.labels)
+
+    def opened(self, pipeline: str) -> None:
+        self._open_of(pipeline).inc()
+
+    def ended(self, pipeline: str, reason: str) -> None:
+        self._open_of(pipeline).dec()
+        self._ended_of(pipeline, reason).inc()
 
 
 class CoalescingMetrics:

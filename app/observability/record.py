@@ -17,8 +17,8 @@ from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_STREAM_ID = re.compile(r"(?<=/streams/)[^/]+")
-"""A stream id is a bearer capability. Never log it."""
+_BEARER_ID = re.compile(r"(?<=/streams/)[^/]+|(?<=/v1/sessions/)[^/]+")
+"""The id of a stream or a session is a bearer capability. Never log it."""
 
 _FAILURES = {Outcome.MODEL_ERROR, Outcome.CONTRACT_VIOLATION, Outcome.TIMEOUT, Outcome.UNAVAILABLE}
 """Outcomes of failures, for streams too, although their status is 200."""
@@ -154,7 +154,7 @@ class RequestRecord(Struct, eq=False):
         fields: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
-            "path": _STREAM_ID.sub("***", self.path) if "/streams/" in self.path else self.path,
+            "path": _BEARER_ID.sub("***", self.path),
             "status": self.status,
             "outcome": str(self.outcome),
             "duration_ms": _milliseconds(self.total_s),

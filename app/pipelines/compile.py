@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.codecs.kinds import kind_fits, shape_text
+from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
 from app.core.sequence import sequence_ids_of
@@ -23,6 +24,7 @@ from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder
 from app.pipelines.refusals import check_fields
 from app.pipelines.resolve import resolved
+from app.pipelines.sessions import session_terms_of
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
 
 
@@ -59,7 +61,7 @@ def compile_pipeline(
     reasoning = ReasoningOutput.of(openai, inputs, outputs)
     if reasoning is not None:
         outputs.append(reasoning.field(outputs))
-    return Pipeline(
+    pipeline = Pipeline(
         name=name,
         spec=spec,
         config=config,
@@ -85,7 +87,18 @@ def compile_pipeline(
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),
         coalescing=coalescing_of(spec, config, models),
+        session=session_terms_of(spec, config, models),
     )
+    _check_ending(pipeline)
+    return pipeline
+
+
+def _check_ending(pipeline: Pipeline) -> None:
+    try:
+        pipeline.ending_request()
+    except GatewayError as exc:
+        problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
+        raise PipelineMismatch(("session", "end_inputs"), f"is not a valid request: {problems}") from exc
 
 
 def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:

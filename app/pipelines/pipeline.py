@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
+
+import orjson
 
 from app.core.coalescing import Coalescing
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.core.inference import Deadline, InferenceRequest, Parameter, Tensor
 from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
+from app.core.session import SessionTerms
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
@@ -27,6 +30,7 @@ from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
+from app.pipelines.sessions import whole_sequence
 from app.pipelines.spec import ADAPTER, PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
@@ -175,6 +179,10 @@ class Pipeline:
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
     coalescing: Coalescing | None = None
     """None if each request has a call of its own."""
+    session: SessionTerms | None = None
+    """None if the pipeline has no sessions."""
+    is_of_session: bool = False
+    """Whether requests may be made: each is a step of a session."""
 
     @cached_property
     def text_runs(self) -> Sequence[OutputField]:
@@ -212,13 +220,38 @@ class Pipeline:
 
         Raises InvalidInput, or InvalidRequest for a model that runs no request outside of a sequence.
         """
-        if self.sequence_ids.needed_by:
-            raise InvalidRequest(
-                f"Model '{self.sequence_ids.needed_by}' needs a session, which pipelines do not have yet.",
-                hint=f"Call POST /v2/models/{self.spec.model}/infer with the parameters `sequence_id`, "
-                "`sequence_start` and `sequence_end`.",
-            )
+        if self.sequence_ids.needed_by and not self.is_of_session:
+            raise self._needs_session()
         return self.builder.request_of(values)
+
+    def probe_of(self, body: Body) -> InferenceRequest:
+        """A request that the gateway itself runs, or checks. For a pipeline with sessions, a sequence of its own.
+
+        Raises the errors of :meth:`request_of_json`.
+        """
+        if self.session is None:
+            return self.request_of_json(body)
+        return whole_sequence(self.of_session().request_of_json(body), self.session.ids)
+
+    def of_session(self) -> Self:
+        """The pipeline as one session uses it."""
+        return dataclasses.replace(self, is_of_session=True)
+
+    def ending_request(self) -> InferenceRequest | None:
+        """The declared request that ends a session's sequence; None without one. Raises InvalidInput."""
+        values = None if self.spec.session is None else self.spec.session.end_inputs
+        return None if values is None else self.of_session().request_of_json(orjson.dumps(values))
+
+    def _needs_session(self) -> InvalidRequest:
+        text = f"Model '{self.sequence_ids.needed_by}' needs a session."
+        if self.session is not None:
+            return InvalidRequest(text, hint=f"Open one with POST /v1/pipelines/{self.name}/sessions.")
+        return InvalidRequest(
+            text,
+            hint="An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
+            f"/v2/models/{self.spec.model}/infer with the parameters `sequence_id`, `sequence_start` and "
+            "`sequence_end`.",
+        )
 
     def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
         """The request as it is sent."""

@@ -292,7 +292,7 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
     """
     body = await asyncio.to_thread(sample_body, pipeline, folder)
-    request = replace(pipeline.request_of_json(body), is_probe=True)
+    request = replace(pipeline.probe_of(body), is_probe=True)
     if pipeline.spec.batch is not None:
         request = part_of(request, range(pipeline.call_items))
     responded = _ignore if pipeline.config.decoupled else None

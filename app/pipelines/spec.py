@@ -301,6 +301,19 @@ class CoalesceSpec(Section):
     """The most bytes of tensors in one call. A request above half of it has a call of its own."""
 
 
+class SessionSpec(Section):
+    """A caller's steps are one sequence of a model with ``sequence_batching``."""
+
+    idle_s: Seconds = 30.0
+    """How long a session waits for its next step. Triton's own limit of the model may be shorter."""
+    max_s: Seconds = 600.0
+    """How long a session may live."""
+    max_open: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The most sessions at a time. Left out: as many sequences as the models run at a time."""
+    end_inputs: dict[Name, JsonValue] | None = None
+    """The fields of a request with which the gateway ends the sequence of a session that has no last step."""
+
+
 class PipelineSpec(Section):
     model: str
     preset: PresetName | None = None
@@ -329,6 +342,7 @@ class PipelineSpec(Section):
     warmup: bool = True
     batch: BatchSpec | None = None
     coalesce: CoalesceSpec | None = None
+    session: SessionSpec | None = None
     sample: dict[str, JsonValue] | None = None
     examples: Examples = {}
     """Further valid requests by name, in the form of ``sample``. The gateway never runs them on its own."""
@@ -348,10 +362,10 @@ class PipelineSpec(Section):
             raise ValueError("must be true, false or a mapping of keys to values")
         return {} if value is True or value is None else None if value is False else value
 
-    @field_validator("coalesce", mode="before")
+    @field_validator("coalesce", "session", mode="before")
     @classmethod
-    def _coalesce_with_defaults(cls, value: Any) -> Any:
-        """``coalesce: true`` means the defaults, ``coalesce: false`` none."""
+    def _with_defaults_if_true(cls, value: Any) -> Any:
+        """``coalesce: true`` means the defaults, ``coalesce: false`` none; so for ``session``."""
         if isinstance(value, str):
             raise ValueError("must be true, false or a mapping of keys to values")
         return {} if value is True else None if value is False else value
@@ -376,6 +390,21 @@ class PipelineSpec(Section):
     def _outputs_leave_the_index_free(self) -> Self:
         if self.batch is not None and self.stream is not None and INDEX in (self.outputs or {}):
             raise ValueError(f"the output '{INDEX}' has the name of the number of an item in streams with batch")
+        return self
+
+    @model_validator(mode="after")
+    def _a_step_runs_once_and_alone(self) -> Self:
+        """A step is one request of a sequence: the model must see it exactly once, and to its end."""
+        others = {
+            "batch": self.batch is not None,
+            "coalesce": self.coalesce is not None,
+            "idempotent": self.idempotent,
+            "cancel": self.cancel is not None,
+            "stream": self.stream is not None,
+            "openai": self.openai is not None,
+        }
+        if self.session is not None and (wrong := next((name for name, is_set in others.items() if is_set), None)):
+            raise ValueError(f"has session, which excludes {wrong}")
         return self
 
     @model_validator(mode="after")

@@ -151,7 +151,7 @@ class SampleCanaries:
 
 def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> Iterator[Canary]:
     try:
-        request = pipeline.request_of_json(sample_body(pipeline, catalog.folder))
+        request = pipeline.probe_of(sample_body(pipeline, catalog.folder))
     except (GatewayError, OSError, TypeError, ValueError):
         return  # the catalog reports a sample that cannot be used
     models = pipeline.graph.models

@@ -343,6 +343,9 @@ class CoalescingEngine(Engine):
     def absences(self, model: str, version: str = "") -> Mapping[str, str]:
         return self._engine.absences(model, version)
 
+    def homes(self, model: str, version: str = "") -> Sequence[str]:
+        return self._engine.homes(model, version)
+
     def fault(self, model: str) -> str:
         return self._engine.fault(model)
 

@@ -1,6 +1,7 @@
 """A model's configuration, from Triton's protobuf message or the text of a ``config.pbtxt``."""
 
 import re
+from collections.abc import Set
 from typing import Any
 
 from google.protobuf import text_format
@@ -42,7 +43,7 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
         limits_queue=_limits_queue(message.dynamic_batching),
         joins_requests=message.HasField("dynamic_batching"),
-        sequence=_sequence_of(message.sequence_batching) if message.HasField("sequence_batching") else None,
+        sequence=_sequence_of(message),
         unjoinable_inputs=tuple(each.name for each in message.input if each.allow_ragged_batch or each.is_shape_tensor),
         caches_responses=message.response_cache.enable,
     )
@@ -83,10 +84,25 @@ def _names_in(kind: str) -> list[str]:
     return list(found.values_by_name if isinstance(found, EnumDescriptor) else found.fields_by_name)
 
 
-def _sequence_of(batching: model_config_pb2.ModelSequenceBatching) -> SequenceBatching:
+def _sequence_of(message: model_config_pb2.ModelConfig) -> SequenceBatching | None:
+    if not message.HasField("sequence_batching"):
+        return None
+    batching = message.sequence_batching
     controls = [control for each in batching.control_input for control in each.control]
     datatypes = [_datatype_of(each.data_type) for each in controls if each.kind == each.CONTROL_SEQUENCE_CORRID]
-    return SequenceBatching(datatypes[0] if datatypes else "", batching.iterative_sequence)
+    return SequenceBatching(
+        datatypes[0] if datatypes else "",
+        batching.iterative_sequence,
+        idle_s=batching.max_sequence_idle_microseconds / 1e6 or SequenceBatching().idle_s,
+        candidates=batching.oldest.max_candidate_sequences,
+        knows_starts=_knows_starts(message, {each.Kind.Name(each.kind) for each in controls}),
+    )
+
+
+def _knows_starts(message: model_config_pb2.ModelConfig, controls: Set[str]) -> bool:
+    """A script reads the flags of a request. Triton itself resets the state that it keeps for a model."""
+    is_script = _backend_of(message) in ("", "python")
+    return is_script or bool(message.sequence_batching.state) or "CONTROL_SEQUENCE_START" in controls
 
 
 def _limits_queue(batching: model_config_pb2.ModelDynamicBatching) -> bool:

@@ -39,7 +39,14 @@ from app.triton.codec import (
     trace_metadata,
 )
 from app.triton.config import model_config_of
-from app.triton.errors import Refusals, error_of_call, gateway_error_of, request_too_large, triton_errors
+from app.triton.errors import (
+    Refusals,
+    error_of_call,
+    gateway_error_of,
+    note_lost_sequence,
+    request_too_large,
+    triton_errors,
+)
 from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.repeated import RepeatedHeads
 from app.triton.shared_memory.layout import Lease
@@ -101,6 +108,8 @@ class WatchedCall:
         return engine_died(model, upstream) if self._health.stubs.is_engine_error(model, upstream.message) else error
 
     def _failed(self, error: GatewayError) -> None:
+        if self.request.sequence is not None:
+            note_lost_sequence(self.request.sequence, error)
         if error.upstream is not None:
             self._health.stubs.suspect(self.request.model, error.upstream.message, self._began)
         code = error.upstream.grpc_code if error.upstream else _CODE_WITHOUT_TRITON.get(type(error))

@@ -22,10 +22,12 @@ from app.core.errors import (
     ModelNotReady,
     PayloadTooLarge,
     TooManyRequests,
+    Unavailable,
     UpstreamError,
     UpstreamProtocol,
     UpstreamUnavailable,
 )
+from app.core.inference import OpenSequence
 from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
 
 _MODEL = r"'(?P<model>[^']*)'"
@@ -206,6 +208,26 @@ def is_dead_process(error: GatewayError) -> bool:
     return error.upstream is not None and _DEAD_SOMEWHERE.search(error.upstream.message) is not None
 
 
+def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:
+    """Notes on the sequence of a failed call what the error means for its state.
+
+    A request that did not run leaves the state as it was. After an error of an ensemble nobody knows whether one of its
+    steps ran, unless a model failed, which ends no sequence.
+    """
+    text = "" if error.upstream is None else error.upstream.message
+    is_forgotten = _NOT_STARTED.search(text) is not None or is_dead_process(error)
+    if is_forgotten or _is_state_unknown(error, text):
+        sequence.is_lost, sequence.is_forgotten = True, is_forgotten
+
+
+def _is_state_unknown(error: GatewayError, text: str) -> bool:
+    if isinstance(error, TooManyRequests):
+        return text.startswith("in ensemble")
+    if isinstance(error, Unavailable):
+        return error.was_sent or error.upstream is not None
+    return isinstance(error, DeadlineExceeded | UpstreamProtocol)
+
+
 def _text_too_long(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The model failed with an error text that is too long for gRPC.",
@@ -258,6 +280,9 @@ _PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
 _SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
 _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
 _DEAD_SOMEWHERE = re.compile(r"Stub process (?:'[^']*' )?is not healthy\.")
+_NOT_STARTED = re.compile(
+    _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
+)
 _DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
 
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
@@ -265,9 +290,7 @@ _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Request timeout expired\Z"), _queue_timeout),
     (
         frozenset({"INVALID_ARGUMENT"}),
-        re.compile(
-            _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
-        ),
+        _NOT_STARTED,
         _sequence_not_started,
     ),
     (

@@ -31,6 +31,8 @@ ALLOWED = {
     "/v1/pipelines/read/examples/sample": "GET, HEAD",
     "/v1/streams": "POST",
     "/v1/streams/abc": "GET, HEAD, DELETE",
+    "/v1/pipelines/write/sessions": "POST",
+    "/v1/sessions/abc": "POST, DELETE",
     "/health/live": "GET, HEAD",
     "/": "GET, HEAD",
     "/console/console.js": "GET, HEAD",
@@ -148,7 +150,8 @@ class TestCors:
     def check(answer: httpx.Response) -> None:
         assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
         assert answer.headers["vary"] == "Origin"
-        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After, X-Should-Retry"
+        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After, X-Should-Retry, "
+        exposed += "X-Session-Step, X-Session-Expires-In"
         assert answer.headers["access-control-expose-headers"] == exposed
         assert answer.headers["timing-allow-origin"] == ORIGIN["Origin"]
         assert answer.headers["x-request-id"] == answer.json()["request_id"]

@@ -30,6 +30,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "batch": spec.BatchSpec,
     "limits": spec.LimitsSpec,
     "coalesce": spec.CoalesceSpec,
+    "session": spec.SessionSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,
     "refusals": spec.RefusalRule,

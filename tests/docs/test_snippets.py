@@ -31,6 +31,7 @@ RUN_BY = {
     ("docs/how-to/migration.md", "python"): "tests/clients/test_kserve.py",
     ("docs/how-to/proxies.md", "nginx"): "tests/live/nginx.py",
     ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
+    ("docs/how-to/sessions.md", "sh"): "tests/live/test_sessions.py",
     ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
     ("docs/how-to/own-server.md", "js"): "tests/typescript/test_own_server.py",
     ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",

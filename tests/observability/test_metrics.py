@@ -28,6 +28,8 @@ LABELS_BY_METRIC = {
     "in_flight_limit": {"model"},
     "kept_streams": set[str](),
     "kept_stream_bytes": set[str](),
+    "open_sessions": {"pipeline"},
+    "sessions": {"pipeline", "reason"},
     "request_parts": {"pipeline"},
     "items_per_call": {"model"},
     "coalesced_requests": {"model"},
@@ -67,6 +69,8 @@ def filled() -> Metrics:
     pipeline.count_request("unary", Outcome.OK, 0.1, elsewhere_s=0.099)
     pipeline.queue_time.observe(0.0)
     pipeline.parts.inc(2)
+    metrics.sessions.opened("p")
+    metrics.sessions.ended("p", "idle")
     metrics.coalescing.called("m", 4, 2)
     metrics.coalescing.repeated("m")
     metrics.show_load({"p": 4}, {"p": 1}, {"p": 2}, {"m": 3})

@@ -17,7 +17,8 @@ from app.core.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.triton.errors import gateway_error_of, triton_errors
+from app.core.inference import OpenSequence
+from app.triton.errors import gateway_error_of, note_lost_sequence, triton_errors
 from app.triton.grpcio import rpc_error_of
 from app.triton.transport import RpcError
 
@@ -202,3 +203,38 @@ class TestTritonErrors:
     def test_errors_of_the_gateway_are_not_converted(self) -> None:
         with pytest.raises(DeadlineExceeded), triton_errors("m"):
             raise DeadlineExceeded("it passed")
+
+
+NOT_STARTED = (
+    "inference request for sequence 7 to model 'm' must specify the START flag on the first request of the sequence"
+)
+FATE_OF_SEQUENCES = [
+    ("INVALID_ARGUMENT", NOT_STARTED, True, True),
+    ("INVALID_ARGUMENT", f"in ensemble 'e', {NOT_STARTED}", True, True),
+    (None, f"[request id: 5] {NOT_STARTED}", True, True),
+    ("INTERNAL", "Stub process 'm_0_0' is not healthy.", True, True),
+    ("UNAVAILABLE", "Socket closed", True, False),
+    ("UNAVAILABLE", "Request timeout expired", True, False),
+    ("DEADLINE_EXCEEDED", "", True, False),
+    ("UNAVAILABLE", "Exceeds maximum queue size", False, False),
+    ("UNAVAILABLE", "in ensemble 'e', Exceeds maximum queue size", True, False),
+    ("INTERNAL", "the model failed", False, False),
+    ("INVALID_ARGUMENT", "a shape is wrong", False, False),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "is_lost", "is_forgotten"), FATE_OF_SEQUENCES)
+def test_an_error_tells_the_fate_of_the_sequence(
+    code: str | None, text: str, *, is_lost: bool, is_forgotten: bool
+) -> None:
+    sequence = OpenSequence()
+    note_lost_sequence(sequence, gateway_error_of(code, text, "m"))
+    assert (sequence.is_lost, sequence.is_forgotten) == (is_lost, is_forgotten)
+
+
+def test_a_refusal_of_the_gateway_itself_loses_no_sequence() -> None:
+    sequence = OpenSequence()
+    note_lost_sequence(sequence, UpstreamUnavailable("The breaker is open.", was_sent=False))
+    assert not sequence.is_lost
+    note_lost_sequence(sequence, UpstreamUnavailable("The stream was ended."))
+    assert sequence.is_lost

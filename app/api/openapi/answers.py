@@ -30,8 +30,17 @@ _HEADERS: Schema = {
         "required": True,
         "schema": const_of("Bearer"),
     },
+    "X-Session-Step": {
+        "description": "The number of the last answered step of the session",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "X-Session-Expires-In": {
+        "description": "Seconds until the session expires without a further step",
+        "schema": {"type": "number", "minimum": 0},
+    },
     "Location": {
-        "description": "The address of the stream",
+        "description": "The address of the stream or the session",
         "required": True,
         "schema": {**TEXT, "format": "uri-reference"},
     },

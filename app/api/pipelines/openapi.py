@@ -1,8 +1,8 @@
 """Describes the pipelines in the OpenAPI document, typed from their models' live configuration.
 
 Each pipeline has its own operations, with the schemas of its request, its result and its output events. The other
-operations are the catalog, the statistics and findings of all pipelines, the explanation of a request, and resumable
-streams.
+operations are the catalog, the statistics and findings of all pipelines, the explanation of a request, resumable
+streams, and the steps of sessions.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from app.api.openapi.answers import (
 )
 from app.api.openapi.document import Described
 from app.api.pipelines.answers import FindingList, PipelineDescription, PipelineList
+from app.api.pipelines.sessions import SessionOpened
 from app.api.pipelines.streams import StreamStarted
 from app.core import errors
 from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
@@ -173,7 +174,11 @@ def paths_of(pipeline: Pipeline) -> Schema:
     path = f"/v1/pipelines/{pipeline.name}"
     names = ["X-Early-Exit"] if pipeline.rules else []
     result = json_answer("The outputs. An early exit has the same keys.", schema_ref(pipeline, "result"), *names)
-    paths = {path: {"get": describe_operation(pipeline), "post": _operation(pipeline, "run", result)}}
+    paths = {path: {"get": describe_operation(pipeline)}}
+    if pipeline.session is None:
+        paths[path]["post"] = _operation(pipeline, "run", result)
+    else:
+        paths[f"{path}/sessions"] = {"post": _open_session(pipeline)}
     if names_of_examples := list(declared_requests(pipeline.spec)):
         example = example_operation(pipeline, names_of_examples, schema_ref(pipeline, "request"))
         paths[f"{path}/examples/{{example}}"] = {"get": example}
@@ -221,6 +226,63 @@ def examples_of(pipeline: Pipeline) -> Schema:
     if any(isinstance(value, Filled) for value in example.values()):
         return {}
     return {"examples": {"sample": {"summary": "A valid request", "value": example}}}
+
+
+def _open_session(pipeline: Pipeline) -> Schema:
+    opened = json_answer("The session is open", SessionOpened, "Location") | {"links": _SESSION_LINKS}
+    possible = errors.UnknownPipeline, errors.TooManyRequests, errors.ModelNotReady, errors.Draining
+    answers = {"201": opened, **problems(*possible)}
+    summary = pipeline.spec.description or f"Open a session of {pipeline.spec.model}"
+    description = "Each request to the address in `Location` is a step of one sequence of the model."
+    return operation(f"open_session_{pipeline.name}", pipeline.name, summary, description, answers)
+
+
+_SESSION_LINKS: Schema = {
+    name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in ("run_step", "delete_session")
+}
+_SESSION_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
+_STEP_HEADERS: Sequence[Schema] = (
+    {
+        "name": "X-Session-Step",
+        "in": "header",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 10**15 - 1},
+        "description": "The number of the step, from 1: a repeated step gets the first answer again.",
+    },
+    {
+        "name": "X-Session-End",
+        "in": "header",
+        "schema": {"type": "string", "enum": ["true", "false"]},
+        "description": "`true`: the last step of the session",
+    },
+)
+
+
+def session_paths(pipelines: Sequence[Pipeline]) -> Schema:
+    """Describes the steps of the pipelines with sessions; empty without one."""
+    stateful = [pipeline for pipeline in pipelines if pipeline.session is not None]
+    return {"/v1/sessions/{id}": {"post": _run_step(stateful), "delete": _delete_session()}} if stateful else {}
+
+
+def _run_step(stateful: Sequence[Pipeline]) -> Schema:
+    result = json_answer(
+        "The outputs of the session's pipeline",
+        {"anyOf": [schema_ref(pipeline, "result") for pipeline in stateful]},
+        *("X-Session-Step", "X-Session-Expires-In"),
+    )
+    content = {name: each for pipeline in stateful for name, each in _request_content(pipeline).items()}
+    content["application/json"] = {"schema": {"anyOf": [schema_ref(pipeline, "request") for pipeline in stateful]}}
+    possible = errors.UnknownSession, errors.StepOutOfTurn, errors.SessionLost, *INFERENCE_ERRORS
+    answers = {"200": result, **problems(*possible)}
+    description = "Steps run in order, one at a time. The body and the answer are those of the session's pipeline."
+    parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS, EXPLAIN_HEADER
+    described = operation("run_step", "sessions", "Run a step of a session", description, answers, *parameters)
+    return described | {"requestBody": {"required": True, "content": content}}
+
+
+def _delete_session() -> Schema:
+    answers = {"204": answer("The session has ended"), **problems(errors.UnknownSession)}
+    description = "A running step runs to its end."
+    return operation("delete_session", "sessions", "End a session", description, answers, _SESSION_ID)
 
 
 _STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
@@ -292,6 +354,7 @@ ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList,
 _TAGS = {
     "catalog": "The pipelines, their numbers and their mistakes",
     "streams": "Streams that can be resumed",
+    "sessions": "Steps of models with a state",
     "requests": "Where the time of requests went",
 }
 
@@ -305,5 +368,8 @@ def described(catalog: Catalog, key: Key | None) -> Described:
         paths |= paths_of(pipeline)
         schemas |= model_schemas_of(pipeline)
     paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
+    if of_sessions := session_paths(pipelines):
+        paths |= of_sessions
+        schemas |= schemas_of(SessionOpened)
     tags = _TAGS | {each.name: each.spec.description or f"Model {each.spec.model}" for each in pipelines}
     return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS), tags=tags)

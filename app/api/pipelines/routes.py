@@ -6,7 +6,7 @@ the pipelines are doing; the console draws both.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,21 +19,21 @@ from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange, Header, exchange_of
+from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import read_inference
+from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
+from app.api.pipelines.sessions import session_routes
 from app.api.pipelines.streams import StreamRoutes
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
-from app.core.answer import Ending
 from app.core.errors import InvalidRequest, UnknownExample, UnknownRequest
-from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
@@ -102,15 +102,14 @@ class PipelineRoutes:
             return
         with CancelledOnDisconnect(exchange):
             ending = await self._inference.answer(call)
-        values, headers = _rendered(pipeline, ending)
+        values, headers = rendered(pipeline, ending)
         await send_json(exchange, values, *headers)
 
     async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: InferenceCall, key: str) -> None:
         async def run() -> KeptAnswer:
             ending = await self._inference.answer(call)
-            values, headers = _rendered(pipeline, ending)
-            body = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
-            return KeptAnswer(body, headers, ending.early_exit)
+            values, headers = rendered(pipeline, ending)
+            return KeptAnswer(await body_of_values(values), headers, ending.early_exit)
 
         digest = await asyncio.to_thread(digest_of, call.inference)
         with CancelledOnDisconnect(exchange):
@@ -201,15 +200,6 @@ def _check_is_start(exchange: Exchange) -> None:
         )
 
 
-def _rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Sequence[Header]]:
-    """The values of the answer, and its own headers."""
-    values, early_exit = ending.outputs[0], ending.early_exit
-    if not pipeline.rules:
-        return values, ()
-    headers = () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
-    return {**values, "early_exit": ending.shown_exit}, headers
-
-
 class _View:
     """What a caller may see of the findings: those about the pipelines of its key, and about their models.
 
@@ -248,9 +238,10 @@ class _View:
 def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
+    sessions = session_routes(services.inference, services.limits)
     return Dialect(
-        routers=[pipelines.router(), streams.router()],
+        routers=[pipelines.router(), streams.router(), sessions.router()],
         bearer_routers=[streams.router_by_id()],
-        short_routes=pipelines.short_routes(),
+        short_routes=[*pipelines.short_routes(), *sessions.short_routes()],
         described=lambda key: described(services.inference.catalog, key),
     )

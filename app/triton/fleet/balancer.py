@@ -14,8 +14,8 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from app.core.engine import Document, Engine, discard_stream
-from app.core.errors import GatewayError, ModelNotReady, Unavailable
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig, ModelState
 from app.triton.engine import TritonEngine
 from app.triton.fleet.consensus import Lookups, no_address
@@ -44,8 +44,10 @@ def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
     """Whether a failed request may be sent again, to the same Triton or to another.
 
     That is so if Triton did not process it, or if it is idempotent. A request that failed because Triton is overloaded
-    is not repeated.
+    is not repeated, and neither is a step of a session.
     """
+    if request.sequence is not None:
+        return False
     return not error.was_sent or (request.idempotent and not error.was_answered)
 
 
@@ -143,6 +145,10 @@ class Balancer(Engine):
         request = InferenceRequest(model, (), version)
         return await self._picked(request).engine.document(document, model, version)
 
+    def homes(self, model: str, version: str = "") -> Sequence[str]:
+        request = InferenceRequest(model, (), version)
+        return [each.address for each in self._able(request, ()) if each.is_usable]
+
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         server = self._picked(request)
         try:
@@ -202,7 +208,8 @@ class Balancer(Engine):
                             yield response
                 return
             except Unavailable as exc:
-                other = None if has_begun or exc.was_sent else self._pick(request, tried)
+                may_move = not has_begun and not exc.was_sent and request.sequence is None
+                other = self._pick(request, tried) if may_move else None
                 if other is None:
                     raise
                 self._observer.repeated()
@@ -243,17 +250,31 @@ class Balancer(Engine):
 
     def _picked(self, request: InferenceRequest) -> TritonServer:
         """Picks a server. Raises UpstreamUnavailable or ModelNotReady."""
+        if request.sequence is not None:
+            return self._server_of(request.sequence)
         server = self._pick(request, ())
         if server is None:
             raise self._refusal(request)
         return server
 
+    def _server_of(self, sequence: OpenSequence) -> TritonServer:
+        """Returns the server that has the sequence, in any state: it may know the sequence, and no other does."""
+        server = next((each for each in self.servers if each.address == sequence.address), None)
+        if server is None:
+            sequence.is_lost = sequence.is_forgotten = True
+            raise UpstreamUnavailable("The Triton that had the sequence is gone.", was_sent=False)
+        return server
+
     def _pick(self, request: InferenceRequest, tried: Collection[TritonServer]) -> TritonServer | None:
         """Picks the better of two random servers. If every server with the model is ejected, all of these are used."""
+        able = self._able(request, tried)
+        return better_of_two([each for each in able if each.is_usable] or able)
+
+    def _able(self, request: InferenceRequest, tried: Collection[TritonServer]) -> list[TritonServer]:
         able = [each for each in self.servers if each not in tried and not each.is_leaving and each.has(request)]
         if not request.is_probe:
             able = [each for each in able if each.health.refusal(request.model) is None]
-        return better_of_two([each for each in able if each.is_usable] or able)
+        return able
 
     def _refusal(self, request: InferenceRequest) -> Unavailable:
         """Returns the error if no server accepts the request: the refusal that will end first."""
@@ -312,7 +333,8 @@ class DirectEngine(TritonEngine):
                         yield given.pop()
                 return
             except Unavailable as exc:
-                if is_repeat or exc.upstream is None or exc.was_sent or deadline.has_passed:
+                is_final = is_repeat or exc.upstream is None or exc.was_sent or request.sequence is not None
+                if is_final or deadline.has_passed:
                     raise
             is_repeat = True
             self._note_repeat()

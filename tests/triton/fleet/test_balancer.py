@@ -16,7 +16,7 @@ from app.core.errors import (
     UpstreamError,
     UpstreamUnavailable,
 )
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig
 from app.triton.fleet import balancer as module
 from app.triton.fleet.balancer import Balancer, BalancerObserver
@@ -365,3 +365,37 @@ class TestModels:
         assert busy.is_up
         assert await balancer.is_live()
         assert not busy.is_up
+
+
+def step_at(address: str) -> InferenceRequest:
+    return InferenceRequest("m", (), sequence=OpenSequence(address))
+
+
+async def test_a_step_goes_to_the_triton_that_has_the_sequence() -> None:
+    engines = [working() for _ in range(3)]
+    balancer, _ = balanced(*engines)
+    assert sorted(balancer.homes("m")) == ["triton-0:1", "triton-1:1", "triton-2:1"]
+    for _ in range(20):
+        await ask(balancer, step_at("triton-1:1"))
+    assert [len(engine.requests) for engine in engines] == [0, 20, 0]
+
+
+@pytest.mark.parametrize("was_sent", [False, True])
+async def test_a_step_is_never_sent_again(*, was_sent: bool) -> None:
+    engines = [failing(lost(was_sent=was_sent)), working()]
+    balancer, seen = balanced(*engines)
+    with pytest.raises(UpstreamUnavailable):
+        await ask(balancer, step_at("triton-0:1"))
+    with pytest.raises(UpstreamUnavailable):
+        await streamed(balancer, step_at("triton-0:1"))
+    assert (seen.repeats, engines[1].requests) == (0, [])
+    assert was_sent or balancer.homes("m") == ["triton-1:1"]
+
+
+async def test_a_triton_that_is_gone_takes_its_sequences_with_it() -> None:
+    balancer, _ = balanced(working())
+    request = step_at("other:1")
+    with pytest.raises(UpstreamUnavailable):
+        await ask(balancer, request)
+    assert request.sequence is not None
+    assert (request.sequence.is_lost, request.sequence.is_forgotten) == (True, True)

@@ -1,0 +1,199 @@
+"""``/v1/sessions``: the steps of stateful models, each a request of one sequence in Triton."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TypedDict
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import Send
+
+from app.api.deadlines import deadline_of
+from app.api.dialect import ShortRoute
+from app.api.disconnect import CancelledOnDisconnect
+from app.api.exchange import Exchange, Header, exchange_of
+from app.api.inference import Inference, InferenceCall, Target
+from app.api.limits import Limits
+from app.api.pipelines.reading import read_inference
+from app.api.pipelines.results import body_of_values, exit_headers, rendered
+from app.api.responses import JSON, JsonResponse
+from app.api.routing import router_of
+from app.api.workload import Workload
+from app.core.errors import Forbidden, InvalidRequest, UnknownSession
+from app.core.inference import Deadline, InferenceRequest
+from app.core.rows import owned
+from app.core.sequence import SequenceIdSource
+from app.observability.metrics import Metrics
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import WholeAnswer
+from app.sessions.places import Places
+from app.sessions.registry import Sessions
+from app.sessions.session import End, PipelineSession, SessionStep, StepAnswer
+
+STEP, IS_LAST = b"x-session-step", b"x-session-end"
+_MOST_DIGITS = 15
+
+_log = logging.getLogger("triton_gateway.session")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the steps of a session run: its pipeline as it was when the session was opened."""
+
+    pipeline: Pipeline
+    target: Target
+
+
+ServedSession = PipelineSession[Served]
+
+
+class SessionOpened(TypedDict):
+    id: str
+    url: str
+    expires_in_s: float
+
+
+class SessionRecords:
+    """Tells workload, metrics and log what happens to sessions. Implements SessionObserver."""
+
+    def __init__(self, metrics: Metrics, workload: Workload) -> None:
+        self._metrics = metrics
+        self._workload = workload
+
+    def opened(self, session: ServedSession) -> None:
+        self._workload.add(session)
+        self._metrics.sessions.opened(session.pipeline)
+
+    def ended(self, session: ServedSession, reason: End) -> None:
+        self._metrics.sessions.ended(session.pipeline, reason)
+        fields = {
+            "pipeline": session.pipeline,
+            "reason": str(reason),
+            "steps": session.steps,
+            "duration_s": round(monotonic() - session.opened_at, 3),
+            "key": session.owner,
+        }
+        _log.log(logging.WARNING if reason is End.LOST else logging.INFO, "session ended", extra=fields)
+
+    def left(self, session: ServedSession) -> None:
+        self._workload.remove(session)
+
+
+class SessionRoutes:
+    def __init__(self, inference: Inference, limits: Limits, sessions: Sessions[Served]) -> None:
+        self._inference = inference
+        self._limits = limits
+        self._sessions = sessions
+
+    def router(self) -> APIRouter:
+        return router_of(
+            post={"/v1/pipelines/{name}/sessions": self.open_session},
+            delete={"/v1/sessions/{session_id}": self.delete_session},
+        )
+
+    def short_routes(self) -> list[ShortRoute]:
+        return [ShortRoute("/v1/sessions/{session_id}", self.run_step)]
+
+    async def open_session(self, name: str, request: Request) -> Response:
+        exchange = exchange_of(request)
+        pipeline = self._inference.admit(exchange, name, None)
+        terms = pipeline.session
+        if terms is None:
+            raise InvalidRequest(
+                f"This pipeline has no sessions: POST /v1/pipelines/{name} runs a request.",
+                hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
+            )
+        served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
+        model = pipeline.spec.model, pipeline.spec.version
+        session = self._sessions.open(name, model, terms, exchange.record.key, served)
+        url = f"/v1/sessions/{session.id}"
+        opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
+        return JsonResponse(opened, 201, {"Location": url})
+
+    async def delete_session(self, session_id: str, request: Request) -> Response:
+        session = self._found(exchange_of(request), session_id)
+        if session.ended is not None:
+            raise UnknownSession("The session has ended.")
+        session.close(End.DELETED)
+        return Response(status_code=204)
+
+    async def run_step(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        session = self._found(exchange, found["session_id"])
+        pipeline = session.subject.pipeline
+        self._inference.admit_step(exchange, pipeline)
+        number, is_last = _number_of(exchange), _is_last(exchange)
+        deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
+        inference = owned(await read_inference(exchange, pipeline, self._limits))
+        step = SessionStep(number, is_last, deadline, lambda: self._answer(exchange, session, inference))
+        with CancelledOnDisconnect(exchange):
+            answer = await session.step(step)
+        exchange.record.exit_early(answer.early_exit)
+        await exchange.answer(_headers_of(session, answer), answer.body)
+
+    async def _answer(self, exchange: Exchange, session: ServedSession, inference: InferenceRequest) -> StepAnswer:
+        """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
+        pipeline, target = session.subject.pipeline, session.subject.target
+
+        def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+            return session.prepared(target.prepared(request, deadline))
+
+        deadline = Deadline.after(session.terms.triton_idle_s)
+        answer = WholeAnswer(pipeline, inference)
+        call = InferenceCall(
+            replace(target, prepared=prepared), inference, answer, deadline, exchange.record, exchange.caller
+        )
+        ending = await self._inference.answer(call)
+        values, _ = rendered(pipeline, ending)
+        return StepAnswer(await body_of_values(values), ending.early_exit)
+
+    def _found(self, exchange: Exchange, session_id: str) -> ServedSession:
+        """Raises UnknownSession, or Forbidden for another key than the one that opened the session."""
+        session = self._sessions.find(session_id)
+        if session.owner not in ("", exchange.record.key):
+            raise Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
+        return session
+
+
+def session_routes(inference: Inference, limits: Limits) -> SessionRoutes:
+    admission = inference.admission
+    sessions = Sessions(
+        inference.engine,
+        Places(admission.workers, admission.number),
+        SequenceIdSource(admission.workers, admission.number),
+        SessionRecords(inference.metrics, inference.workload),
+        lambda session: session.subject.pipeline.ending_request(),
+    )
+    return SessionRoutes(inference, limits, sessions)
+
+
+def _number_of(exchange: Exchange) -> int | None:
+    """Raises InvalidRequest if ``X-Session-Step`` is not a positive number."""
+    text = exchange.header(STEP)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text)):
+        raise InvalidRequest("X-Session-Step is not the number of a step; the first step is 1.")
+    return int(text)
+
+
+def _is_last(exchange: Exchange) -> bool:
+    """Raises InvalidRequest if ``X-Session-End`` is neither ``true`` nor ``false``."""
+    text = (exchange.header(IS_LAST) or "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidRequest("X-Session-End must be `true` or `false`.")
+    return text == "true"
+
+
+def _headers_of(session: ServedSession, answer: StepAnswer) -> list[Header]:
+    length = (b"content-length", b"%d" % len(answer.body))
+    headers = [JSON, length, (STEP, b"%d" % session.steps), *exit_headers(answer.early_exit)]
+    if session.ended is None:
+        headers.append((b"x-session-expires-in", f"{_rounded(session.expires_in_s):g}".encode()))
+    return headers
+
+
+def _rounded(seconds: float) -> float:
+    """Rounds down, to milliseconds."""
+    return int(seconds * 1000) / 1000

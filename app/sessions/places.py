@@ -1,0 +1,89 @@
+"""Counts the sessions of each model at each Triton: Triton runs only so many sequences of a model at a time."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import ceil
+from time import monotonic
+
+from app.core.errors import ModelNotReady, TooManyRequests
+from app.core.session import SessionTerms
+
+LONGEST_RETRY_S = 30
+USUAL_RETRY_S = 5
+"""``Retry-After`` while no sequence is known to end."""
+
+PlaceKey = tuple[str, str]
+"""A model and the address of a Triton, or a pipeline and an empty address for its ``max_open``."""
+
+
+class Place:
+    """The place of one session in all of its models at the Triton at ``address``."""
+
+    def __init__(self, address: str, keys: Sequence[PlaceKey]) -> None:
+        self.address = address
+        self.keys = keys
+
+
+class Places:
+    """The places of this process. ``workers``: the processes that share all places; ``number``: of this one, from 1."""
+
+    def __init__(self, workers: int = 1, number: int = 1) -> None:
+        self._workers = workers
+        self._number = number
+        self._taken = Counter[PlaceKey]()
+        self._free_at: dict[Place, float] = {}
+        """When Triton forgets the sequences of ended sessions that it still has, in monotonic seconds."""
+
+    def take(self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int) -> Place:
+        """Returns a place at the Triton with the most free ones. The caller must release it.
+
+        ``homes``: the Tritons where the model may be called, of ``servers``.
+        Raises TooManyRequests, or ModelNotReady without a Triton.
+        """
+        if not homes:
+            raise ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
+        address = max(homes, key=lambda home: min(self._free_places(pipeline, terms, home, servers).values()))
+        free = self._free_places(pipeline, terms, address, servers)
+        if min(free.values()) <= 0:
+            raise self._refusal(list(free))
+        self._taken.update(list(free))
+        return Place(address, list(free))
+
+    def release(self, place: Place) -> None:
+        self._free_at.pop(place, None)
+        self._taken.subtract(place.keys)
+        for key in place.keys:
+            if not self._taken[key]:
+                del self._taken[key]
+
+    def hold(self, place: Place, until: float) -> None:
+        """Notes when a place becomes free, in monotonic seconds. The caller must release it then."""
+        self._free_at[place] = until
+
+    @property
+    def taken(self) -> Counter[PlaceKey]:
+        return Counter(self._taken)
+
+    def _free_places(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> dict[PlaceKey, int]:
+        limits = dict(self._limits(pipeline, terms, home, servers))
+        return {key: limit - self._taken[key] for key, limit in limits.items()}
+
+    def _limits(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> Iterator[tuple[PlaceKey, int]]:
+        """``terms``: their slots are those of all Tritons together."""
+        for model in terms.models:
+            yield (model.name, home), self._share(model.slots // servers)
+        if terms.max_open is not None:
+            yield (f"pipeline {pipeline}", ""), self._share(terms.max_open)
+
+    def _share(self, total: int) -> int:
+        """The part of this process. All parts together are never more than ``total``, so a part may be 0."""
+        return total // self._workers + (self._number <= total % self._workers)
+
+    def _refusal(self, keys: Sequence[PlaceKey]) -> TooManyRequests:
+        now = monotonic()
+        known = [until - now for place, until in self._free_at.items() if not set(keys).isdisjoint(place.keys)]
+        return TooManyRequests(
+            "As many sessions are open as the model can have.",
+            hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
+            retry_after_s=min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S,
+        )

@@ -1,0 +1,302 @@
+"""One session: its steps run in order, one at a time, and a repeated step gets the answer of the first.
+
+A step that was sent runs to its end, whether its caller waits or not: Triton cannot take a request back out of a
+sequence without leaving the state unknown (decision 0062).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import monotonic
+from typing import Generic, TypeVar
+
+from app.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    Rejected,
+    SessionLost,
+    StepOutOfTurn,
+    Unavailable,
+    UnknownSession,
+)
+from app.core.inference import Deadline, InferenceRequest, OpenSequence
+from app.core.sequence import in_sequence
+from app.core.session import SessionTerms
+from app.sessions.places import Place
+
+MOST_WAITING = 8
+"""Steps of one session that may wait for their turn."""
+LARGEST_KEPT_BYTES = 1024 * 1024
+"""A larger answer is not kept for a repeated step."""
+
+Subject = TypeVar("Subject")
+
+
+class End(StrEnum):
+    """Why a session ended."""
+
+    LAST_STEP = "last_step"
+    DELETED = "deleted"
+    IDLE = "idle"
+    MAX = "max"
+    LOST = "lost"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """``body``: as it is sent to the caller."""
+
+    body: bytes
+    early_exit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStep:
+    """``number``: as the caller counts; None if it does not. ``run``: takes a slot, and calls the model."""
+
+    number: int | None
+    is_last: bool
+    deadline: Deadline
+    run: Callable[[], Awaitable[StepAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """How a step ended. Exactly one of both is set."""
+
+    answer: StepAnswer | None = None
+    error: GatewayError | None = None
+
+    @property
+    def size(self) -> int:
+        return 0 if self.answer is None else len(self.answer.body)
+
+    def result(self) -> StepAnswer:
+        """Raises the error."""
+        if self.answer is None:
+            assert self.error is not None
+            raise self.error
+        return self.answer
+
+
+class AnswerMemory:
+    """Limits the bytes of the kept answers of all sessions."""
+
+    def __init__(self, limit: int = 64 * 1024 * 1024) -> None:
+        self._limit = limit
+        self.used = 0
+
+    def replace(self, old: int, new: int) -> bool:
+        """Gives ``old`` bytes back and takes ``new`` bytes. Returns whether they fit."""
+        self.used -= old
+        fits = new <= LARGEST_KEPT_BYTES and self.used + new <= self._limit
+        self.used += new if fits else 0
+        return fits
+
+
+@dataclass(eq=False, slots=True)
+class PipelineSession(Generic[Subject]):
+    """``subject``: what the caller needs to run a step. ``on_end``: is called once when the session ends."""
+
+    id: str
+    """A bearer capability. Never log it."""
+    pipeline: str
+    owner: str
+    """The id of the API key that opened it; empty without one."""
+    terms: SessionTerms
+    sequence_id: int | str
+    place: Place
+    subject: Subject
+    on_end: "Callable[[PipelineSession[Subject], End], None]"
+    memory: AnswerMemory
+    sequence: OpenSequence = field(init=False)
+    opened_at: float = field(default_factory=monotonic, init=False)
+    queued_at: float | None = field(default=None, init=False)
+    """When the last step was sent; None if Triton does not know the sequence."""
+    steps: int = field(default=0, init=False)
+    """The number of the last answered step."""
+    ended: End | None = field(default=None, init=False)
+    has_end_flag: bool = field(default=False, init=False)
+    """Whether Triton got the end flag."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _waiting: int = field(default=0, init=False)
+    _current: SessionStep | None = field(default=None, init=False)
+    _is_sent: bool = field(default=False, init=False)
+    """Whether the running step, or the last one, was sent."""
+    _is_started: bool = field(default=False, init=False)
+    _free_since: float = field(default=0.0, init=False)
+    _kept: StepOutcome | None = field(default=None, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.sequence = OpenSequence(self.place.address)
+        self._free_since = self.opened_at
+        self._arm()
+
+    @property
+    def expires_in_s(self) -> float:
+        """How long the session waits for its next step."""
+        return max(self._expires_at - monotonic(), 0.0)
+
+    @property
+    def _expires_at(self) -> float:
+        longest = self.opened_at + self.terms.max_s
+        if self.queued_at is not None:
+            longest = min(longest, self.queued_at + self.terms.reach_s)
+        return min(self._free_since + self.terms.idle_s, longest)
+
+    async def step(self, step: SessionStep) -> StepAnswer:
+        """Waits for the turn of the step, and runs it.
+
+        Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``step.run``.
+        """
+        await self._take_turn(step.deadline)
+        try:
+            kept = self._repeated(step.number)
+        except BaseException:
+            self._turn.release()
+            raise
+        if kept is not None:
+            self._turn.release()
+            return kept.result()
+        running = asyncio.create_task(self._run(step))
+        running.add_done_callback(lambda _: self._turn.release())
+        return (await self._outcome(running, step.deadline)).result()
+
+    def prepared(self, request: InferenceRequest) -> InferenceRequest:
+        """Returns the request as the running step of the sequence. Call it when the request is sent.
+
+        The start flag is repeated until a step was answered, because Triton may have refused the first.
+        """
+        assert self._current is not None
+        self.queued_at = monotonic()
+        self._is_sent = True
+        return in_sequence(
+            request, self.sequence_id, starts=not self._is_started, ends=self._current.is_last, sequence=self.sequence
+        )
+
+    def end(self, cause: GatewayError) -> None:
+        """Ends the session when the gateway stops."""
+        self.close(End.DRAINING)
+
+    def close(self, reason: End) -> None:
+        """Ends the session. The running step runs to its end. No-op if the session has ended."""
+        if self.ended is None:
+            self.ended = reason
+            self._disarm()
+            self.on_end(self, reason)
+
+    async def settle(self) -> None:
+        """Waits until no step runs. Call it after the session has ended."""
+        async with self._turn:
+            pass
+
+    def forget(self) -> None:
+        """Frees the kept answer."""
+        if self._kept is not None:
+            self.memory.replace(self._kept.size, 0)
+            self._kept = None
+
+    async def _take_turn(self, deadline: Deadline) -> None:
+        if self._waiting >= MOST_WAITING:
+            raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", last_step=self.steps)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                await self._turn.acquire()
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
+        finally:
+            self._waiting -= 1
+
+    def _repeated(self, number: int | None) -> StepOutcome | None:
+        """Returns the outcome of a repeated step; None if the step is the next one. Raises the other cases."""
+        if number is not None and number == self.steps and self._kept is not None:
+            return self._kept
+        if self.ended is End.LOST:
+            raise self._lost()
+        if self.ended is not None:
+            raise UnknownSession("The session has ended.")
+        if number == self.steps:
+            raise StepOutOfTurn("The answer of this step is not kept any more.", last_step=self.steps)
+        if number is not None and number != self.steps + 1:
+            raise StepOutOfTurn(f"The next step of this session is {self.steps + 1}.", last_step=self.steps)
+        return None
+
+    async def _outcome(self, running: asyncio.Task[StepOutcome], deadline: Deadline) -> StepOutcome:
+        """Waits for the step. A step that was not sent yet is cancelled when its caller stops waiting."""
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                return await asyncio.shield(running)
+        except TimeoutError as exc:
+            hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
+            raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint) from exc
+        finally:
+            if not self._is_sent and not running.done():
+                running.cancel()
+
+    async def _run(self, step: SessionStep) -> StepOutcome:
+        self._disarm()
+        self._current, self._is_sent = step, False
+        queued_before = self.queued_at
+        try:
+            outcome = await _outcome_of(step)
+            if isinstance(outcome.error, Unavailable) and not outcome.error.was_sent:
+                self._not_sent(queued_before)
+            if self._is_sent and not self.sequence.is_lost and not isinstance(outcome.error, Rejected | Unavailable):
+                self._answered(step, outcome)
+        except BaseException:
+            self.sequence.is_lost |= self._is_sent  # the call was interrupted
+            raise
+        finally:
+            self._free_since = monotonic()
+            if self.sequence.is_lost:
+                self.close(End.LOST)
+            self._arm()
+        return StepOutcome(error=self._lost()) if self.sequence.is_lost else outcome
+
+    def _not_sent(self, queued_before: float | None) -> None:
+        """Triton did not get the step. Without an earlier step there is no sequence that can be lost."""
+        self.queued_at = queued_before
+        self.sequence.is_lost &= queued_before is not None
+
+    def _answered(self, step: SessionStep, outcome: StepOutcome) -> None:
+        """An error of the model is an answer too: the model ran."""
+        self.steps += 1
+        self._is_started |= outcome.error is None
+        self.forget()
+        if step.number is not None and self.memory.replace(0, outcome.size):
+            self._kept = outcome
+        if step.is_last:
+            self.has_end_flag = outcome.error is None
+            self.close(End.LAST_STEP)
+
+    def _lost(self) -> SessionLost:
+        return SessionLost(
+            f"The state of the session is lost. The last answered step is {self.steps}.",
+            last_step=self.steps,
+            hint="Open a new session, and begin again with its first step.",
+        )
+
+    def _arm(self) -> None:
+        if self.ended is None:
+            self._timer = asyncio.get_running_loop().call_later(self.expires_in_s, self._expired)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self) -> None:
+        is_old = monotonic() >= self.opened_at + self.terms.max_s
+        self.close(End.MAX if is_old else End.IDLE)
+
+
+async def _outcome_of(step: SessionStep) -> StepOutcome:
+    try:
+        return StepOutcome(await step.run())
+    except GatewayError as exc:
+        exc.forget_frames()  # they hold the request's body
+        return StepOutcome(error=exc)

@@ -1,0 +1,383 @@
+"""Sessions over a real Triton: the answers prove that each session has its own state, and that no place is lost."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.docs.pages import ROOT, blocks_of
+from tests.fakes.keys import bearer, entry, write_keys
+from tests.live.conftest import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.live.session_models import MODELS, write_config, write_session_models
+from tests.waiting import PATIENCE_S, eventually
+
+EVERY = [*MODELS, "summing_chain"]
+LONG = [name for name in EVERY if name not in ("short", "default_idle")]
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """A Triton of its own, because these tests unload its models and kill it."""
+    repository = tmp_path_factory.mktemp("sessions")
+    write_session_models(repository)
+    with running_triton(EmbeddedOptions(repository, models_venv, first_restart_s=0.2), restarts=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
+
+
+@contextmanager
+def sessions_gateway(triton: EmbeddedTriton, folder: Path, **settings: str) -> Iterator[GatewayProcess]:
+    config = write_config(folder)
+    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=config, **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+        yield client
+    eventually(lambda: gateway.metric("open_sessions") == 0)
+
+
+class Caller:
+    """One session, and the sum that its answers must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+        assert answer.status_code == 201, answer.text
+        self.opened = answer.json()
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
+    def send(self, number: int, *, sleep_s: float = 0, headers: dict[str, str] | None = None) -> httpx.Response:
+        body = {"NUMBER": number} | ({"SLEEP": sleep_s} if sleep_s else {})
+        return self.client.post(self.url, json=body, headers=headers)
+
+    def step(self, number: int, **options: Any) -> dict[str, Any]:
+        """One step, whose answer must have this session's sum and number of steps."""
+        answer = self.send(number, **options)
+        assert answer.status_code == 200, answer.text
+        self.steps, self.sum = self.steps + 1, self.sum + number
+        values: dict[str, Any] = answer.json()
+        assert (values["SUM"], values["STEPS"]) == (self.sum, self.steps)
+        assert answer.headers["X-Session-Step"] == str(self.steps)
+        return values
+
+    def end(self) -> None:
+        self.step(1, headers={"X-Session-End": "true"})
+
+    def delete(self) -> int:
+        return self.client.delete(self.url).status_code
+
+
+PAGE = ROOT / "docs" / "how-to" / "sessions.md"
+
+
+def test_the_commands_of_the_page_run_a_session(gateway: GatewayProcess) -> None:
+    """A block of ``docs/how-to/sessions.md``."""
+    (commands,) = [text for language, text in blocks_of(PAGE) if language == "sh"]
+    script = commands.replace("http://127.0.0.1:8080", gateway.url)
+    shown = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout
+    assert shown == '{"sum":100}{"sum":250}'
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+@pytest.mark.parametrize("pipeline", [name for name in EVERY if name != "summing_chain"])
+def test_the_steps_of_a_session_share_a_state(client: httpx.Client, pipeline: str) -> None:
+    session = Caller(client, pipeline)
+    assert 0 < session.opened["expires_in_s"] <= 30
+    for number in (1, 10, 100):
+        session.step(number)
+    session.end()
+    assert code(session.send(1)) == (404, "unknown_session")
+
+
+def test_a_session_of_an_ensemble_gives_each_stateful_step_its_state(client: httpx.Client) -> None:
+    session = Caller(client, "summing_chain")
+    answers = [session.send(number).json() for number in (1, 10, 100)]
+    assert [each["SUM"] for each in answers] == [1, 1 + 11, 1 + 11 + 111]
+    assert session.send(0, headers={"X-Session-End": "true"}).json()["SUM"] == 1 + 11 + 111 + 111
+
+
+@pytest.mark.parametrize("pipeline", [name for name in LONG if name != "summing_chain"])
+def test_no_state_mixes_between_sessions(client: httpx.Client, pipeline: str) -> None:
+    """Several times as many sessions as places, one after the other, with steps in between each other."""
+
+    def run(seed: int) -> None:
+        choice = random.Random(seed)
+        for _ in range(3):
+            session = Caller(client, pipeline)
+            for _ in range(choice.randrange(2, 12)):
+                session.step(choice.randrange(1000))
+            session.end()
+
+    callers = min(MODELS[pipeline].places, 16)
+    with ThreadPoolExecutor(callers) as pool:
+        assert list(pool.map(run, range(callers))) == [None] * callers
+
+
+def test_a_repeated_step_gets_the_same_answer(client: httpx.Client) -> None:
+    session = Caller(client, "uint64_oldest")
+    first = session.send(5, headers={"X-Session-Step": "1"})
+    assert session.send(5, headers={"X-Session-Step": "1"}).content == first.content
+    session.steps, session.sum = 1, 5
+    session.step(6, headers={"X-Session-Step": "2"})
+    for wrong in ("1", "4"):
+        answer = session.send(7, headers={"X-Session-Step": wrong})
+        assert (code(answer), answer.headers["X-Session-Step"]) == ((409, "step_out_of_turn"), "2")
+    last = session.send(8, headers={"X-Session-Step": "3", "X-Session-End": "true"})
+    assert session.send(8, headers={"X-Session-Step": "3", "X-Session-End": "true"}).content == last.content
+    assert last.json()["SUM"] == 19
+    assert code(session.send(9, headers={"X-Session-Step": "4"})) == (404, "unknown_session")
+
+
+def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
+    session = Caller(client, "uint64_direct")
+    session.step(5)
+    for _ in range(2):
+        answer = session.send(-1, headers={"X-Session-Step": "2"})
+        assert code(answer) == (502, "model_error")
+    session.steps, session.sum = 2, 4
+    session.step(6)
+    session.end()
+
+
+def test_a_step_that_does_not_fit_the_pipeline_is_none(client: httpx.Client) -> None:
+    session = Caller(client, "uint64_direct")
+    session.step(5)
+    assert code(session.client.post(session.url, json={"NUMBER": "x"})) == (422, "invalid_input")
+    for header, value in (("X-Session-Step", "0"), ("X-Session-Step", "x"), ("X-Session-End", "maybe")):
+        assert code(session.send(1, headers={header: value})) == (400, "invalid_request")
+    session.step(6)
+    session.end()
+
+
+def test_a_step_goes_on_without_its_caller(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """The caller's deadline passes, or the caller leaves: a repeated step gets the answer of the same run."""
+    session = Caller(client, "uint64_oldest")
+    late = session.send(5, sleep_s=1, headers={"X-Request-Timeout": "0.2", "X-Session-Step": "1"})
+    assert code(late) == (504, "deadline_exceeded")
+    assert session.send(5, headers={"X-Session-Step": "1"}).json()["SUM"] == 5
+    with httpx.Client(base_url=gateway.url) as leaving, pytest.raises(httpx.ReadTimeout):
+        leaving.post(session.url, json={"NUMBER": 6, "SLEEP": 1}, timeout=0.3, headers={"X-Session-Step": "2"})
+    repeated = session.send(6, headers={"X-Session-Step": "2"}).json()
+    assert (repeated["SUM"], repeated["STEPS"]) == (11, 2)
+    session.steps, session.sum = 2, 11
+    session.end()
+
+
+def test_steps_that_come_together_run_one_after_the_other(client: httpx.Client) -> None:
+    session = Caller(client, "uint64_oldest")
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda number: session.send(number, sleep_s=0.05), [1] * 6))
+    assert sorted(each.json()["STEPS"] for each in answers) == [1, 2, 3, 4, 5, 6]
+    with ThreadPoolExecutor(16) as pool:
+        crowd = list(pool.map(lambda number: session.send(number, sleep_s=0.2), [1] * 16))
+    refused = [each for each in crowd if each.status_code != 200]
+    assert refused
+    assert {code(each) for each in refused} == {(409, "step_out_of_turn")}
+    assert session.send(1, headers={"X-Session-End": "true"}).status_code == 200
+
+
+@pytest.mark.parametrize("pipeline", ["text_direct", "uint64_oldest", "few"])
+def test_there_are_never_more_sessions_than_places(client: httpx.Client, pipeline: str) -> None:
+    places = 2 if pipeline == "few" else MODELS[pipeline].places
+    sessions = [Caller(client, pipeline) for _ in range(places)]
+    for each in sessions:
+        each.step(7)
+    refused = client.post(f"/v1/pipelines/{pipeline}/sessions")
+    assert code(refused) == (429, "too_many_requests")
+    assert 1 <= int(refused.headers["Retry-After"]) <= 30
+    sessions.pop().end()
+    sessions.append(Caller(client, pipeline))
+    for each in sessions:
+        each.end()
+
+
+def has_place(client: httpx.Client, pipeline: str) -> bool:
+    answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+    if answer.status_code == 201:
+        client.delete(answer.headers["Location"])
+    return answer.status_code == 201
+
+
+def test_an_unused_session_frees_its_place_at_once(client: httpx.Client) -> None:
+    for _ in range(3):
+        assert Caller(client, "short").delete() == 204
+    eventually(lambda: has_place(client, "short"))
+
+
+def test_end_inputs_free_the_sequence(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """The model ``short`` has one place. Its next session finds no state that was left."""
+    for _ in range(3):
+        eventually(lambda: has_place(client, "ending"))
+        session = Caller(client, "ending")
+        assert session.step(5)["OPEN"] == 1
+        assert session.delete() == 204
+        assert code(session.send(1)) == (404, "unknown_session")
+        assert session.delete() == 404
+    ended = gateway.metric("sessions_total", pipeline="ending", reason="deleted")
+    assert ended >= 3
+
+
+def test_without_end_inputs_the_place_is_taken_until_triton_forgets_the_sequence(client: httpx.Client) -> None:
+    eventually(lambda: has_place(client, "short"))
+    session = Caller(client, "short")
+    session.step(5)
+    assert session.delete() == 204
+    assert not has_place(client, "short")
+    eventually(lambda: has_place(client, "short"))
+    again = Caller(client, "short")
+    again.step(6)
+    again.end()
+
+
+@pytest.mark.parametrize(("pipeline", "reason"), [("brief", "idle"), ("old", "max"), ("short", "idle")])
+def test_a_session_expires(client: httpx.Client, gateway: GatewayProcess, pipeline: str, reason: str) -> None:
+    eventually(lambda: has_place(client, pipeline))
+    before = gateway.metric("sessions_total", pipeline=pipeline, reason=reason)
+    session = Caller(client, pipeline)
+    session.step(5)
+    eventually(lambda: gateway.metric("sessions_total", pipeline=pipeline, reason=reason) == before + 1)
+    assert code(session.send(6)) == (404, "unknown_session")
+
+
+def load(triton: EmbeddedTriton, model: str) -> None:
+    for change in ("unload", "load"):
+        httpx.post(f"{triton.http_url}/v2/repository/models/{model}/{change}", timeout=PATIENCE_S).raise_for_status()
+
+
+def test_a_model_that_is_loaded_again_ends_its_sessions(
+    client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
+) -> None:
+    used, unused = Caller(client, "uint64_oldest"), Caller(client, "uint64_oldest")
+    used.step(5)
+    used.step(6)
+    load(triton, "uint64_oldest")
+    wait_until_ready(gateway)
+    for _ in range(2):
+        answer = used.send(7)
+        assert (code(answer), answer.headers["X-Session-Step"]) == ((410, "session_lost"), "2")
+        assert "The last answered step is 2." in answer.json()["detail"]
+    unused.step(5)
+    unused.end()
+    assert Caller(client, "uint64_oldest").delete() == 204
+
+
+def test_a_killed_triton_ends_its_sessions(
+    client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
+) -> None:
+    """One session has a step under way, the other one has not."""
+    running, idle = Caller(client, "uint64_oldest"), Caller(client, "uint64_oldest")
+    running.step(1)
+    idle.step(2)
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(running.send(5, sleep_s=30)))
+    thread.start()
+    eventually(lambda: gateway.metric("requests_running_by_pipeline", pipeline="uint64_oldest") > 0)
+    assert triton.pid is not None
+    os.kill(triton.pid, signal.SIGKILL)
+    thread.join()
+    assert code(answers[0]) == (410, "session_lost")
+    wait_until_ready(gateway)
+    assert code(idle.send(3)) == (410, "session_lost")
+    eventually(lambda: opens_and_steps(client))
+
+
+def opens_and_steps(client: httpx.Client) -> bool:
+    opened = client.post("/v1/pipelines/uint64_oldest/sessions")
+    if opened.status_code != 201:
+        return False
+    url = opened.headers["Location"]
+    step = client.post(url, json={"NUMBER": 1}, headers={"X-Session-End": "true"})
+    client.delete(url)
+    return step.status_code == 200 and step.json()["STEPS"] == 1
+
+
+def test_a_request_outside_of_a_session_says_how_to_open_one(client: httpx.Client) -> None:
+    answer = client.post("/v1/pipelines/uint64_direct", json={"NUMBER": 1})
+    assert (code(answer), "/v1/pipelines/uint64_direct/sessions" in answer.json()["hint"]) == (
+        (400, "invalid_request"),
+        True,
+    )
+    assert code(client.post("/v1/pipelines/ordinary/sessions")) == (400, "invalid_request")
+    assert code(client.post("/v1/pipelines/none/sessions")) == (404, "unknown_pipeline")
+    for call in (client.delete, lambda url: client.post(url, json={"NUMBER": 1})):
+        assert code(call("/v1/sessions/abc")) == (404, "unknown_session")
+
+
+def test_callers_cannot_set_the_sequence(client: httpx.Client) -> None:
+    session = Caller(client, "uint64_direct")
+    for name in ("sequence_id", "sequence_start", "sequence_end", "ID"):
+        assert code(client.post(session.url, json={"NUMBER": 1, name: 1})) == (422, "invalid_input")
+    session.step(1)
+    session.end()
+
+
+def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayProcess) -> None:
+    session = Caller(client, "plain_direct")
+    session.step(1)
+    answer = session.send(2)
+    session.steps, session.sum = 2, 3
+    session.end()
+    (line,) = gateway.log_lines(answer.headers["X-Request-ID"])
+    assert line["path"] == "/v1/sessions/***"
+
+    def ended() -> list[dict[str, Any]]:
+        return [line for line in gateway.json_lines() if line["message"] == "session ended"]
+
+    eventually(lambda: any((each["pipeline"], each["steps"]) == ("plain_direct", 3) for each in ended()))
+    assert session.opened["id"] not in gateway.log
+
+
+def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    with (
+        sessions_gateway(triton, tmp_path, drain_s="60") as gateway,
+        httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
+    ):
+        session = Caller(client, "int64_oldest")
+        session.step(1)
+        gateway.process.send_signal(signal.SIGTERM)
+        eventually(lambda: client.get("/health/ready").json()["status"] == "draining")
+        assert code(client.post("/v1/pipelines/int64_oldest/sessions")) == (503, "draining")
+        session.step(2)
+        assert gateway.process.poll() is None
+        session.end()
+        gateway.process.wait(PATIENCE_S)
+
+
+def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
+    with (
+        sessions_gateway(triton, tmp_path, api_keys_file=keys) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
+    ):
+        url = client.post("/v1/pipelines/int64_oldest/sessions", headers=bearer("alice")).headers["Location"]
+        calls: list[Callable[[dict[str, str]], httpx.Response]] = [
+            lambda headers: client.post(url, json={"NUMBER": 1}, headers=headers),
+            lambda headers: client.delete(url, headers=headers),
+        ]
+        for call in calls:
+            assert code(call({})) == (401, "unauthenticated")
+            assert code(call(bearer("bob"))) == (403, "forbidden")
+            assert call(bearer("alice")).status_code in (200, 204)

@@ -1,0 +1,73 @@
+"""The places of sessions: never more than the models have, shared by workers, at the Triton with the most free ones."""
+
+from time import monotonic
+
+import pytest
+
+from app.core.errors import ModelNotReady, TooManyRequests
+from app.core.sequence import SequenceIds
+from app.core.session import SessionTerms, StatefulModel, reach_s
+from app.sessions.places import LONGEST_RETRY_S, Place, Places
+
+
+def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
+    models = tuple(StatefulModel(f"m{number}", each, 60.0) for number, each in enumerate(slots))
+    return SessionTerms(models, SequenceIds(), 30.0, 600.0, max_open)
+
+
+def taken(places: Places, given: SessionTerms, *homes: str, pipeline: str = "p") -> list[Place]:
+    """As many places as there are."""
+    found = []
+    try:
+        while True:
+            found.append(places.take(pipeline, given, homes or ("",), len(homes) or 1))
+    except TooManyRequests:
+        return found
+
+
+@pytest.mark.parametrize(("given", "count"), [(terms(3), 3), (terms(3, 2), 2), (terms(5, max_open=2), 2)])
+def test_the_narrowest_limit_counts(given: SessionTerms, count: int) -> None:
+    places = Places()
+    found = taken(places, given)
+    assert len(found) == count
+    places.release(found[0])
+    assert len(taken(places, given)) == 1
+
+
+def test_pipelines_over_one_model_share_its_places() -> None:
+    places = Places()
+    assert len(taken(places, terms(4, max_open=1), pipeline="a")) == 1
+    assert len(taken(places, terms(4), pipeline="b")) == 3
+
+
+@pytest.mark.parametrize(("total", "workers"), [(1, 3), (4, 3), (64, 4), (2, 2)])
+def test_workers_together_never_have_more_places(total: int, workers: int) -> None:
+    parts = [len(taken(Places(workers, number), terms(total))) for number in range(1, workers + 1)]
+    assert sum(parts) == total
+
+
+def test_a_session_goes_to_the_triton_with_the_most_free_places() -> None:
+    places = Places()
+    found = taken(places, terms(6), "a:1", "b:1")
+    assert sorted(each.address for each in found) == ["a:1"] * 3 + ["b:1"] * 3
+    for each in found:
+        if each.address == "b:1":
+            places.release(each)
+    assert [each.address for each in taken(places, terms(6), "a:1", "b:1")] == ["b:1"] * 3
+    with pytest.raises(ModelNotReady):
+        places.take("p", terms(6), (), 2)
+
+
+def test_a_refusal_tells_when_a_place_is_free() -> None:
+    places = Places()
+    (place,) = taken(places, terms(1))
+    for until, expected in ((7.5, 8), (0.1, 1), (1000, LONGEST_RETRY_S)):
+        places.hold(place, monotonic() + until)
+        with pytest.raises(TooManyRequests) as caught:
+            places.take("p", terms(1), ("",), 1)
+        assert caught.value.retry_after_s == expected
+
+
+@pytest.mark.parametrize(("idle_s", "expected"), [(1.0, 0.9), (60.0, 55.0), (0.1, 0.05), (10.0, 9.0)])
+def test_a_step_must_come_before_triton_forgets_the_sequence(idle_s: float, expected: float) -> None:
+    assert reach_s(idle_s) == pytest.approx(expected)

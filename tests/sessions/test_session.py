@@ -1,0 +1,250 @@
+"""One session without Triton: turns, repeated steps, lost states, and the time until it expires."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from app.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    SessionLost,
+    StepOutOfTurn,
+    TooManyRequests,
+    UnknownSession,
+    UpstreamUnavailable,
+)
+from app.core.inference import Deadline, InferenceRequest
+from app.core.sequence import SequenceIds
+from app.core.session import SessionTerms, StatefulModel
+from app.sessions.places import Place
+from app.sessions.session import (
+    LARGEST_KEPT_BYTES,
+    MOST_WAITING,
+    AnswerMemory,
+    End,
+    PipelineSession,
+    SessionStep,
+    StepAnswer,
+)
+
+REQUEST = InferenceRequest("m", ())
+
+
+def terms(idle_s: float = 30.0, max_s: float = 600.0, triton_idle_s: float = 60.0) -> SessionTerms:
+    return SessionTerms((StatefulModel("m", 1, triton_idle_s),), SequenceIds(), idle_s, max_s)
+
+
+@dataclass
+class Model:
+    """Runs the steps of one session, and keeps the requests that were sent."""
+
+    given: SessionTerms = field(default_factory=terms)
+    sent: list[InferenceRequest] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    memory: AnswerMemory = field(default_factory=AnswerMemory)
+
+    def __post_init__(self) -> None:
+        self.session = PipelineSession(
+            "id", "p", "", self.given, 7, Place("", []), None, lambda _, end: self.ends.append(end), self.memory
+        )
+
+    async def step(
+        self,
+        number: int | None = None,
+        *,
+        is_last: bool = False,
+        deadline_s: float = 5.0,
+        before: GatewayError | None = None,
+        after: Callable[[], Awaitable[None]] | GatewayError | None = None,
+        body: bytes = b"",
+    ) -> StepAnswer:
+        """``before``: an error before the request is sent. ``after``: what the model does, or its error."""
+
+        async def run() -> StepAnswer:
+            if before is not None:
+                raise before
+            self.sent.append(self.session.prepared(REQUEST))
+            if isinstance(after, GatewayError):
+                raise after
+            if after is not None:
+                await after()
+            return StepAnswer(body or b"%d" % len(self.sent))
+
+        return await self.session.step(SessionStep(number, is_last, Deadline.after(deadline_s), run))
+
+    @property
+    def flags(self) -> list[set[str]]:
+        return [set(each.parameters) - {"sequence_id"} for each in self.sent]
+
+
+async def test_the_first_step_starts_and_the_last_ends_the_sequence() -> None:
+    model = Model()
+    for is_last in (False, False, True):
+        await model.step(is_last=is_last)
+    assert model.flags == [{"sequence_start"}, set(), {"sequence_end"}]
+    assert {each.parameters["sequence_id"] for each in model.sent} == {7}
+    assert (model.ends, model.session.has_end_flag, model.session.steps) == ([End.LAST_STEP], True, 3)
+    with pytest.raises(UnknownSession):
+        await model.step()
+
+
+async def test_the_start_flag_is_repeated_until_a_step_was_answered() -> None:
+    model = Model()
+    with pytest.raises(ModelError):
+        await model.step(after=ModelError("failed"))
+    await model.step()
+    await model.step()
+    assert model.flags == [{"sequence_start"}, {"sequence_start"}, set()]
+    assert model.session.steps == 3
+
+
+async def test_a_refused_step_is_no_step() -> None:
+    model = Model()
+    with pytest.raises(TooManyRequests):
+        await model.step(1, before=TooManyRequests("busy"))
+    assert model.session.queued_at is None
+    with pytest.raises(TooManyRequests):
+        await model.step(1, after=TooManyRequests("the queue of Triton is full"))
+    assert (await model.step(1)).body == b"2"
+    assert model.session.steps == 1
+
+
+async def test_a_repeated_step_gets_the_kept_answer_or_error() -> None:
+    model = Model()
+    first = await model.step(1)
+    assert await model.step(1) == first
+    with pytest.raises(ModelError):
+        await model.step(2, after=ModelError("failed"))
+    with pytest.raises(ModelError):
+        await model.step(2)
+    last = await model.step(3, is_last=True)
+    assert await model.step(3, is_last=True) == last
+    assert len(model.sent) == 3
+    model.session.forget()
+    assert model.memory.used == 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 9])
+async def test_a_step_out_of_turn_names_the_last_one(number: int) -> None:
+    model = Model()
+    await model.step(1)
+    await model.step()
+    with pytest.raises(StepOutOfTurn) as caught:
+        await model.step(number)
+    assert caught.value.last_step == 2
+
+
+async def test_a_large_answer_is_not_kept() -> None:
+    model = Model()
+    await model.step(1, body=bytes(LARGEST_KEPT_BYTES + 1))
+    with pytest.raises(StepOutOfTurn):
+        await model.step(1)
+    full = Model(memory=AnswerMemory(limit=3))
+    await full.step(1, body=b"four")
+    with pytest.raises(StepOutOfTurn):
+        await full.step(1)
+    assert full.memory.used == 0
+
+
+async def test_a_sent_step_goes_on_without_its_caller() -> None:
+    model, gate = Model(), asyncio.Event()
+
+    async def wait() -> None:
+        await gate.wait()
+
+    with pytest.raises(DeadlineExceeded):
+        await model.step(1, deadline_s=0.05, after=wait)
+    leaving = asyncio.create_task(model.step(1))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    again = asyncio.create_task(model.step(1))
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await again).body == b"1"
+    assert (len(model.sent), model.session.steps) == (1, 1)
+
+
+async def test_a_step_that_was_not_sent_ends_with_its_caller() -> None:
+    model, waits = Model(), asyncio.Event()
+
+    async def run() -> StepAnswer:
+        waits.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    leaving = asyncio.create_task(model.session.step(SessionStep(1, False, Deadline.after(5), run)))
+    await waits.wait()
+    leaving.cancel()
+    assert (await model.step(1)).body == b"1"
+
+
+async def test_few_steps_wait_for_their_turn() -> None:
+    model, gate = Model(), asyncio.Event()
+
+    async def wait() -> None:
+        await gate.wait()
+
+    steps = [asyncio.create_task(model.step(after=wait)) for _ in range(MOST_WAITING + 1)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(StepOutOfTurn):
+        await model.step()
+    gate.set()
+    assert [each.body for each in await asyncio.gather(*steps)] == [b"%d" % number for number in range(1, 10)]
+
+
+async def test_a_lost_sequence_ends_the_session() -> None:
+    model = Model()
+    await model.step(1)
+
+    async def lose() -> None:
+        model.session.sequence.is_lost = True
+
+    for number in (2, 2, 3, 1):
+        with pytest.raises(SessionLost) as caught:
+            await model.step(number, after=lose) if number != 1 else await model.step(4)
+        assert caught.value.last_step == 1
+    assert (model.ends, len(model.sent)) == ([End.LOST], 2)
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+async def test_a_session_that_triton_does_not_know_cannot_be_lost(*, is_started: bool) -> None:
+    model = Model()
+    if is_started:
+        await model.step()
+    model.session.sequence.is_lost = True
+    with pytest.raises(SessionLost if is_started else UpstreamUnavailable):
+        await model.step(after=UpstreamUnavailable("Triton cannot be reached.", was_sent=False))
+    assert (model.session.ended, model.session.queued_at is None) == (End.LOST if is_started else None, not is_started)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [(terms(idle_s=0.05), End.IDLE), (terms(max_s=0.05), End.MAX), (terms(triton_idle_s=0.1), End.IDLE)],
+)
+async def test_a_session_expires(given: SessionTerms, reason: End) -> None:
+    model, ended = Model(given), asyncio.Event()
+    model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+    await model.step()
+    assert 0 <= model.session.expires_in_s <= 0.05
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert model.ends == [reason]
+
+
+async def test_a_running_step_holds_off_the_end() -> None:
+    model, gate = Model(terms(idle_s=0.01)), asyncio.Event()
+
+    async def wait() -> None:
+        await asyncio.sleep(0.1)
+        assert model.ends == []
+        model.session.close(End.DELETED)
+        gate.set()
+
+    await model.step(after=wait)
+    assert gate.is_set()
+    await model.session.settle()
+    assert model.ends == [End.DELETED]

@@ -87,9 +87,10 @@ def rows_triton(folder: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
 
 @contextmanager
 def rows_gateway(
-    triton: EmbeddedTriton, folder: Path, *, workers: str = "2", repair: str = "true"
+    triton: EmbeddedTriton, folder: Path, *, workers: str = "2", repair: str = "true", **more: str
 ) -> Iterator[GatewayProcess]:
-    with repairing_gateway(triton, folder, config_text(), repair=repair, workers=workers) as gateway:
+    """``more``: further settings."""
+    with repairing_gateway(triton, folder, config_text(), repair=repair, workers=workers, **more) as gateway:
         yield gateway
 
 

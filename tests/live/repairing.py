@@ -8,9 +8,9 @@ from tests.processes import GatewayProcess, running_gateway
 
 
 def repairing_gateway(
-    triton: EmbeddedTriton, folder: Path, config: str, *, repair: str, workers: str = "1"
+    triton: EmbeddedTriton, folder: Path, config: str, *, repair: str, workers: str = "1", **more: str
 ) -> AbstractContextManager[GatewayProcess]:
-    """``config``: the text of gateway.yaml. ``repair``: of ``GATEWAY_TRITON_REPAIR``."""
+    """``config``: the text of gateway.yaml. ``repair``: of ``GATEWAY_TRITON_REPAIR``. ``more``: further settings."""
     (folder / "gateway.yaml").write_text(config)
-    settings = {"config": str(folder / "gateway.yaml"), "triton_repair": repair, "workers": workers}
+    settings = {"config": str(folder / "gateway.yaml"), "triton_repair": repair, "workers": workers, **more}
     return running_gateway(folder / "gateway", triton_url=triton.grpc_url, **settings)

@@ -5,6 +5,7 @@ Inflates bodies with a Content-Encoding in pieces, up to the limit of a body.
 
 import asyncio
 import sys
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ Read = TypeVar("Read")
 SWITCH_S = 0.0005
 """How long the event loop waits for the interpreter's lock while a body is read. An event of a stream needs the lock
 several times, and Python's default is 5 ms."""
+STEP_BYTES = 512 * 1024
+"""How much of an arriving body is read at once, in a fraction of a millisecond for usual files."""
 _reader = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, initargs=(SWITCH_S,))
 """Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
 
@@ -72,11 +75,39 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
     if size is not None:
         check_size(size, limits)
     content = exchange.tensor_memory(size, tensor_at) if tensor_at is not None and size is not None else None
-    try:
-        async with asyncio.timeout(limits.body_s):
-            return await _collected(exchange, _Growing(exchange, limits, content))
-    except TimeoutError as exc:
-        raise SlowRequest(f"The body did not arrive within {limits.body_s:g} s.") from exc
+    return await _Growing(exchange, limits, content).more()
+
+
+class ArrivingBody:
+    """A large body that is read while it arrives. Create it before anything of the body was read."""
+
+    def __init__(self, exchange: Exchange, limits: Limits) -> None:
+        self._growing = _Growing(exchange, limits, None)
+
+    @classmethod
+    def of(cls, exchange: Exchange, limits: Limits) -> "ArrivingBody | None":
+        """Returns None for a body without a length, or so small that it is read at once.
+
+        Raises UnsupportedMediaType or PayloadTooLarge.
+        """
+        _check_encoding(exchange)
+        size = _declared_size(exchange)
+        if size is None or size < 2 * STEP_BYTES:
+            return None
+        check_size(size, limits)
+        return cls(exchange, limits)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._growing.is_complete
+
+    async def more(self) -> memoryview:
+        """Waits for some more of the body, and returns all that has arrived. Raises the errors of ``receive_body``."""
+        return await self._growing.more(STEP_BYTES)
+
+    def forget(self) -> None:
+        """Frees the memory of the body."""
+        self._growing.forget()
 
 
 def _declared_size(exchange: Exchange) -> int | None:
@@ -103,18 +134,6 @@ def check_no_query(exchange: Exchange) -> None:
         )
 
 
-async def _collected(exchange: Exchange, body: "_Growing") -> memoryview:
-    message = await exchange.receive()
-    while message["type"] != "http.disconnect":
-        body.add(message.get("body", b""))
-        if not message.get("more_body", False):
-            return body.content()
-        if await exchange.connection.pass_body(body):
-            return body.content()
-        message = await exchange.receive()
-    raise ClientClosedRequest("The client disconnected while it was sending the body.")
-
-
 class _Growing:
     """A body that is being received.
 
@@ -125,10 +144,42 @@ class _Growing:
     """
 
     def __init__(self, exchange: Exchange, limits: Limits, content: memoryview | None) -> None:
+        self.is_complete = False
         self._exchange = exchange
         self._limits = limits
+        self._left_s = limits.body_s
         self._content: bytearray | mmap | memoryview = bytearray() if content is None else content
         self._size = 0
+        self._full_at = sys.maxsize
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= self._full_at
+
+    async def more(self, step: int = sys.maxsize) -> memoryview:
+        """Waits for about ``step`` bytes more, or the end of the body. Returns all that has arrived.
+
+        Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
+        """
+        self._full_at = self._size + step
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left_s):
+                await self._receive()
+        except TimeoutError as exc:
+            raise SlowRequest(f"The body did not arrive within {self._limits.body_s:g} s.") from exc
+        self._left_s -= time.monotonic() - started
+        return memoryview(self._content)[: self._size]
+
+    async def _receive(self) -> None:
+        pass_body = self._exchange.connection.pass_body
+        self.is_complete = self._size > 0 and await pass_body(self)
+        while not self.is_complete and not self.is_full:
+            message = await self._exchange.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientClosedRequest("The client disconnected while it was sending the body.")
+            self.add(message.get("body", b""))
+            self.is_complete = not message.get("more_body", False) or await pass_body(self)
 
     def add(self, part: bytes) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
@@ -149,14 +200,15 @@ class _Growing:
             raise _too_large(self._limits)
         self._exchange.hold(size)
 
+    def forget(self) -> None:
+        self._content = bytearray()
+        self._exchange.forget_body()
+
     def _map(self) -> mmap | memoryview:
         if isinstance(self._content, bytearray):
             begun, self._content = self._content, self._exchange.memory(self._limits.max_body_bytes)
             self._content[: len(begun)] = begun
         return self._content
-
-    def content(self) -> memoryview:
-        return memoryview(self._content)[: self._size]
 
 
 def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLarge:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import choice
@@ -240,16 +240,18 @@ class Inference:
         async def run_part(slot: Slot, part: BatchPart) -> None:
             await self._run(slot, replace(call, inference=part.request, answer=part.answer, batch=None))
 
-        self._count_parts(call, batch)
         await self._runner_of(call, batch, run_part).run(first)
         return batch.finish()
 
     def _runner_of(self, call: InferenceCall, batch: Batch, work: Work) -> PartRunner:
-        return PartRunner(call.target.admission, call.caller, call.deadline, batch, work)
+        parts = self.metrics.of_pipeline(call.target.name).parts
 
-    def _count_parts(self, call: InferenceCall, batch: Batch) -> None:
-        if len(batch) > 1:
-            self.metrics.of_pipeline(call.target.name).parts.inc(len(batch))
+        def counted(slot: Slot, part: BatchPart) -> Awaitable[None]:
+            parts.inc()
+            return work(slot, part)
+
+        counted_work = counted if batch.has_several else work
+        return PartRunner(call.target.admission, call.caller, call.deadline, batch, counted_work)
 
     async def _run(self, slot: Slot, call: InferenceCall) -> Ending:
         target, is_abandoned = call.target, False
@@ -327,7 +329,6 @@ class Inference:
         def responses(request: InferenceRequest) -> AsyncGenerator[InferenceResponse]:
             return responses_of(self.engine, _prepared(replace(call, inference=request), trace), call.deadline)
 
-        self._count_parts(call, call.batch)
         streams = PartStreams(responses, call.target.abandon)
         return streams.responses(self._runner_of(call, call.batch, streams.read), slot)
 

@@ -1,7 +1,8 @@
 """Runs the parts of one request beside each other. Each part takes a slot of the model, as a request does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -22,12 +23,13 @@ Work = Callable[[Slot, BatchPart], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Lane:
-    """Runs parts one after the other. ``slot``: that of its current part."""
+    """Runs parts one after the other. ``slot``: that of its current part; None while it waits for its turn."""
 
-    slot: Slot
+    slot: Slot | None
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        self.slot.leave(asyncio.CancelledError() if task.cancelled() else task.exception())
+        if self.slot is not None:
+            self.slot.leave(asyncio.CancelledError() if task.cancelled() else task.exception())
 
 
 class PartRunner:
@@ -35,6 +37,7 @@ class PartRunner:
 
     The first part waits for a slot. Others start while slots are free and no other request waits. If requests wait when
     a part ends, its slot goes to them, and the next part waits for its turn. A slot above the share becomes free.
+    No slot is kept for parts that have not arrived.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class PartRunner:
         self._admission = admission
         self._caller = caller
         self._deadline = deadline
-        self._parts: Iterator[BatchPart] = batch.parts()
-        self._waiting = self._count = len(batch)
+        self._batch = batch
+        self._known = batch.parts()
+        self._arrived = deque[BatchPart]()
+        self._waiting = len(batch)
         self._work = work
         self._lanes = 0
         self._group = asyncio.TaskGroup()
@@ -53,14 +58,24 @@ class PartRunner:
     async def run(self, first: Slot) -> None:
         """Returns after the last part, and leaves all slots. ``first``: the slot of the first part.
 
-        Raises the first error of a part, after the other parts were cancelled. It names the items of the part.
+        Raises the first error of a part, after the other parts were cancelled. It names the items of the part. Raises
+        the errors of :meth:`Batch.further_part` in the same way.
         """
         try:
             async with self._group:
                 self._start(first)
                 self._start_more()
+                while (part := await self._batch.further_part()) is not None:
+                    self._add(part)
         except BaseExceptionGroup as exc:
             raise exc.exceptions[0] from None
+
+    def _add(self, part: BatchPart) -> None:
+        self._arrived.append(part)
+        self._waiting += 1
+        self._start_more()
+        if not self._lanes:
+            self._start(None)
 
     def _start_more(self) -> None:
         while self._waiting and self._lanes < self._share:
@@ -76,33 +91,38 @@ class PartRunner:
         is_alone = queue.running <= self._lanes and not queue.has_waiters
         return max(queue.limit.value if is_alone else queue.limit.value // 2, SMALLEST_SHARE)
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: Slot | None) -> None:
         self._lanes += 1
         lane = _Lane(slot)
         self._group.create_task(self._run(lane, self._take())).add_done_callback(lane.ended)
 
     def _take(self) -> BatchPart:
         self._waiting -= 1
-        return next(self._parts)
+        return self._arrived.popleft() if self._arrived else next(self._known)
 
     async def _run(self, lane: _Lane, part: BatchPart) -> None:
         while True:
-            try:
-                await self._work(lane.slot, part)
-            except GatewayError as exc:
-                if self._count > 1:
-                    part.fail(exc)
-                raise
+            if lane.slot is None:
+                lane.slot = await self._admission.enter_again(self._caller, self._deadline)
+            await self._run_part(lane.slot, part)
             if not self._waiting or self._lanes > self._share:
                 self._lanes -= 1
                 return
             part = self._take()
             if lane.slot.is_awaited:
                 lane.slot.leave()
-                lane.slot = await self._admission.enter_again(self._caller, self._deadline)
+                lane.slot = None
             else:
                 lane.slot.answered()
                 self._start_more()
+
+    async def _run_part(self, slot: Slot, part: BatchPart) -> None:
+        try:
+            await self._work(slot, part)
+        except GatewayError as exc:
+            if self._batch.has_several:
+                part.fail(exc)
+            raise
 
 
 _READ_AHEAD = 8

@@ -39,12 +39,36 @@ class Batch(Protocol):
     """The parts of one request, and its answer. Each part's answer is complete after its own ``finish``."""
 
     def __len__(self) -> int:
-        """The number of parts."""
+        """The number of parts that :meth:`parts` yields."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there are several parts. The error of a part then names its items."""
 
     def parts(self) -> Iterator[BatchPart]: ...
 
+    async def further_part(self) -> BatchPart | None:
+        """Waits for the next part of a body that is still arriving; None after the last part.
+
+        Raises the client's error if the rest of the body is not valid.
+        """
+
     def finish(self) -> Ending:
         """Returns the end of the whole answer, after the last part."""
+
+
+class WholeBatch:
+    """Base class of batches whose parts are all known."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def has_several(self) -> bool:
+        return len(self) > 1
+
+    async def further_part(self) -> BatchPart | None:
+        return None
 
 
 def name_of(items: range) -> str:
@@ -97,13 +121,24 @@ def check_rows(tensor: str, rows: int, items: range) -> None:
 class JoinedRows:
     """The rows of one output for all items: one array, or a list of rows if they are of different shapes or lists."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int | None) -> None:
+        """``count``: of the items; None until :meth:`complete` tells it."""
+        self._count = 0 if count is None else count
+        self._early: list[tuple[range, Array | Sequence[Any]]] | None = [] if count is None else None
+        """The rows that came before the number of items was known."""
         self._array: Array | None = None
         self._rows: list[Any] | None = None
 
+    def complete(self, count: int) -> None:
+        self._count, early, self._early = count, self._early or [], None
+        for items, rows in early:
+            self.put(items, rows)
+
     def put(self, items: range, rows: Array | Sequence[Any]) -> None:
         """``rows``: one for each item."""
+        if self._early is not None:
+            self._early.append((items, rows))
+            return
         if self._rows is None and isinstance(rows, np.ndarray) and self._takes(rows, items):
             return
         if self._rows is None:

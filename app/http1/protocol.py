@@ -194,7 +194,8 @@ class BoundedProtocol(ClosingProtocol):
     async def _received(self, body: LengthBody, sink: BodySink) -> bool:
         if self.transport.is_closing():
             return False
-        received = self._receiver.large_body = LargeBody(body, sink, self._complete_request)
+        received = LargeBody(body, sink, self._complete_request, self.flow.pause_reading)
+        self._receiver.large_body = received
         self.flow.resume_reading()
         try:
             await received.ended.wait()

@@ -1,10 +1,21 @@
 """The answer of a pipeline with ``batch``: the items run as parts, and the answers are joined in order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from app.core.answer import Answer, Ending, Tokens, Values
-from app.core.batch import Batch, BatchPart, JoinedRows, OneVersion, PartEnd, check_rows, items_of, part_of, ranges_of
+from app.core.batch import (
+    Batch,
+    BatchPart,
+    JoinedRows,
+    OneVersion,
+    PartEnd,
+    WholeBatch,
+    check_rows,
+    items_of,
+    part_of,
+    ranges_of,
+)
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.outputs import OutputField
@@ -13,7 +24,7 @@ from app.pipelines.run import Collector, WholeAnswer
 from app.pipelines.spec import INDEX
 
 
-class PipelineBatch:
+class PipelineBatch(WholeBatch):
     """The parts of a unary request. Implements :class:`app.core.batch.Batch`.
 
     A decoupled model gets one item at a time, because Triton does not tell to which row a response belongs. An early
@@ -46,7 +57,7 @@ class PipelineBatch:
                 value = [value]
             elif len(value) == 0:
                 value = self._empty_items(field, items, rows, has_exit=ending.early_exit is not None)
-            elif len(self) > 1:
+            elif self.has_several:
                 check_rows(field.tensor.name, len(value), items)
             self._joined[field.name].put(items, value)
         self._exits[items.start : items.stop] = [ending.early_exit] * len(items)
@@ -56,11 +67,36 @@ class PipelineBatch:
 
     def _empty_items(self, field: OutputField, items: range, rows: dict[str, int], *, has_exit: bool) -> Sequence[Any]:
         """The empty value of each item. Raises ContractViolation for an output without rows."""
-        if not has_exit and len(self) == 1:
+        if not has_exit and not self.has_several:
             return []
         if not has_exit:
             check_rows(field.tensor.name, rows.get(field.tensor.name, 0), items)
         return [field.empty_item] * len(items)
+
+
+class ArrivingBatch(PipelineBatch):
+    """The parts of a unary request whose items are still arriving. It has at least two."""
+
+    def __init__(self, pipeline: Pipeline, first: InferenceRequest, further: AsyncIterator[InferenceRequest]) -> None:
+        """``first``, ``further``: the requests of the parts."""
+        super().__init__(pipeline, first)
+        self._joined = {field.name: JoinedRows(None) for field in pipeline.outputs}
+        self._further = further
+
+    async def further_part(self) -> BatchPart | None:
+        request = await anext(self._further, None)
+        count = len(self._exits)
+        if request is None:
+            for joined in self._joined.values():
+                joined.complete(count)
+            return None
+        items = range(count, count + items_of(request))
+        self._exits += [None] * len(items)
+        return BatchPart(items, request, _PartAnswer(self, items, request))
+
+    @property
+    def has_several(self) -> bool:
+        return True
 
 
 class _PartAnswer(WholeAnswer):
@@ -83,7 +119,7 @@ class _PartAnswer(WholeAnswer):
         return ending
 
 
-class StreamedBatch:
+class StreamedBatch(WholeBatch):
     """The outputs of a stream with ``batch``. Implements :class:`app.core.batch.Batch` and ``Answer``.
 
     Each output has the number of its item as ``index``; if the model takes several items at a time, that of the first
@@ -129,7 +165,7 @@ class StreamedBatch:
                 self._version.check(response)
                 values = collector.add(response)
         except GatewayError as exc:
-            if len(self) > 1:
+            if self.has_several:
                 part.fail(exc)
             raise
         return None if values is None else {INDEX: response.choice, **values}
@@ -163,6 +199,13 @@ AnswerOf = Callable[[Pipeline, InferenceRequest], Answering]
 def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
     """The answer of a unary request."""
     return WholeAnswer(pipeline, request), None if pipeline.spec.batch is None else PipelineBatch(pipeline, request)
+
+
+def arriving_answer_of(
+    pipeline: Pipeline, first: InferenceRequest, further: AsyncIterator[InferenceRequest]
+) -> Answering:
+    """The answer of a unary request whose items are still arriving; see :class:`ArrivingBatch`."""
+    return WholeAnswer(pipeline, first), ArrivingBatch(pipeline, first, further)
 
 
 def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:

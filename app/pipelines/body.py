@@ -6,7 +6,7 @@ this fails, and for every large body, the body is read member by member, which l
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +56,10 @@ class BodyReader:
             kw_only=True,
         )
         self._decoder = msgspec.json.Decoder(self.struct)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._fields.keys()
 
     def from_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """``given``: values of further fields, which the body does not have.

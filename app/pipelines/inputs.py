@@ -103,6 +103,11 @@ class InputField:
         return self.is_file and self.batched and is_bare_item(self.tensor)
 
     @property
+    def is_list_of_raw_files(self) -> bool:
+        """Whether the files of the list are sent as they are."""
+        return self.is_list_of_files and not (self.spec.base64 or self.spec.data_url)
+
+    @property
     def is_required(self) -> bool:
         return not self.spec.optional and self.spec.default is None
 

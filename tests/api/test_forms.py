@@ -4,9 +4,11 @@ import random
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.api.pipelines import reading
-from app.api.pipelines.reading import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
+from app.api.pipelines import forms
+from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, FormParser, check_given_once, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
 
 FORM = "multipart/form-data; boundary=x"
@@ -76,7 +78,7 @@ def mutated(head: bytes, chance: random.Random) -> bytes:
 
 def name_or_none(head: bytes) -> str | None:
     try:
-        return reading._name_in(head)
+        return forms._name_in(head)
     except InvalidRequest:
         return None
 
@@ -84,9 +86,9 @@ def name_or_none(head: bytes) -> str | None:
 def test_the_pattern_of_usual_heads_finds_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)
     heads = [mutated(chance.choice(USUAL_HEADS), chance) for _ in range(20_000)]
-    assert 5000 < sum(reading._USUAL_HEAD.fullmatch(head) is not None for head in heads) < 15_000
+    assert 5000 < sum(forms._USUAL_HEAD.fullmatch(head) is not None for head in heads) < 15_000
     names = [name_or_none(head) for head in heads]
-    monkeypatch.setattr(reading, "_USUAL_HEAD", re.compile(b"(?!)"))
+    monkeypatch.setattr(forms, "_USUAL_HEAD", re.compile(b"(?!)"))
     assert names == [name_or_none(head) for head in heads]
 
 
@@ -155,3 +157,30 @@ def test_a_repeated_name_is_found_in_linear_time() -> None:
     assert Name.comparisons < len(names)
     with pytest.raises(InvalidInput):
         check_given_once([*names, "5"])
+
+
+def found_in_pieces(body: bytes, cuts: list[int]) -> list[tuple[str, bytes]]:
+    parser, parts = FormParser(FORM, 128), []
+    for end in [*sorted(cuts), len(body)]:
+        parts += parser.parts_in(memoryview(body)[:end])
+    parser.check_ended()
+    return parts
+
+
+@given(st.data(), st.sampled_from([5, 7, 64]))
+def test_a_form_that_arrives_in_pieces_has_the_same_parts(data: st.DataObject, window_bytes: int) -> None:
+    pieces = st.lists(st.sampled_from([b"a", b"\r", b"\n", b"-", b"\r\n--", b"x", b"--x", b"\r\n\r\n", b"\0" * 90]))
+    contents = data.draw(st.lists(pieces.map(b"".join).filter(lambda content: b"\r\n--x" not in content)))
+    preamble = data.draw(st.sampled_from([b"", b"\r\n", b"text\r\n"]))
+    body = preamble + bytes(form(*[("a", content) for content in contents])) + data.draw(pieces.map(b"".join))
+    cuts = data.draw(st.lists(st.integers(0, len(body))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms, "WINDOW_BYTES", window_bytes)
+        assert found_in_pieces(body, cuts) == [("a", content) for content in contents]
+
+
+@pytest.mark.parametrize("kept", range(1, 70))
+def test_a_form_without_its_end_is_refused(kept: int) -> None:
+    body = bytes(form(("a", b"content")))
+    with pytest.raises(InvalidRequest):
+        found_in_pieces(body[: len(body) - 4][:kept], [])

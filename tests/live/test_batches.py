@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -230,6 +234,93 @@ class TestFiles:
         headers = {"Content-Type": "application/octet-stream"}
         answer = client.post("/v1/pipelines/files", content=b'{"text": "raw"}', headers=headers)
         assert answer.json()["text"] == ["raw"]
+
+
+class ArrivingForm:
+    """A form with files of 8 KiB, of which the first 100 are sent."""
+
+    def __init__(self, gateway: GatewayProcess, *scripts: dict[str, Any], end: bytes = b"", shout: str = "") -> None:
+        files = [("script", json.dumps({**script, "filling": "x" * 8192})) for script in scripts]
+        parts = [("shout", "false"), *files, *([("shout", shout)] if shout else [])]
+        head = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n'
+        each = [head % name.encode() + text.encode() + b"\r\n" for name, text in parts]
+        begun, rest = b"".join(each[:101]), b"".join(each[101:]) + (end or b"--x--\r\n")
+        url = urlsplit(gateway.url)
+        self._rest = rest
+        self.socket = socket.create_connection((url.hostname, url.port), timeout=30)
+        self.socket.sendall(
+            b"POST /v1/pipelines/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+            b"Content-Length: %d\r\n\r\n" % (len(begun) + len(rest))
+        )
+        self.socket.sendall(begun)
+
+    def send_rest(self) -> None:
+        with suppress(ConnectionError):  # the gateway may have refused the form already
+            self.socket.sendall(self._rest)
+
+    def answer(self) -> tuple[int, dict[str, Any]]:
+        with self.socket, HTTPResponse(self.socket) as response:
+            response.begin()
+            return response.status, json.loads(response.read())
+
+
+class TestFilesThatArrive:
+    def test_their_answers_are_joined_in_order(self, client: httpx.Client) -> None:
+        scripts = [{**script, "filling": "x" * 8192} for script in numbered(300)]
+        files = [("script", (f"{i}.json", json.dumps(script))) for i, script in enumerate(scripts)]
+        answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"}).json()
+        assert answer["text"] == [f"item {i}" for i in range(300)]
+        assert answer["numbers"] == [[i, i] for i in range(300)]
+
+    def test_the_first_parts_run_before_the_last_file_arrives(self, gateway: GatewayProcess, tmp_path: Path) -> None:
+        before = gateway.metric("request_parts_total", pipeline="files")
+        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(tmp_path / "journal")))
+        eventually((tmp_path / "journal").exists)
+        form.send_rest()
+        status, answer = form.answer()
+        assert (status, answer["text"]) == (200, [f"item {i}" for i in range(203)])
+        assert gateway.metric("request_parts_total", pipeline="files") - before == 51
+
+    @pytest.mark.parametrize(
+        ("more", "status", "text"),
+        [
+            ({"end": b"--y--"}, 400, "malformed"),
+            ({"shout": "true"}, 422, "given twice"),
+            ({"end": b'--x\r\nContent-Disposition: form-data; name="loud"\r\n\r\n1\r\n--x--'}, 422, "loud"),
+        ],
+    )
+    def test_an_invalid_rest_fails_the_request_and_cancels_its_calls(
+        self, gateway: GatewayProcess, tmp_path: Path, more: dict[str, Any], status: int, text: str
+    ) -> None:
+        journal = tmp_path / "journal"
+        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(journal), sleep_s=20), **more)
+        eventually(journal.exists)
+        form.send_rest()
+        found, answer = form.answer()
+        assert found == status
+        assert text in json.dumps(answer)
+        eventually(lambda: "cancelled" in journal.read_text())
+
+    def test_too_many_files_fail_the_request(self, gateway: GatewayProcess, tmp_path: Path) -> None:
+        form = ArrivingForm(gateway, *numbered(301, at=0, journal=str(tmp_path / "journal")))
+        eventually((tmp_path / "journal").exists)
+        form.send_rest()
+        status, answer = form.answer()
+        problem = {"field": "batch", "problem": "has more than 300 items; expected 1 to 300"}
+        assert (status, answer["errors"]) == (422, [problem])
+
+    def test_a_failed_part_is_answered_before_the_last_file_arrives(self, gateway: GatewayProcess) -> None:
+        error = {"code": "INTERNAL", "message": "broken"}
+        status, answer = ArrivingForm(gateway, *numbered(203, at=9, error=error)).answer()
+        assert (status, answer["errors"]) == (502, [{"field": "items[8..11]", "problem": "failed"}])
+
+    def test_a_client_that_leaves_ends_its_calls(self, gateway: GatewayProcess, tmp_path: Path) -> None:
+        journal = tmp_path / "journal"
+        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(journal), sleep_s=20))
+        eventually(journal.exists)
+        form.socket.close()
+        eventually(lambda: "cancelled" in journal.read_text())
+        eventually(lambda: gateway.metric("requests_running") == 0)
 
 
 class TestEarlyExits:

@@ -12,7 +12,7 @@ from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Ending
-from app.core.batch import BatchPart, JoinedRows, OneVersion, check_rows, items_of, part_of, ranges_of
+from app.core.batch import BatchPart, JoinedRows, OneVersion, WholeBatch, check_rows, items_of, part_of, ranges_of
 from app.core.errors import ContractViolation, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
 from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import NO_PIPELINE
@@ -54,7 +54,7 @@ class OneResponse:
         return Ending()
 
 
-class JoinedResponse:
+class JoinedResponse(WholeBatch):
     """The joined responses of a request with more items than the model takes. Implements ``Batch``."""
 
     def __init__(self, request: InferenceRequest, call_items: int) -> None:

@@ -26,7 +26,7 @@ from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_field
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.core.answer import Ending, Tokens
-from app.core.batch import BatchPart, OneVersion, check_rows, items_of, part_of, ranges_of
+from app.core.batch import BatchPart, OneVersion, WholeBatch, check_rows, items_of, part_of, ranges_of
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
@@ -40,7 +40,7 @@ _VECTORS_AT_ONCE = 64
 """Number of vectors that are rendered in one step of the event loop."""
 
 
-class EmbeddingsBatch:
+class EmbeddingsBatch(WholeBatch):
     """The vectors of all texts, in order. Implements :class:`app.core.batch.Batch`."""
 
     def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, requests: Sequence[InferenceRequest]) -> None:

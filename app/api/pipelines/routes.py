@@ -7,6 +7,7 @@ the pipelines are doing; the console draws both.
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,7 +22,7 @@ from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import InferenceCall, Target
+from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.arriving import read_beginning
 from app.api.pipelines.openapi import described
@@ -35,12 +36,11 @@ from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.errors import InvalidRequest, UnknownExample, UnknownRequest
-from app.core.inference import Deadline, InferenceRequest
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
 from app.observability.statistics import no_requests
-from app.pipelines.batches import Answering, AnswerOf, answer_of, arriving_answer_of, streamed_answer_of
+from app.pipelines.batches import AnswerOf, answer_of, arriving_answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
@@ -102,7 +102,7 @@ class PipelineRoutes:
             call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
             await self._run_once(exchange, pipeline, call, key)
             return
-        call = await self._unary_call(exchange, pipeline)
+        call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of, may_arrive=True)
         with CancelledOnDisconnect(exchange):
             ending = await self._inference.answer(call)
         values, headers = rendered(pipeline, ending)
@@ -134,29 +134,23 @@ class PipelineRoutes:
             stream, opening = await self._inference.open_stream(call)
         return StreamResponse.of(stream, opening, self._limits)
 
-    async def _unary_call(self, exchange: Exchange, pipeline: Pipeline) -> InferenceCall:
-        """Like :meth:`_call`; the body of a call with parts may still be arriving."""
-        if pipeline.spec.batch is None:
-            return await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
-        target, deadline = self._admitted(exchange, pipeline, pipeline.timeout_s)
-        inference, further = await read_beginning(exchange, pipeline, self._limits)
-        answering = (
-            answer_of(pipeline, inference) if further is None else arriving_answer_of(pipeline, inference, further)
-        )
-        return _call_of(exchange, target, deadline, inference, answering)
-
     async def _call(
-        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf
+        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf, *, may_arrive: bool = False
     ) -> InferenceCall:
-        target, deadline = self._admitted(exchange, pipeline, timeout_s)
-        inference = await read_inference(exchange, pipeline, self._limits)
-        return _call_of(exchange, target, deadline, inference, answer_of(pipeline, inference))
+        """Starts the deadline, which includes the time to receive the body. Raises TooManyRequests.
 
-    def _admitted(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> tuple[Target, Deadline]:
-        """Starts the deadline, which includes the time to receive the body. Raises TooManyRequests."""
+        ``may_arrive``: whether the body of a call with parts may still be arriving when the call starts.
+        """
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.admission.check(exchange.caller, deadline)
-        return target, deadline
+        if may_arrive and pipeline.spec.batch is not None:
+            inference, further = await read_beginning(exchange, pipeline, self._limits)
+            if further is not None:
+                answer_of = partial(arriving_answer_of, further=further)
+        else:
+            inference = await read_inference(exchange, pipeline, self._limits)
+        answer, batch = answer_of(pipeline, inference)
+        return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
 
     async def get_example(self, name: str, example: str, request: Request) -> Response:
         """Returns a declared request of a pipeline, with its files.
@@ -206,13 +200,6 @@ class PipelineRoutes:
         if found is None:
             raise UnknownRequest("No explained request of this caller has this id.")
         return JsonResponse(explanation_of(found))
-
-
-def _call_of(
-    exchange: Exchange, target: Target, deadline: Deadline, inference: InferenceRequest, answering: Answering
-) -> InferenceCall:
-    answer, batch = answering
-    return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
 
 
 def _check_is_start(exchange: Exchange) -> None:

@@ -14,10 +14,13 @@ from app.triton.transport import LATER_S, MAX_MESSAGE_BYTES, WAITED_S, BrokenExc
 
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-"""The default backoff of gRPC grows to two minutes, so the gateway would notice a recovered Triton late."""
+"""The default backoff of gRPC grows to two minutes, so the gateway would notice a recovered Triton late.
+
+The minimum is the time limit of an attempt to connect, which on a busy machine takes more than 100 ms.
+"""
 
 SIZE_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -32,6 +32,7 @@ from app.check import live_findings
 from app.core.inference import TensorMemory
 from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
+from app.sessions.home import SessionHome
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
@@ -62,6 +63,7 @@ class Gateway:
     """None if this process is the only one that serves the API."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
+    session_home: SessionHome = field(default_factory=SessionHome)
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
 
@@ -102,7 +104,15 @@ def create_app(
     hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
     inference, keys = gateway.inference, gateway.keys
     findings = partial(live_findings, inference.catalog)
-    services = Services(inference, gateway.limits, gateway.store, gateway.statistics, findings, gateway.downloads)
+    services = Services(
+        inference,
+        gateway.limits,
+        gateway.store,
+        gateway.statistics,
+        findings,
+        gateway.session_home,
+        gateway.downloads,
+    )
     dialects = {name: _dialect(name, services) for name in DIALECTS}
     forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)

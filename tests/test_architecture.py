@@ -27,7 +27,8 @@ LAYERS = {
     "http1": {"core", "api"},
     "console": {"core", "api"},
     "process": {
-        *("core", "config", "admission", "triton", "pipelines", "lint", "streams", "observability", "http1", "api"),
+        *("core", "config", "admission", "triton", "pipelines", "lint", "streams", "sessions", "observability"),
+        *("http1", "api"),
         *("console", "check", "main", "settings"),
     },
 }

@@ -116,8 +116,8 @@ class Admission:
     """
 
     def __init__(self, workers: int = 1, servers: int = 1, number: int = 1) -> None:
-        self.workers = workers
-        self.number = number
+        self._workers = workers
+        self._number = number
         self._servers = servers
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
@@ -152,7 +152,7 @@ class Admission:
         """
         if total is None:
             return None
-        return max(total // self.workers + (self.number <= total % self.workers), min(total, 1))
+        return max(total // self._workers + (self._number <= total % self._workers), min(total, 1))
 
     def calls_of(self, model: str, steps: int) -> int:
         """Returns how many calls of a model keep it busy, if each call may have the items of several requests.
@@ -161,7 +161,7 @@ class Admission:
         more than the requests that may run.
         """
         instances = self._loads[model].capacity.times(self._servers).instances
-        return min(self.model_queues[model].limit.value, ceil(instances / self.workers) + steps)
+        return min(self.model_queues[model].limit.value, ceil(instances / self._workers) + steps)
 
     def _follow(self, load: ModelLoad) -> None:
         """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""
@@ -169,7 +169,7 @@ class Admission:
         if model_queue is not None and self._loads[load.model] == load:
             return
         self._loads[load.model] = load
-        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self.workers)
+        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._workers)
         if model_queue is None:
             self.model_queues[load.model] = ModelQueue(load.model, limit)
         else:

@@ -5,7 +5,7 @@ more than a whole small inference.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
@@ -22,6 +22,7 @@ from app.api.openapi.document import Described
 from app.api.problems import problem_response
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics
+from app.sessions.home import SessionHome
 from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
@@ -86,6 +87,8 @@ class Services:
     """Of all workers."""
     findings: Callable[[], Awaitable[Sequence[Finding]]]
     """What the linter finds now. Raises GatewayError."""
+    session_home: SessionHome = field(default_factory=SessionHome)
+    """This process among those that have sessions."""
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
 

@@ -118,6 +118,12 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The pipeline does not accept this content type, or the body has a Content-Encoding.",
         "Send application/json, or, where an input is a file, multipart/form-data or the file's own type.",
     ),
+    errors.MisdirectedSession: ErrorRow(
+        421,
+        "Another gateway has the session, or had it until it ended.",
+        "Send all requests of a session to the gateway that opened it, or open a new session.",
+        is_of_replica=True,
+    ),
     errors.InvalidInput: ErrorRow(
         422,
         "A field is missing, unknown, out of range, or has the wrong type or shape.",
@@ -224,7 +230,7 @@ def headers_of(error: GatewayError) -> dict[str, str]:
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.StepOutOfTurn | errors.SessionLost):
+    if isinstance(error, errors.StepOutOfTurn | errors.SessionLost) and error.last_step is not None:
         headers["X-Session-Step"] = str(error.last_step)
     if ROW_BY_ERROR[type(error)].is_of_replica:
         headers["Connection"] = "close"

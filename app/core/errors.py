@@ -6,7 +6,8 @@ GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
                        UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession, StepOutOfTurn
+                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession, StepOutOfTurn,
+                       MisdirectedSession
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
   ContractViolation
@@ -253,6 +254,12 @@ class UnknownSession(ClientError):
     title = "No such session"
 
 
+class MisdirectedSession(ClientError):
+    code = "misdirected_session"
+    title = "Another gateway has the session"
+    retryable = True
+
+
 class StepOutOfTurn(ClientError):
     """``last_step``: the number of the last step that was answered."""
 
@@ -265,13 +272,13 @@ class StepOutOfTurn(ClientError):
 
 
 class SessionLost(GatewayError):
-    """``last_step``: the number of the last step that was answered."""
+    """``last_step``: the number of the last step that was answered; None if nobody knows it."""
 
     code = "session_lost"
     title = "The session's state is lost"
     outcome = Outcome.MODEL_ERROR
 
-    def __init__(self, detail: str, *, last_step: int = 0, hint: str | None = None) -> None:
+    def __init__(self, detail: str, *, last_step: int | None = None, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.last_step = last_step
 

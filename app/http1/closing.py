@@ -8,7 +8,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
-from socket import IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
+from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
 from typing import Any, Literal, cast
 
 from uvicorn._types import ASGI3Application
@@ -157,7 +157,9 @@ class ClosingProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
-        transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_KERNEL_UNSENT_BYTES)
+        connection = transport.get_extra_info("socket")
+        if connection.family != AF_UNIX:
+            connection.setsockopt(IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_KERNEL_UNSENT_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_ending = True

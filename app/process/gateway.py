@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 
 from app import __version__
 from app.admission.admission import Admission
@@ -36,6 +37,7 @@ from app.process.credentials import metrics_tls_of
 from app.process.open_files import watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
+from app.sessions.home import SessionHome
 from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.coalescing import CoalescingEngine
@@ -255,6 +257,7 @@ async def open_gateway(
             explanations if isinstance(explanations, ExplainStore) else None,
             settings.traces_url,
             browser_rules=browser_rules_of(settings),
+            session_home=SessionHome.at(gethostname(), settings.port, number, workers),
             downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
         )
         async with (

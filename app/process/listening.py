@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -101,9 +101,16 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
 class Server(uvicorn.Server):
     """Ignores signals, because the process handles them and drains before it stops the servers."""
 
-    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit) -> None:
+    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit, further: Sequence[socket.socket] = ()) -> None:
+        """``further``: sockets that are served besides the first one, also Unix sockets."""
         super().__init__(config)
         self._limit = limit
+        self._further = further
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in self._further:
+            await self.accept_from(listener)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -128,16 +135,22 @@ class Server(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        server = await asyncio.get_running_loop().create_server(protocol, sock=listener, backlog=BACKLOG)
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        server = await create(protocol, sock=listener, backlog=BACKLOG)
         self.servers.append(server)
         return server
 
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
+    app: ASGIApp,
+    listener: socket.socket,
+    supervisor: Supervisor,
+    limit: ConnectionLimit,
+    *further: socket.socket,
 ) -> AsyncIterator[Server]:
-    """Serves the application on the socket for the duration of the block."""
+    """Serves the application on the sockets for the duration of the block."""
     server = Server(
         uvicorn.Config(
             app,
@@ -153,6 +166,7 @@ async def serving(
             timeout_graceful_shutdown=GRACE_S,
         ),
         limit,
+        further,
     )
     name = f"server on port {listener.getsockname()[1]}"
     async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):

@@ -1,7 +1,6 @@
 """The sessions of this process: opens them, finds them by their id, and frees their places in Triton."""
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from time import monotonic
 from typing import Generic, Protocol
@@ -14,6 +13,7 @@ from app.core.errors import GatewayError, UnknownSession
 from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.sequence import SequenceIdSource, in_sequence
 from app.core.session import SessionTerms
+from app.sessions.home import SessionHome
 from app.sessions.places import Places
 from app.sessions.session import AnswerMemory, End, PipelineSession, Subject
 
@@ -40,14 +40,14 @@ class Sessions(Generic[Subject]):
     def __init__(
         self,
         engine: Engine,
-        places: Places,
-        ids: SequenceIdSource,
+        home: SessionHome,
         observer: SessionObserver[Subject],
         ending_of: Callable[[PipelineSession[Subject]], InferenceRequest | None],
     ) -> None:
         self._engine = engine
-        self._places = places
-        self._ids = ids
+        self._home = home
+        self._places = Places(home.workers, home.number)
+        self._ids = SequenceIdSource(home.workers, home.number)
         self._observer = observer
         self._ending_of = ending_of
         self._memory = AnswerMemory()
@@ -66,7 +66,7 @@ class Sessions(Generic[Subject]):
         """
         place = self._places.take(pipeline, terms, self._engine.homes(*model), len(self._engine.states()) or 1)
         session = PipelineSession(
-            id=secrets.token_urlsafe(16),
+            id=self._home.new_id(),
             pipeline=pipeline,
             owner=owner,
             terms=terms,

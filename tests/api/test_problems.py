@@ -34,6 +34,7 @@ CODES_BY_STATUS = {
     410: {"session_lost", "stream_evicted"},
     413: {"payload_too_large"},
     415: {"unsupported_media_type"},
+    421: {"misdirected_session"},
     422: {"idempotency_key_reused", "invalid_input"},
     429: {"too_many_requests"},
     431: {"headers_too_large"},

@@ -19,6 +19,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.live.connections import workers_of
 from tests.live.session_models import MODELS, write_config, write_session_models
 from tests.waiting import PATIENCE_S, eventually
 
@@ -381,3 +382,80 @@ def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, t
             assert code(call({})) == (401, "unauthenticated")
             assert code(call(bearer("bob"))) == (403, "forbidden")
             assert call(bearer("alice")).status_code in (200, 204)
+
+
+@pytest.fixture(scope="module")
+def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("two"), workers="2") as process:
+        yield process
+
+
+def worker_of(session: Caller) -> str:
+    return str(session.opened["id"].split(".")[1])
+
+
+@contextmanager
+def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    """A client that makes a connection for each request, which any worker may accept."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+def test_every_worker_answers_the_steps_of_a_session(two_workers: GatewayProcess) -> None:
+    with connections(two_workers) as client:
+        sessions = [Caller(client, "text_oldest") for _ in range(8)]
+        assert {worker_of(each) for each in sessions} <= {"1", "2"}
+        for number in range(12):
+            for each in sessions:
+                each.step(number)
+        for each in sessions[1:]:
+            each.end()
+        answer = sessions[0].send(5, headers={"X-Session-Step": "13", "X-Request-ID": "passed-on"})
+        assert answer.headers["X-Request-ID"] == "passed-on"
+        for _ in range(6):
+            assert sessions[0].send(5, headers={"X-Session-Step": "13"}).content == answer.content
+            assert code(sessions[0].send(5, headers={"X-Session-Step": "9"})) == (409, "step_out_of_turn")
+        assert sessions[0].delete() == 204
+        for _ in range(6):
+            assert sessions[0].delete() == 404
+    eventually(lambda: two_workers.metric("open_sessions") == 0)
+
+
+def test_a_worker_without_a_place_opens_a_session_in_another(two_workers: GatewayProcess) -> None:
+    """The model has one place, which one of the workers has."""
+    with connections(two_workers) as client:
+        for _ in range(12):
+            eventually(lambda: has_place(client, "short"))
+            session = client.post("/v1/pipelines/short/sessions")
+            assert session.status_code == 201
+            assert client.delete(session.headers["Location"]).status_code == 204
+
+
+def test_another_gateway_has_a_session(two_workers: GatewayProcess, client: httpx.Client) -> None:
+    with connections(two_workers) as other:
+        session = Caller(other, "int64_oldest")
+        for call in (client.delete, lambda url: client.post(url, json={"NUMBER": 1})):
+            assert code(call(session.url)) == (421, "misdirected_session")
+        session.end()
+        for wrong in ("abc", "abc.1.x", "00000000.x.y"):
+            assert code(client.delete(f"/v1/sessions/{wrong}"))[0] == 404
+
+
+def test_a_killed_worker_takes_its_sessions_with_it(two_workers: GatewayProcess) -> None:
+    with connections(two_workers) as client:
+        session = Caller(client, "int32_oldest")
+        session.step(1)
+        victim = sorted(workers_of(two_workers))[int(worker_of(session)) - 1]
+        os.kill(victim, signal.SIGKILL)
+
+        def status() -> int:
+            try:
+                return session.send(2).status_code
+            except httpx.TransportError:
+                return 0
+
+        eventually(lambda: status() == 404)
+        again = Caller(client, "int32_oldest")
+        again.step(1)
+        again.end()

@@ -240,6 +240,7 @@ def _open_session(pipeline: Pipeline) -> Schema:
 _SESSION_LINKS: Schema = {
     name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in ("run_step", "delete_session")
 }
+_SESSION_ERRORS = errors.UnknownSession, errors.MisdirectedSession, errors.SessionLost
 _SESSION_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
 _STEP_HEADERS: Sequence[Schema] = (
     {
@@ -271,7 +272,7 @@ def _run_step(stateful: Sequence[Pipeline]) -> Schema:
     )
     content = {name: each for pipeline in stateful for name, each in _request_content(pipeline).items()}
     content["application/json"] = {"schema": {"anyOf": [schema_ref(pipeline, "request") for pipeline in stateful]}}
-    possible = errors.UnknownSession, errors.StepOutOfTurn, errors.SessionLost, *INFERENCE_ERRORS
+    possible = *_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS
     answers = {"200": result, **problems(*possible)}
     description = "Steps run in order, one at a time. The body and the answer are those of the session's pipeline."
     parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS, EXPLAIN_HEADER
@@ -280,7 +281,7 @@ def _run_step(stateful: Sequence[Pipeline]) -> Schema:
 
 
 def _delete_session() -> Schema:
-    answers = {"204": answer("The session has ended"), **problems(errors.UnknownSession)}
+    answers = {"204": answer("The session has ended"), **problems(*_SESSION_ERRORS)}
     description = "A running step runs to its end."
     return operation("delete_session", "sessions", "End a session", description, answers, _SESSION_ID)
 

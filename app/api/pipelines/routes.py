@@ -249,7 +249,7 @@ class _View:
 def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
-    sessions = session_routes(services.inference, services.limits)
+    sessions = session_routes(services.inference, services.limits, services.session_home)
     return Dialect(
         routers=[pipelines.router(), streams.router(), sessions.router()],
         bearer_routers=[streams.router_by_id()],

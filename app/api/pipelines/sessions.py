@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from app.api.bodies import read_body
 from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
@@ -18,17 +19,17 @@ from app.api.inference import Inference, InferenceCall, Target
 from app.api.limits import Limits
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.results import body_of_values, exit_headers, rendered
+from app.api.pipelines.session_passing import SessionPassing
 from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
 from app.api.workload import Workload
-from app.core.errors import Forbidden, InvalidRequest, UnknownSession
+from app.core.errors import Forbidden, InvalidRequest, TooManyRequests, UnknownSession
 from app.core.inference import Deadline, InferenceRequest
 from app.core.rows import owned
-from app.core.sequence import SequenceIdSource
 from app.observability.metrics import Metrics
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
-from app.sessions.places import Places
+from app.sessions.home import SessionHome
 from app.sessions.registry import Sessions
 from app.sessions.session import End, PipelineSession, SessionStep, StepAnswer
 
@@ -82,10 +83,14 @@ class SessionRecords:
 
 
 class SessionRoutes:
-    def __init__(self, inference: Inference, limits: Limits, sessions: Sessions[Served]) -> None:
+    """A session of another worker is passed on to it (``_owner_of``)."""
+
+    def __init__(self, inference: Inference, limits: Limits, sessions: Sessions[Served], home: SessionHome) -> None:
         self._inference = inference
         self._limits = limits
         self._sessions = sessions
+        self._home = home
+        self._passing = SessionPassing(home)
 
     def router(self) -> APIRouter:
         return router_of(
@@ -107,19 +112,28 @@ class SessionRoutes:
             )
         served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
-        session = self._sessions.open(name, model, terms, exchange.record.key, served)
+        try:
+            session = self._sessions.open(name, model, terms, exchange.record.key, served)
+        except TooManyRequests as exc:
+            return await self._passing.opened_elsewhere(exchange, exc)
         url = f"/v1/sessions/{session.id}"
         opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
         return JsonResponse(opened, 201, {"Location": url})
 
     async def delete_session(self, session_id: str, request: Request) -> Response:
-        session = self._found(exchange_of(request), session_id)
+        exchange = exchange_of(request)
+        if (owner := self._home.owner_of(session_id)) != self._home.number:
+            return await self._passing.answer_of(owner, exchange)
+        session = self._found(exchange, session_id)
         if session.ended is not None:
             raise UnknownSession("The session has ended.")
         session.close(End.DELETED)
         return Response(status_code=204)
 
-    async def run_step(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+    async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
+        if (owner := self._home.owner_of(found["session_id"])) != self._home.number:
+            await self._pass_on(owner, exchange, send)
+            return
         session = self._found(exchange, found["session_id"])
         pipeline = session.subject.pipeline
         self._inference.admit_step(exchange, pipeline)
@@ -131,6 +145,14 @@ class SessionRoutes:
             answer = await session.step(step)
         exchange.record.exit_early(answer.early_exit)
         await exchange.answer(_headers_of(session, answer), answer.body)
+
+    async def _pass_on(self, owner: int, exchange: Exchange, send: Send) -> None:
+        """The owner counts and logs the step."""
+        exchange.record.transport = None
+        self._inference.workload.add(exchange.work)
+        body = await read_body(exchange, self._limits.of_any(self._inference.allowed(exchange)))
+        answer = await self._passing.answer_of(owner, exchange, bytes(body))
+        await answer(exchange.scope, exchange.receive, send)
 
     async def _answer(self, exchange: Exchange, session: ServedSession, inference: InferenceRequest) -> StepAnswer:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
@@ -156,16 +178,10 @@ class SessionRoutes:
         return session
 
 
-def session_routes(inference: Inference, limits: Limits) -> SessionRoutes:
-    admission = inference.admission
-    sessions = Sessions(
-        inference.engine,
-        Places(admission.workers, admission.number),
-        SequenceIdSource(admission.workers, admission.number),
-        SessionRecords(inference.metrics, inference.workload),
-        lambda session: session.subject.pipeline.ending_request(),
-    )
-    return SessionRoutes(inference, limits, sessions)
+def session_routes(inference: Inference, limits: Limits, home: SessionHome) -> SessionRoutes:
+    records = SessionRecords(inference.metrics, inference.workload)
+    sessions = Sessions(inference.engine, home, records, lambda session: session.subject.pipeline.ending_request())
+    return SessionRoutes(inference, limits, sessions, home)
 
 
 def _number_of(exchange: Exchange) -> int | None:

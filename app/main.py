@@ -112,6 +112,7 @@ def create_app(
         findings,
         gateway.session_home,
         gateway.downloads,
+        cors_origins,
     )
     dialects = {name: _dialect(name, services) for name in DIALECTS}
     forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])

@@ -14,6 +14,8 @@ from app.core.errors import Forbidden, Unauthenticated, UnknownPipeline
 from app.pipelines.catalog import Catalog
 
 _BEARER = b"bearer "
+_BEARER_PROTOCOL = b"bearer."
+"""Begins the WebSocket subprotocol with the key: pages can set no headers of a WebSocket."""
 _HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
 
 
@@ -81,6 +83,9 @@ def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
             text = value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
         elif name == b"x-api-key":
             text = value.strip()
+        elif name == b"sec-websocket-protocol":
+            offered = [each.strip() for each in value.split(b",")]
+            text = next((each[len(_BEARER_PROTOCOL) :] for each in offered if each.startswith(_BEARER_PROTOCOL)), b"")
         else:
             continue
         if text and found is not None and text != found:

@@ -4,7 +4,7 @@ Its routes of inference take the short path: they are found and called before Fa
 more than a whole small inference.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -26,11 +26,11 @@ from app.sessions.home import SessionHome
 from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
-"""Answers a POST. The mapping has the path parameters."""
+"""Answers a request. The mapping has the path parameters."""
 
 
 class ShortRoute(Route):
-    """A route for POST. Its ``app`` is the plain ASGI form of the endpoint.
+    """A route for one method. Its ``app`` is the plain ASGI form of the endpoint.
 
     ``error_form``: of its dialect. ``transport``: under which a request is counted that its guard refuses.
     """
@@ -39,9 +39,15 @@ class ShortRoute(Route):
     """Is called before the endpoint, and before the body is read."""
 
     def __init__(
-        self, path: str, endpoint: Endpoint, error_form: ErrorForm = problem_response, *, transport: str = "unary"
+        self,
+        path: str,
+        endpoint: Endpoint,
+        error_form: ErrorForm = problem_response,
+        *,
+        transport: str = "unary",
+        method: str = "POST",
     ) -> None:
-        super().__init__(path, endpoint, methods=["POST"])
+        super().__init__(path, endpoint, methods=[method])
         self._endpoint = endpoint
         self._transport = transport
         self.app = FailureMiddleware(self._call, lambda _path: error_form)
@@ -50,6 +56,11 @@ class ShortRoute(Route):
         """Returns the path parameters; None if the path does not match."""
         found = self.path_regex.match(path)
         return found.groupdict() if found else None
+
+    def check(self, exchange: Exchange) -> None:
+        """Checks the API key. Raises Unauthenticated or Forbidden."""
+        if self.guard is not None:
+            self.guard(exchange)
 
     def _call(self, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
         exchange: Exchange = scope["state"]["exchange"]
@@ -64,14 +75,16 @@ class ShortPath:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        self._routes = [route for route in app.routes if isinstance(route, ShortRoute)]
+        routes = [route for route in app.routes if isinstance(route, ShortRoute)]
+        self._routes = {
+            method: [route for route in routes if method in (route.methods or ())] for method in ("GET", "POST")
+        }
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["method"] == "POST":
-            for route in self._routes:
-                if (parameters := route.parameters_in(scope["path"])) is not None:
-                    scope["route"], scope["path_params"] = route, parameters
-                    return route.app(scope, receive, send)
+        for route in self._routes.get(scope["method"], ()):
+            if (parameters := route.parameters_in(scope["path"])) is not None:
+                scope["route"], scope["path_params"] = route, parameters
+                return route.app(scope, receive, send)
         return self._app(scope, receive, send)
 
 
@@ -91,6 +104,8 @@ class Services:
     """This process among those that have sessions."""
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
+    origins: Collection[str] = ()
+    """The origins whose pages may read answers and open WebSockets."""
 
 
 @dataclass(frozen=True, slots=True)

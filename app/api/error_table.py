@@ -134,6 +134,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The Idempotency-Key was sent before, with another body, and the first answer is still kept.",
         "Use a new key for each new request, and the same key only to repeat one.",
     ),
+    errors.UpgradeRequired: ErrorRow(
+        426,
+        "The address is a WebSocket, and the request does not open one.",
+        "Use a WebSocket client. Behind a proxy, let the proxy pass on the headers Upgrade and Connection.",
+    ),
     errors.TooManyRequests: ErrorRow(
         429,
         "More requests came than the model can answer, or the gateway has reached its memory limit for request bodies.",
@@ -232,6 +237,8 @@ def headers_of(error: GatewayError) -> dict[str, str]:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.StepOutOfTurn | errors.SessionLost) and error.last_step is not None:
         headers["X-Session-Step"] = str(error.last_step)
+    if isinstance(error, errors.UpgradeRequired):
+        headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"})
     if ROW_BY_ERROR[type(error)].is_of_replica:
         headers["Connection"] = "close"
     return headers

@@ -10,9 +10,11 @@ from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from websockets.server import ServerProtocol
 
 from app.admission.keys import ANYONE, Caller, Key
 from app.api.body_memory import ByteBudget
+from app.api.sockets.websocket import SocketTerms, WebSocket
 from app.api.workload import RequestWork, Workload
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
@@ -72,6 +74,13 @@ class ClientConnection(Protocol):
         """Sends a whole answer. ``headers`` has lower-case names and the content's length.
 
         Returns False if the client must first read earlier data; then send the answer by ASGI.
+        """
+
+    def upgrade(self, protocol: ServerProtocol, headers: Sequence[Header], terms: SocketTerms) -> WebSocket:
+        """Answers with the status 101 and makes the connection a WebSocket. ``headers`` has lower-case names.
+
+        Raises InvalidRequest if the request has a body, or if the client has sent more than the request, and
+        ClientClosedRequest.
         """
 
     def after_writing(self, work: Callable[[], None]) -> None:
@@ -143,6 +152,11 @@ class Exchange:
         self._tensor = None if memory is None else memory.take(size, tensor_at)
         return self._tensor
 
+    def release(self, size: int) -> None:
+        """Gives back counted bytes before the exchange ends."""
+        self._budget.give_back(size)
+        self._held_bytes -= size
+
     def forget_request(self) -> None:
         """Frees the request's headers and the memory of its body, for an answer that takes a long time."""
         self._headers.clear()
@@ -159,6 +173,12 @@ class Exchange:
             message["headers"] = self._begin_answer(message["status"], message["headers"])
         await self._send(message)
 
+    def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
+        """Makes the connection a WebSocket. Raises the errors of :meth:`ClientConnection.upgrade`."""
+        websocket = self.connection.upgrade(protocol, self._headers_of_answer(headers), terms)
+        self.record.status, self.work.is_answering = 101, True
+        return websocket
+
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
         headers = self._begin_answer(200, headers)
@@ -168,9 +188,12 @@ class Exchange:
 
     def _begin_answer(self, status: int, headers: Iterable[Header]) -> list[Header]:
         """Returns ``headers`` and the headers of every answer."""
-        record = self.record
-        record.status = status
+        self.record.status = status
         self.work.is_answering = True
+        return self._headers_of_answer(headers)
+
+    def _headers_of_answer(self, headers: Iterable[Header]) -> list[Header]:
+        record = self.record
         return [
             *headers,
             (b"x-request-id", record.request_id.encode()),

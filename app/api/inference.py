@@ -113,8 +113,7 @@ class Inference:
         """
         record = exchange.record
         record.transport = transport
-        check_pipeline(exchange, self.catalog, name)
-        pipeline = self.catalog.pipeline(name)
+        pipeline = self.allowed_pipeline(exchange, name)
         record.pipeline = name
         self.workload.begin(exchange.work)
         if self.explaining is not None:
@@ -131,6 +130,11 @@ class Inference:
     def _explain(self, explaining: Explaining, exchange: Exchange, pipeline: Pipeline) -> None:
         if exchange.asks_for_explanation:
             explaining.begin(exchange, pipeline)
+
+    def allowed_pipeline(self, exchange: Exchange, name: str) -> Pipeline:
+        """The pipeline as it is now. Raises Forbidden, UnknownPipeline or ModelNotReady."""
+        check_pipeline(exchange, self.catalog, name)
+        return self.catalog.pipeline(name)
 
     def target_of(self, pipeline: Pipeline) -> Target:
         """Returns the same object until the pipeline or a limit of its model changes."""

@@ -13,6 +13,11 @@ class Work(Protocol):
         """Ends the work as soon as possible and reports ``cause`` to the caller. No-op if the work has ended."""
 
 
+class StandingWork(Work, Protocol):
+    def drain(self) -> None:
+        """Takes nothing more, and ends when nothing is under way."""
+
+
 class Workload:
     """The work in progress. The drain waits until it is empty."""
 
@@ -22,6 +27,7 @@ class Workload:
         self.is_draining = False
         """True after the drain has started: new work is rejected."""
         self._running: set[Work] = set()
+        self._standing: set[StandingWork] = set()
         self._idle: asyncio.Event | None = None
         """Created by the first call of :meth:`idle`, so that before the drain no request has to set it."""
 
@@ -43,11 +49,24 @@ class Workload:
         """Adds work that also runs during the drain."""
         self._running.add(work)
 
+    def add_standing(self, work: StandingWork) -> None:
+        """Adds work that would not end by itself, such as a WebSocket."""
+        self._standing.add(work)
+        self._running.add(work)
+        if self.is_draining:
+            work.drain()
+
     def remove(self, work: Work) -> None:
         """No-op if ``work`` was never added."""
         self._running.discard(work)
+        self._standing.discard(work)
         if self._idle is not None and not self._running:
             self._idle.set()
+
+    def start_draining(self) -> None:
+        self.is_draining = True
+        for work in tuple(self._standing):
+            work.drain()
 
     def unary_requests(self) -> Counter[str]:
         """The number of unary requests of each pipeline."""

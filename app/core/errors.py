@@ -6,8 +6,8 @@ GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
                        UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession, StepOutOfTurn,
-                       MisdirectedSession
+                       UpgradeRequired, HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession,
+                       StepOutOfTurn, MisdirectedSession
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
   ContractViolation
@@ -201,6 +201,11 @@ class NotFound(ClientError):
 class MethodNotAllowed(ClientError):
     code = "method_not_allowed"
     title = "The method is not allowed here"
+
+
+class UpgradeRequired(ClientError):
+    code = "upgrade_required"
+    title = "The address needs a WebSocket"
 
 
 class SlowRequest(ClientError):

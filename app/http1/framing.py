@@ -190,6 +190,8 @@ HEAD_BYTES = 16 * 1024
 """The most bytes that are received with a head. The application must see the head before it has memory for the body."""
 PART_BYTES = 256 * 1024
 """The most bytes of a body that are received at once and copied."""
+FRAMES_BYTES = 4 * 1024
+"""The most bytes of a WebSocket's frames that are received at once, up to 2,000 frames. A large frame gets more."""
 
 
 class ReceivingRoom:
@@ -198,6 +200,7 @@ class ReceivingRoom:
     def __init__(self) -> None:
         self.part = memoryview(bytearray(PART_BYTES))
         self.head = self.part[:HEAD_BYTES]
+        self.frames = self.part[:FRAMES_BYTES]
 
 
 class LargeBody:
@@ -242,20 +245,25 @@ class Receiver(asyncio.BufferedProtocol):
     The protocol of a connection's transport, because uvicorn's protocol, ``owner``, cannot choose the memory.
     """
 
-    __slots__ = ("_owner", "_room", "is_in_body", "large_body")
+    __slots__ = ("_owner", "_room", "_small_room", "is_in_body", "large_body")
 
     def __init__(self, owner: asyncio.Protocol, room: ReceivingRoom) -> None:
         self.is_in_body = False
-        """Whether a head has arrived, but not all of its body."""
+        """Whether a head has arrived, but not all of its body; of a WebSocket, whether a large frame is arriving."""
         self.large_body: LargeBody | None = None
         """The body that receives the next bytes, instead of ``owner``."""
         self._owner = owner
         self._room = room
+        self._small_room = room.head
+
+    def switch_to(self, owner: asyncio.Protocol) -> None:
+        """``owner`` receives the frames of a WebSocket from now on."""
+        self._owner, self._small_room = owner, self._room.frames
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         if self.large_body is not None:
             return self.large_body.room()
-        return self._room.part if self.is_in_body else self._room.head
+        return self._room.part if self.is_in_body else self._small_room
 
     def buffer_updated(self, size: int) -> None:
         if self.large_body is None:

@@ -15,11 +15,20 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
+from websockets.server import ServerProtocol
 
 from app.api.exchange import BodySink, Header
 from app.api.problems import problem_response
+from app.api.sockets.websocket import SocketTerms
 from app.core.aio import DrainRate
-from app.core.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
+from app.core.errors import (
+    ClientClosedRequest,
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    SlowRequest,
+    TooManyRequests,
+)
 from app.core.inference import new_request_id
 from app.http1.closing import ClosingProtocol, LazyEvent, has_received
 from app.http1.framing import (
@@ -33,6 +42,7 @@ from app.http1.framing import (
     body_of,
     end_of_head,
 )
+from app.http1.websocket import WebSocketConnection
 
 HEAD_TIMEOUT_S = 5.0
 MAX_AHEAD_BYTES = 64 * 1024
@@ -225,6 +235,19 @@ class BoundedProtocol(ClosingProtocol):
         cycle.on_response()
         return True
 
+    def upgrade(self, protocol: ServerProtocol, headers: Sequence[Header], terms: SocketTerms) -> WebSocketConnection:
+        cycle = self.cycle
+        if cycle.body or cycle.more_body or self._ahead:
+            raise InvalidRequest("The client must wait for the answer before it sends more to a WebSocket.")
+        if cycle.disconnected or self.is_ending:
+            raise ClientClosedRequest("The client disconnected before the WebSocket was open.")
+        cycle.response_started = cycle.response_complete = True
+        self.transport.writelines([STATUS_LINE[101], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
+        websocket = WebSocketConnection(self, self._receiver, protocol, terms)
+        self._receiver.switch_to(websocket)
+        self.flow.resume_reading()
+        return websocket
+
     def after_writing(self, work: Callable[[], None]) -> None:
         self.loop.call_soon(work)  # after _write_held, which was scheduled in this turn or before
 
@@ -278,7 +301,7 @@ class BoundedProtocol(ClosingProtocol):
         self.state_timer.stop()
 
     def _parse(self, head: bytes) -> None:
-        """Ignores an upgrade and treats the request as an ordinary request with a body."""
+        """Treats an upgrade as an ordinary request. Its route may call :meth:`upgrade` (decision 0063)."""
         try:
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(head)

@@ -135,7 +135,7 @@ class LineWriter:
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes that every log record has. All others were given as ``extra``."""
 
-_QUIET = ("uvicorn", "httpx")
+_QUIET = ("uvicorn", "httpx", "websockets")
 
 
 def json_line(created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:

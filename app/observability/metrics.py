@@ -118,9 +118,13 @@ class Metrics:
         self.kept_stream_bytes = self._gauge(
             "kept_stream_bytes", "Memory of the events of resumable streams", mode="livesum"
         )
-        self.sessions = SessionMetrics(
+        self.sessions = OpenedMetrics(
             self._gauge("open_sessions", "Sessions that take steps", "pipeline", mode="livesum"),
             self._counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
+        )
+        self.websockets = OpenedMetrics(
+            self._gauge("open_websockets", "Open WebSockets", "pipeline", mode="livesum"),
+            self._counter("websockets", "WebSockets that ended, by reason", "pipeline", "reason"),
         )
         self.parts = self._counter(
             "request_parts", "Calls for requests with more items than their model takes at a time", "pipeline"
@@ -175,7 +179,10 @@ class Metrics:
             mode="livemax",
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
-        self._calls_of = cache(self.triton_calls.labels)
+
+    @cached_property
+    def _calls_of(self) -> Callable[..., Counter]:
+        return cache(self.triton_calls.labels)
 
     def count_triton_call(self, model: str, code: str) -> None:
         self._calls_of(model, code).inc()
@@ -321,8 +328,8 @@ class SharedMemoryMetrics:
         self._bytes_of("quarantined").set(quarantined)
 
 
-class SessionMetrics:
-    """Counts the sessions of pipelines."""
+class OpenedMetrics:
+    """Counts what the callers of pipelines open and end: sessions or WebSockets."""
 
     def __init__(self, are_open: Gauge, ended: Counter) -> None:
         self._open_of = cache(are_open.labels)

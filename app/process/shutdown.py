@@ -69,7 +69,7 @@ async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
     Running work may take ``drain_s`` seconds, or until the second signal.
     """
     _log.info("draining", extra={"in_flight": len(workload), "drain_s": drain_s})
-    workload.is_draining = True
+    workload.start_draining()
     await _first_of(workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
     workload.end_all(Draining("The gateway is shutting down."))
     await _first_of(workload.idle(), timeout_s=LAST_BYTES_S)

@@ -29,6 +29,7 @@ ALLOWED = {
     "/v1/pipelines/read": "GET, HEAD, POST",
     "/v1/pipelines/write/stream": "POST",
     "/v1/pipelines/read/examples/sample": "GET, HEAD",
+    "/v1/pipelines/write/session": "GET, HEAD",
     "/v1/streams": "POST",
     "/v1/streams/abc": "GET, HEAD, DELETE",
     "/v1/pipelines/write/sessions": "POST",

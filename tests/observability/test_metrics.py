@@ -20,6 +20,8 @@ LABELS_BY_METRIC = {
     "time_per_output_token_seconds": {"pipeline"},
     "in_flight_requests": {"pipeline"},
     "active_streams": {"pipeline"},
+    "open_websockets": {"pipeline"},
+    "websockets": {"pipeline", "reason"},
     "queue_seconds": {"pipeline"},
     "requests_running": set[str](),
     "requests_waiting": set[str](),
@@ -88,6 +90,8 @@ def filled() -> Metrics:
     pipeline.count_tokens(Tokens(7, 3))
     pipeline.time_per_output_token.observe(0.02)
     pipeline.active_streams.inc()
+    metrics.websockets.opened("p")
+    metrics.websockets.ended("p", "client")
     metrics.early_exits.labels("p", "no_text").inc()
     metrics.rejected.labels("draining").inc()
     metrics.contract_violations.labels("p", "T").inc()

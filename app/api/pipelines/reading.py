@@ -40,8 +40,8 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         exchange.forget_body()  # as above
         return request
     if media_type.startswith("image/") or media_type == "application/octet-stream":
-        file = _file_field_of(pipeline)
-        parameters = _query_of(exchange, file)
+        file = file_field_of(pipeline)
+        parameters = query_of(exchange, file)
         # A stream would keep the tensor's memory until its end.
         tensor_at = ELEMENT if exchange.record.transport == "unary" else None
         return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
@@ -53,7 +53,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     )
 
 
-def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
+def query_of(exchange: Exchange, file: str) -> dict[str, str]:
     """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
     check_query(exchange.scope)
     query = QueryParams(exchange.scope["query_string"])
@@ -61,7 +61,8 @@ def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
     return dict(query)
 
 
-def _file_field_of(pipeline: Pipeline) -> str:
+def file_field_of(pipeline: Pipeline) -> str:
+    """The field of a raw body. Raises UnsupportedMediaType."""
     files = [field.name for field in pipeline.inputs if field.is_file]
     others = [field.name for field in pipeline.inputs if not field.is_file and field.is_required]
     if not files:

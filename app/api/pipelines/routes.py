@@ -30,6 +30,7 @@ from app.api.pipelines.reading import read_inference
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
 from app.api.pipelines.sessions import session_routes
+from app.api.pipelines.sockets import SocketRoutes
 from app.api.pipelines.streams import StreamRoutes
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import router_of
@@ -250,9 +251,10 @@ def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
     sessions = session_routes(services.inference, services.limits, services.session_home)
+    sockets = SocketRoutes(services.inference, services.limits, services.origins)
     return Dialect(
         routers=[pipelines.router(), streams.router(), sessions.router()],
         bearer_routers=[streams.router_by_id()],
-        short_routes=[*pipelines.short_routes(), *sessions.short_routes()],
+        short_routes=[*pipelines.short_routes(), *sessions.short_routes(), *sockets.short_routes()],
         described=lambda key: described(services.inference.catalog, key),
     )

@@ -1,0 +1,106 @@
+"""``GET /v1/pipelines/{pipeline}/session``: a WebSocket whose messages are requests to the pipeline.
+
+A text message is a JSON body, a binary message the raw body of the pipeline's only file. The parameters of binary
+messages are in the query of the address.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from starlette.types import Send
+
+from app.api.bodies import check_no_query, off_loop
+from app.api.deadlines import deadline_of
+from app.api.dialect import ShortRoute
+from app.api.exchange import Exchange
+from app.api.inference import Inference, InferenceCall
+from app.api.limits import Limits
+from app.api.pipelines.reading import file_field_of, query_of
+from app.api.sockets.handshake import Handshake, check_origin
+from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
+from app.api.sockets.websocket import Message, SocketTerms
+from app.core.inference import InferenceRequest
+from app.observability.record import RequestRecord
+from app.pipelines.batches import answer_of, streamed_answer_of
+from app.pipelines.pipeline import Pipeline
+from app.streams.events import STALL_S
+
+MAX_AT_ONCE = 8
+"""Limit of the requests of one WebSocket that run at the same time."""
+
+
+class SocketRoutes:
+    """``origins``: of the pages of other sites that may open a WebSocket."""
+
+    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str]) -> None:
+        self._inference = inference
+        self._limits = limits
+        self._origins = origins
+        self._route = ShortRoute("/v1/pipelines/{name}/session", self.open_socket, transport=TRANSPORT, method="GET")
+
+    def short_routes(self) -> list[ShortRoute]:
+        return [self._route]
+
+    async def open_socket(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        exchange.record.transport = TRANSPORT
+        check_origin(exchange, self._origins)
+        pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
+        limits = self._limits.of(pipeline)
+        handshake = Handshake(exchange, limits.max_body_bytes)
+        websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
+        exchange.record.transport = None  # each message counts as a request
+        handler = self._handler_of(exchange, pipeline)
+        await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
+
+    def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
+        return PipelineMessageHandler(self._inference, exchange, pipeline.name, self._route.check)
+
+
+def _terms_of(exchange: Exchange, limits: Limits) -> SocketTerms:
+    return SocketTerms(
+        ping_s=limits.ping_s,
+        send_s=limits.send_s,
+        stall_s=STALL_S,
+        message_s=limits.body_s,
+        hold=exchange.hold,
+        release=exchange.release,
+    )
+
+
+class PipelineMessageHandler:
+    """Each message is a request of its own. Implements :class:`app.api.sockets.socket.MessageHandler`."""
+
+    at_once = MAX_AT_ONCE
+
+    def __init__(
+        self, inference: Inference, exchange: Exchange, name: str, check_key: Callable[[Exchange], None]
+    ) -> None:
+        self._inference = inference
+        self._exchange = exchange
+        self._name = name
+        self._check_key = check_key
+
+    async def start(self, message: Message, record: RequestRecord) -> Reply:
+        """Checks the key again, because a WebSocket may be open longer than the key is valid."""
+        exchange, inference = self._exchange, self._inference
+        self._check_key(exchange)
+        pipeline = inference.allowed_pipeline(exchange, self._name)
+        target, streams = inference.target_of(pipeline), pipeline.spec.stream
+        deadline = deadline_of(exchange, pipeline.timeout_s if streams is None else streams.timeout_s)
+        target.admission.check(exchange.caller, deadline)
+        request = await self._read(pipeline, message)
+        answer, batch = (answer_of if streams is None else streamed_answer_of)(pipeline, request)
+        call = InferenceCall(target, request, answer, deadline, record, exchange.caller, batch=batch)
+        stream, opening = await inference.open_stream(call)
+        return Reply(stream.log, opening, stream.end, stream.ended)
+
+    def closed(self) -> None:
+        """Requests keep nothing between them."""
+
+    async def _read(self, pipeline: Pipeline, message: Message) -> InferenceRequest:
+        """Raises the client errors of ``app.core.errors``."""
+        body = memoryview(message.data)
+        if message.is_text:
+            check_no_query(self._exchange)
+            return await off_loop(pipeline.request_of_json, body)
+        file = file_field_of(pipeline)
+        return pipeline.request_of_form({**query_of(self._exchange, file), file: body})

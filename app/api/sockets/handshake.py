@@ -1,0 +1,77 @@
+"""Checks the request that opens a WebSocket: its headers (RFC 6455, section 4.2.1), and the page that sends it."""
+
+from collections.abc import Collection, Sequence
+
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidHeader, InvalidUpgrade, NegotiationError
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from app.api.exchange import Exchange, Header
+from app.core.errors import Forbidden, InvalidRequest, UpgradeRequired
+
+SUBPROTOCOL = Subprotocol("triton-gateway")
+_HANDSHAKE = (b"upgrade", b"connection", b"origin")
+_HANDSHAKE_FAMILY = b"sec-websocket-"
+
+
+class Handshake:
+    """An accepted request. ``protocol``: the state of the new WebSocket; ``headers``: those of the answer."""
+
+    def __init__(self, exchange: Exchange, max_bytes: int) -> None:
+        """``max_bytes``: limit of a message. Raises UpgradeRequired or InvalidRequest."""
+        scope = exchange.scope
+        if scope["method"] != "GET" or scope["http_version"] != "1.1":
+            raise _upgrade_required()
+        # Without extensions: a compressed message could be 1,000 times larger than the limit of its frames.
+        self.protocol = ServerProtocol(select_subprotocol=_selected, state=OPEN, max_size=max_bytes)
+        response = self.protocol.accept(Request(scope["path"], _headers_of(scope["headers"])))
+        error = self.protocol.handshake_exc
+        if isinstance(error, InvalidUpgrade):
+            raise _upgrade_required()
+        if error is not None:
+            raise InvalidRequest("The WebSocket handshake is not valid.", hint=_hint_of(error))
+        self.headers: list[Header] = [
+            (name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()
+        ]
+
+
+def _headers_of(received: Sequence[Header]) -> Headers:
+    headers = Headers()
+    for name, value in received:
+        if name in _HANDSHAKE or name.startswith(_HANDSHAKE_FAMILY):
+            headers[name.decode("latin-1")] = value.decode("latin-1")
+    return headers
+
+
+def _selected(_protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Raises NegotiationError: a browser fails if none of the protocols that it offers is selected."""
+    if offered and SUBPROTOCOL not in offered:
+        raise NegotiationError
+    return SUBPROTOCOL if offered else None
+
+
+def _hint_of(error: Exception) -> str:
+    if isinstance(error, InvalidHeader):
+        return f"Check the header {error.name}."
+    return f"Offer the subprotocol '{SUBPROTOCOL}', or none."
+
+
+def _upgrade_required() -> UpgradeRequired:
+    return UpgradeRequired("This address is a WebSocket.", hint="Open it with a WebSocket client, over HTTP/1.1.")
+
+
+def check_origin(exchange: Exchange, allowed: Collection[str]) -> None:
+    """Raises Forbidden for a page of another site that CORS does not allow.
+
+    A browser opens a WebSocket to any address, and sends the page's origin. Requests without an origin pass.
+    """
+    origin = exchange.header(b"origin")
+    if origin is None or origin in allowed or "*" in allowed:
+        return
+    if origin.partition("://")[2].lower() != (exchange.header(b"host") or "").lower():
+        raise Forbidden(
+            "Pages of this origin may not open a WebSocket.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
+        )

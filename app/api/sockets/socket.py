@@ -1,0 +1,213 @@
+"""Runs one WebSocket: each message is a request, whose events are sent as text messages with its number.
+
+``{"event":"output","request":1,"data":{...}}``: the events and their data are those of Server-Sent Events. A
+``MessageHandler`` knows what a message runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from app.api.exchange import Exchange
+from app.api.failures import delay_refusal
+from app.api.problems import problem_of, status_of
+from app.api.sockets.websocket import CloseReason, Message, WebSocket, cause_of
+from app.api.streaming import Events
+from app.api.workload import Workload
+from app.core.errors import ClientClosedRequest, Forbidden, GatewayError, Internal, TooManyRequests, Unauthenticated
+from app.core.json import json_of
+from app.observability.log import StructuredLogger
+from app.observability.metrics import Metrics
+from app.observability.record import RequestRecord
+from app.streams.events import Event
+
+TRANSPORT = "websocket"
+
+_log = StructuredLogger("triton_gateway.websocket")
+_failures = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """The answer to one message. ``opening``: its first events; ``end``: stops it; ``ended``: waits for its end."""
+
+    events: Events
+    opening: Sequence[Event]
+    end: Callable[[GatewayError], None]
+    ended: Callable[[], Awaitable[None]]
+
+
+class MessageHandler(Protocol):
+    """What the messages of one WebSocket run. ``at_once``: limit of the messages that run at the same time."""
+
+    at_once: int
+
+    async def start(self, message: Message, record: RequestRecord) -> Reply:
+        """Raises GatewayError if the message fails before its first event.
+
+        Unauthenticated and Forbidden also end the WebSocket.
+        """
+
+    def closed(self) -> None:
+        """Called once, when no message runs any more."""
+
+
+class Socket:
+    """Implements :class:`app.api.workload.StandingWork`."""
+
+    def __init__(
+        self, exchange: Exchange, websocket: WebSocket, handler: MessageHandler, metrics: Metrics, workload: Workload
+    ) -> None:
+        self._record = exchange.record
+        self._websocket = websocket
+        self._handler = handler
+        self._metrics = metrics
+        self._workload = workload
+        self._requests = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        """The running tasks whose message has no reply yet."""
+        self._replies: set[Reply] = set()
+        self._cause: GatewayError | None = None
+        websocket.on_closed = self._cancel
+        websocket.is_behind = self._is_behind
+
+    async def run(self) -> None:
+        """Returns when the connection has ended."""
+        pipeline = self._record.pipeline
+        self._metrics.websockets.opened(pipeline)
+        self._workload.add_standing(self)
+        try:
+            await self._run_messages()
+        finally:
+            self._handler.closed()
+            self._websocket.close(CloseReason.DRAINING)
+            await self._websocket.ended()
+            self._workload.remove(self)
+            self._metrics.websockets.ended(pipeline, self._websocket.reason or CloseReason.LOST)
+            self._log_end()
+
+    def drain(self) -> None:
+        self._websocket.stop_receiving()
+
+    def end(self, cause: GatewayError) -> None:
+        """Streams are work of their own, so only messages without a reply are ended here."""
+        self._cause = self._cause or cause
+        self._websocket.stop_receiving()
+        for task in self._starting:
+            task.cancel()
+
+    async def _run_messages(self) -> None:
+        free = asyncio.Semaphore(self._handler.at_once)
+        for number in count(1):
+            await free.acquire()
+            message = await self._websocket.receive()
+            if message is None:
+                break
+            self._requests = number
+            task = asyncio.create_task(self._answer(number, message))
+            self._running.add(task)
+            self._starting.add(task)
+            task.add_done_callback(self._running.discard)
+            task.add_done_callback(lambda _: free.release())
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _answer(self, number: int, message: Message) -> None:
+        record, task = self._record_of(number), asyncio.current_task()
+        assert task is not None
+        try:
+            try:
+                reply = await self._handler.start(message, record)
+            finally:
+                self._starting.discard(task)
+            await self._relay(number, reply)
+        except GatewayError as error:
+            await self._refuse(number, record, error)
+        except asyncio.CancelledError:
+            await self._refuse(number, record, self._cause or Internal("The gateway cancelled the request."))
+        except Exception:
+            _failures.exception("unexpected error", extra={"request_id": record.request_id})
+            await self._refuse(number, record, Internal("The gateway failed. Its log shows the cause."))
+        finally:
+            message.release()
+            record.close(self._metrics)
+
+    def _record_of(self, number: int) -> RequestRecord:
+        own = self._record
+        return RequestRecord(
+            f"{own.request_id}.{number}",
+            own.method,
+            own.path,
+            pipeline=own.pipeline,
+            transport=TRANSPORT,
+            key=own.key,
+            status=200,
+            trace=own.trace,
+        )
+
+    async def _relay(self, number: int, reply: Reply) -> None:
+        events = reply.opening
+        self._replies.add(reply)
+        try:
+            while True:
+                if events:
+                    await self._websocket.send([_text_of(number, each.name, each.data) for each in events])
+                    if events[-1].is_terminal:
+                        return
+                events = await reply.events.read(events[-1].id if events else 0)
+        except BaseException:
+            reply.end(self._cause or ClientClosedRequest("The WebSocket ended."))
+            raise
+        finally:
+            self._replies.discard(reply)
+            await reply.ended()
+
+    async def _refuse(self, number: int, record: RequestRecord, error: GatewayError) -> None:
+        """Sends the error, unless the WebSocket has ended. The record may have the error of the stream already."""
+        if record.error is None:
+            record.fail(error)
+        if self._websocket.reason is not None:
+            return
+        record.status = status_of(error)
+        if isinstance(error, TooManyRequests):
+            await delay_refusal()
+        try:
+            await self._websocket.send([_text_of(number, "error", json_of(problem_of(error, record.request_id)))])
+        except GatewayError:
+            return
+        if isinstance(error, Unauthenticated | Forbidden):
+            self._websocket.close(CloseReason(error.code))
+
+    def _cancel(self) -> None:
+        """The WebSocket has ended."""
+        reason = self._websocket.reason
+        if self._cause is None and reason is not None:
+            self._cause = cause_of(reason)
+        for task in self._running:
+            task.cancel()
+
+    def _is_behind(self) -> bool:
+        return any(reply.events.is_full for reply in self._replies)
+
+    def _log_end(self) -> None:
+        record, reason = self._record, self._websocket.reason
+        if _log.is_enabled_for(logging.INFO):
+            fields: dict[str, object] = {
+                "request_id": record.request_id,
+                "pipeline": record.pipeline,
+                "reason": str(reason),
+                "requests": self._requests,
+                "duration_s": round(record.duration_s, 3),
+            }
+            if record.key:
+                fields["key"] = record.key
+            _log.log(logging.INFO, "websocket ended", fields)
+
+
+def _text_of(number: int, event: str, data: bytes) -> bytes:
+    """The data of an event is JSON already."""
+    return b'{"event":"%b","request":%d,"data":%b}' % (event.encode(), number, data)

@@ -1,0 +1,298 @@
+"""One WebSocket on a connection of HTTP/1.1: messages, back pressure, pings, limits and the end (decision 0063).
+
+The library `websockets` reads and writes the frames, without I/O.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from websockets.frames import Frame, Opcode
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from app.api.sockets.websocket import CODE_BY_REASON, CloseReason, Message, SocketTerms, cause_of
+from app.core.aio import LeakyBucket
+from app.core.errors import TooManyRequests
+from app.http1.closing import ClosingProtocol
+from app.http1.framing import FRAMES_BYTES, Receiver
+
+CONTROL_FRAMES_PER_S = 20
+CONTROL_FRAMES_AT_ONCE = 200
+MAX_FRAGMENTS = 16 * 1024
+"""Limit of the fragments of one message."""
+MAX_AHEAD_MESSAGES = 16
+MAX_AHEAD_BYTES = 64 * 1024
+"""Limits of the messages that wait to be taken. Above one of them, reading pauses."""
+CLOSE_S = 3.0
+"""How long the client may take to answer a close frame."""
+
+_REASON_BY_CODE = {
+    1002: CloseReason.PROTOCOL_ERROR,
+    1007: CloseReason.INVALID_TEXT,
+    1009: CloseReason.TOO_LARGE,
+    1011: CloseReason.INTERNAL,
+}
+"""Of the ends that the library decides."""
+
+
+class WebSocketConnection(asyncio.Protocol):
+    """Implements :class:`app.api.sockets.websocket.WebSocket`. ``receiver`` passes the connection's bytes."""
+
+    def __init__(
+        self, connection: ClosingProtocol, receiver: Receiver, protocol: ServerProtocol, terms: SocketTerms
+    ) -> None:
+        self.on_closed: Callable[[], None] | None = None
+        self.is_behind: Callable[[], bool] = bool
+        self.reason: CloseReason | None = None
+        self._connection = connection
+        self._transport = connection.transport
+        self._receiver = receiver
+        self._protocol = protocol
+        self._terms = terms
+        self._loop = connection.loop
+        self._messages: deque[Message] = deque()
+        self._ahead_bytes = 0
+        self._is_stopped = False
+        self._arrived = asyncio.Event()
+        """Set when a message has arrived, or none can arrive any more."""
+        self._ended = asyncio.Event()
+        self._opcode = Opcode.TEXT
+        self._fragments = bytearray()
+        """The complete fragments of an incomplete message."""
+        self._fragment_count = 0
+        self._held = 0
+        """The counted bytes of the incomplete message."""
+        self._partial_since: float | None = None
+        self._controls = LeakyBucket(CONTROL_FRAMES_PER_S, CONTROL_FRAMES_AT_ONCE)
+        self._is_alive = True
+        """Whether something was received since the last ping."""
+        self._ping_timer = self._loop.call_later(terms.ping_s, self._ping)
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+
+    async def receive(self) -> Message | None:
+        while not (self._messages or self._is_stopped or self.reason is not None):
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._is_stopped or self.reason is not None:
+            return None
+        message = self._messages.popleft()
+        self._ahead_bytes -= len(message.data)
+        self._limit_reading()
+        return message
+
+    def stop_receiving(self) -> None:
+        self._is_stopped = True
+        self._arrived.set()
+
+    async def send(self, texts: Sequence[bytes]) -> None:
+        while self._connection.flow.write_paused and self.reason is None:
+            await self._connection.flow.drain()
+        if self.reason is not None:
+            raise cause_of(self.reason)
+        for text in texts:
+            self._protocol.send_text(text)
+        self._write()
+
+    def close(self, reason: CloseReason) -> None:
+        if self.reason is None:
+            self._protocol.send_close(CODE_BY_REASON[reason], reason)
+            self._write()
+            self._set_closed(reason)
+            self._end_timer = self._loop.call_later(CLOSE_S, self._end)
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    def data_received(self, data: bytes) -> None:
+        if self._connection.is_ending:
+            self._connection.drop(data)
+            return
+        self._is_alive = True
+        self._protocol.receive_data(data)
+        for frame in self._protocol.events_received():
+            if self.reason is None and isinstance(frame, Frame):
+                self._take(frame)
+        self._after_reading()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.PING, Opcode.PONG):
+            if self._controls.turn(self._loop.time()) > self._loop.time():
+                self._fail(CloseReason.TOO_MANY_FRAMES)
+        elif frame.opcode is not Opcode.CLOSE:
+            self._take_data(frame)
+
+    def _take_data(self, frame: Frame) -> None:
+        if frame.opcode is not Opcode.CONT:
+            self._opcode = frame.opcode
+        self._fragment_count += 1
+        if frame.fin:
+            data, self._fragments = b"".join((self._fragments, frame.data)), bytearray()
+            self._fragment_count = 0
+            self._add_message(data)
+        else:
+            self._fragments += frame.data
+            if self._fragment_count > MAX_FRAGMENTS:
+                self._fail(CloseReason.TOO_MANY_FRAMES)
+
+    def _add_message(self, data: bytes) -> None:
+        is_text = self._opcode is Opcode.TEXT
+        if is_text and not _is_utf8(data):
+            self._fail(CloseReason.INVALID_TEXT)
+            return
+        size, self._partial_since = len(data), None
+        self._count_partial(0)
+        if self._hold(size):
+            self._messages.append(Message(data, is_text, lambda: self._terms.release(size)))
+            self._ahead_bytes += size
+            self._arrived.set()
+
+    def _after_reading(self) -> None:
+        self._write()
+        if self.reason is None and self._protocol.state is not OPEN:
+            self._set_closed(self._reason_of_library())
+        partial = len(self._protocol.reader.buffer) + len(self._fragments)
+        if not partial:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = self._loop.time()
+        self._count_partial(partial)
+        self._receiver.is_in_body = len(self._protocol.reader.buffer) >= FRAMES_BYTES
+        self._limit_reading()
+
+    def _reason_of_library(self) -> CloseReason:
+        sent = self._protocol.close_sent
+        if self._protocol.close_rcvd_then_sent or sent is None:
+            return CloseReason.CLIENT
+        return _REASON_BY_CODE[sent.code]
+
+    def _count_partial(self, size: int) -> None:
+        if size > self._held:
+            if self._hold(size - self._held):
+                self._held = size
+        elif size < self._held:
+            self._terms.release(self._held - size)
+            self._held = size
+
+    def _hold(self, size: int) -> bool:
+        """Whether there is memory. Otherwise the WebSocket ends."""
+        try:
+            self._terms.hold(size)
+        except TooManyRequests:
+            self._fail(CloseReason.TOO_MANY_REQUESTS)
+            return False
+        return True
+
+    def _limit_reading(self) -> None:
+        """Pauses also while the client does not read: each ping that it sends would add an answer to the unsent data.
+
+        After the end, reads on: the client's close frame comes after everything that it has sent.
+        """
+        flow = self._connection.flow
+        is_ahead = self._ahead_bytes > MAX_AHEAD_BYTES or len(self._messages) > MAX_AHEAD_MESSAGES
+        if self.reason is None and (is_ahead or flow.write_paused):
+            flow.pause_reading()
+            self._connection.watch_for_disconnect()
+        else:
+            flow.resume_reading()
+
+    def _write(self) -> None:
+        """The library ends its data with an empty string when the connection must be closed."""
+        writes = self._protocol.data_to_send()
+        if not self._transport.is_closing() and not self._connection.is_ending:
+            for data in writes:
+                if data:
+                    self._transport.write(data)
+                else:
+                    self._end()
+
+    def _fail(self, reason: CloseReason) -> None:
+        """Sends a close frame, and drops everything that the client sends."""
+        if self.reason is None:
+            self._protocol.fail(CODE_BY_REASON[reason], reason)
+            self._set_closed(reason)
+            self._write()
+
+    def _set_closed(self, reason: CloseReason) -> None:
+        self.reason = reason
+        for message in self._messages:
+            message.release()
+        self._messages.clear()
+        self._ping_timer.cancel()
+        self._arrived.set()
+        self._limit_reading()
+        if self.on_closed is not None:
+            self.on_closed()
+
+    def _end(self) -> None:
+        """Closes the connection so that the client can read the close frame. Aborts if the client does not read."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._end_timer = self._loop.call_later(self._terms.send_s, self._abort_unsent)
+        self._connection.end(lingers=self._protocol.close_rcvd is None)
+
+    def _abort_unsent(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+
+    def _ping(self) -> None:
+        """Finds out whether the client is there and whether a message takes too long, unless reading is paused."""
+        flow, since = self._connection.flow, self._partial_since
+        if not (flow.read_paused or flow.write_paused):
+            if since is not None and self._loop.time() - since > self._terms.message_s:
+                self._fail(CloseReason.SLOW_MESSAGE)
+                return
+            if not self._is_alive:
+                self._fail(CloseReason.PING_TIMEOUT)
+                return
+            self._is_alive = False
+            self._protocol.send_ping(b"")
+            self._write()
+        self._ping_timer = self._loop.call_later(self._terms.ping_s, self._ping)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+        self._limit_reading()
+        self._watch_progress(0.0)
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._limit_reading()
+
+    def _watch_progress(self, still_s: float) -> None:
+        unsent, step_s = self._transport.get_write_buffer_size(), min(self._terms.stall_s, self._terms.send_s)
+
+        def check() -> None:
+            has_progress = self._transport.get_write_buffer_size() < unsent
+            now_still_s = 0.0 if has_progress else still_s + step_s
+            if now_still_s >= (step_s if self.is_behind() else self._terms.send_s):
+                self._fail(CloseReason.SLOW_CONSUMER)
+            else:
+                self._watch_progress(now_still_s)
+
+        self._stall_timer = self._loop.call_later(step_s, check)
+
+    def eof_received(self) -> bool | None:
+        """Without a close frame, the connection is lost."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+        if self.reason is None:
+            self._set_closed(CloseReason.LOST)
+        for timer in (self._stall_timer, self._end_timer):
+            if timer is not None:
+                timer.cancel()
+        self._count_partial(0)
+        self._ended.set()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

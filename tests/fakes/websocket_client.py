@@ -1,0 +1,123 @@
+"""WebSockets to a gateway: the library's client, and raw frames for what no client sends."""
+
+import base64
+import json
+import os
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.processes import GatewayProcess
+
+TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
+FIN = 0x80
+
+
+def opened(gateway: GatewayProcess, pipeline: str, query: str = "", **options: Any) -> connect:
+    url = f"{gateway.url.replace('http', 'ws', 1)}/v1/pipelines/{pipeline}/session{query}"
+    return connect(url, **({"proxy": None, "compression": None, "max_size": None} | options))
+
+
+def connected_to(port: int) -> connect:
+    return connect(f"ws://127.0.0.1:{port}/", proxy=None, compression=None)
+
+
+def script(**keys: Any) -> str:
+    """The JSON body of a request to a scripted pipeline."""
+    return json.dumps({"script": json.dumps(keys)})
+
+
+async def event_of(client: ClientConnection) -> tuple[str, int, Any]:
+    """Returns the name, the request's number and the data of the next event."""
+    event = json.loads(await client.recv())
+    return event["event"], event["request"], event["data"]
+
+
+async def events_of(client: ClientConnection, request: int) -> list[tuple[str, Any]]:
+    """Returns the names and the data of a request's events up to the terminal one. Other requests have none."""
+    events: list[tuple[str, Any]] = []
+    while not events or events[-1][0] == "output":
+        name, number, data = await event_of(client)
+        assert number == request
+        events.append((name, data))
+    return events
+
+
+class RawSocket:
+    """Sends any bytes as frames of a client."""
+
+    def __init__(self, gateway: GatewayProcess, pipeline: str, receive_bytes: int | None = None) -> None:
+        address = urlsplit(gateway.url)
+        self.connection = socket.socket()
+        if receive_bytes is not None:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.connection.connect((address.hostname, address.port))
+        self.connection.settimeout(60)
+        self.connection.sendall(handshake(pipeline))
+        self.head = b""
+        while not self.head.endswith(b"\r\n\r\n"):
+            self.head += self.connection.recv(1)
+
+    def __enter__(self) -> "RawSocket":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def send(self, *frames: bytes) -> None:
+        self.connection.sendall(b"".join(frames))
+
+    def close_code(self) -> tuple[int, str]:
+        """Reads to the end of the connection. Returns the code and the reason of the close frame."""
+        received = b""
+        while part := self.connection.recv(65536):
+            received += part
+        frames = parsed(received)
+        opcode, data = frames[-1]
+        assert opcode == CLOSE
+        return int.from_bytes(data[:2]), data[2:].decode()
+
+
+def handshake(pipeline: str, *lines: str, key: bytes = b"0123456789abcdef") -> bytes:
+    encoded = base64.b64encode(key).decode()
+    head = [
+        f"GET /v1/pipelines/{pipeline}/session HTTP/1.1",
+        "Host: localhost",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {encoded}",
+        *lines,
+    ]
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+def frame(opcode: int, data: bytes = b"", *, fin: bool = True, length: int | None = None, masked: bool = True) -> bytes:
+    """``length``: what the frame declares, if it is not the length of ``data``."""
+    size, head = len(data) if length is None else length, bytes([FIN * fin | opcode])
+    bit = 0x80 * masked
+    if size < 126:
+        head += bytes([bit | size])
+    elif size < 65536:
+        head += bytes([bit | 126]) + size.to_bytes(2)
+    else:
+        head += bytes([bit | 127]) + size.to_bytes(8)
+    mask = os.urandom(4) if masked else b""
+    pad = (mask * (len(data) // 4 + 1))[: len(data)] if masked else bytes(len(data))
+    return head + mask + (int.from_bytes(data) ^ int.from_bytes(pad)).to_bytes(len(data))
+
+
+def parsed(received: bytes) -> list[tuple[int, bytes]]:
+    """The frames of a server, which are not masked: opcode and data."""
+    frames = []
+    while received:
+        size, start = received[1] & 127, 2
+        if size == 126:
+            size, start = int.from_bytes(received[2:4]), 4
+        elif size == 127:
+            size, start = int.from_bytes(received[2:10]), 10
+        frames.append((received[0] & 15, received[start : start + size]))
+        received = received[start + size :]
+    return frames

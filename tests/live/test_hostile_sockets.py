@@ -1,0 +1,134 @@
+"""Hostile WebSockets: each is bounded, and closed with the code that says why."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from websockets.asyncio.client import ClientConnection
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.websocket_client import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    RawSocket,
+    events_of,
+    frame,
+    opened,
+    script,
+)
+from tests.processes import LIVE, GatewayProcess, running_gateway
+from tests.waiting import eventually
+
+MIB = 1024 * 1024
+GROWTH = 24 * MIB
+CONFIG = str(LIVE / "gateway.yaml")
+PIPELINE = "scripted_patient"
+
+
+@pytest.fixture(scope="module")
+def hostile(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway with short times and small limits."""
+    settings = {"triton_url": triton.grpc_url, "config": CONFIG, "ping_s": "1", "send_timeout_s": "1"}
+    with running_gateway(
+        tmp_path_factory.mktemp("hostile"), **settings, max_body_bytes=str(4 * MIB), drain_s="1"
+    ) as gateway:
+        yield gateway
+
+
+def memory(gateway: GatewayProcess) -> int:
+    return psutil.Process(gateway.process.pid).memory_info().rss
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        pytest.param([frame(TEXT, b"{}", masked=False)], 1002, id="without a mask"),
+        pytest.param([frame(3, b"{}")], 1002, id="unknown opcode"),
+        pytest.param([frame(CONTINUATION, b"{}")], 1002, id="continuation of nothing"),
+        pytest.param([frame(TEXT, b"{", fin=False), frame(TEXT, b"}")], 1002, id="two messages at once"),
+        pytest.param([bytes([0xC1]) + frame(TEXT, b"{}")[1:]], 1002, id="compressed without being negotiated"),
+        pytest.param([frame(PING, bytes(126))], 1002, id="large control frame"),
+        pytest.param([frame(PING, b"", fin=False)], 1002, id="control frame in fragments"),
+        pytest.param([frame(CLOSE, b"\0")], 1002, id="close frame that is too short"),
+        pytest.param([frame(CLOSE, (1005).to_bytes(2))], 1002, id="close code that is not allowed"),
+        pytest.param([frame(TEXT, b'{"script": "\xff"}')], 1007, id="text that is not UTF-8"),
+        pytest.param([frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"(")], 1007, id="not UTF-8 in fragments"),
+        pytest.param([frame(BINARY, length=100 * MIB)], 1009, id="100 MB declared"),
+        pytest.param([frame(BINARY, length=2**63)], 1009, id="2^63 bytes declared"),
+        pytest.param(
+            [frame(BINARY, bytes(3 * MIB), fin=False), frame(CONTINUATION, length=2 * MIB)], 1009, id="in fragments"
+        ),
+        pytest.param([frame(TEXT, b"", fin=False), frame(CONTINUATION, fin=False) * 20_000], 1008, id="fragments"),
+        pytest.param([frame(PING, b"x" * 100) * 1000], 1008, id="pings"),
+        pytest.param([frame(PONG) * 1000], 1008, id="pongs"),
+    ],
+)
+def test_wrong_frames(hostile: GatewayProcess, frames: list[bytes], code: int) -> None:
+    with RawSocket(hostile, PIPELINE) as client:
+        client.send(*frames)
+        assert client.close_code()[0] == code
+
+
+def test_a_message_of_100_mb_is_refused_before_it_arrives(hostile: GatewayProcess) -> None:
+    """The client sends all of it, and can read the close frame."""
+    before = memory(hostile)
+    with RawSocket(hostile, PIPELINE) as client:
+        client.send(frame(BINARY, length=100 * MIB), *[bytes(MIB)] * 100)
+        assert memory(hostile) - before < GROWTH
+        assert client.close_code()[0] == 1009
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(lambda: frame(PING, b"x" * 125) * 100, id="pings"),
+        pytest.param(lambda: frame(TEXT, script(outputs=1000, bytes=10_000).encode()), id="requests"),
+    ],
+)
+def test_a_client_that_reads_nothing(hostile: GatewayProcess, flood: Callable[[], bytes]) -> None:
+    before, memory_before = hostile.metric("websockets_total"), memory(hostile)
+    with RawSocket(hostile, PIPELINE, receive_bytes=4096) as client:
+        client.connection.settimeout(0.2)
+        for _ in range(200):
+            try:
+                client.send(flood())
+            except OSError:
+                break
+        eventually(lambda: hostile.metric("websockets_total") == before + 1)
+        assert memory(hostile) - memory_before < GROWTH
+
+
+async def test_a_slow_consumer_gets_its_code(hostile: GatewayProcess) -> None:
+    before = hostile.metric("websockets_total", reason="slow_consumer")
+    client = RawSocket(hostile, PIPELINE, receive_bytes=4096)
+    with client:
+        client.send(frame(TEXT, script(outputs=100_000, bytes=30_000).encode()))
+        counted = lambda: hostile.metric("websockets_total", reason="slow_consumer") == before + 1  # noqa: E731
+        await asyncio.to_thread(eventually, counted)
+    await asyncio.to_thread(eventually, lambda: hostile.metric("active_streams") == 0)
+
+
+async def test_a_peer_that_does_not_answer_pings(hostile: GatewayProcess) -> None:
+    with RawSocket(hostile, PIPELINE) as client:
+        assert await asyncio.to_thread(client.close_code) == (1011, "ping_timeout")
+
+
+async def test_idle_websockets_stay_open_and_use_little_memory(hostile: GatewayProcess) -> None:
+    before = memory(hostile)
+    clients: list[ClientConnection] = []
+    try:
+        for _ in range(200):
+            clients.append(await opened(hostile, PIPELINE, ping_interval=None))
+        await asyncio.sleep(3)
+        assert hostile.metric("open_websockets", pipeline=PIPELINE) == 200
+        assert memory(hostile) - before < 200 * 128 * 1024
+        await clients[-1].send(script(outputs=1))
+        assert (await events_of(clients[-1], 1))[-1][0] == "done"
+    finally:
+        for client in clients:
+            client.transport.abort()

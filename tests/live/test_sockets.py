@@ -1,0 +1,301 @@
+"""WebSockets with the real Triton: requests, errors, several at once, keys, origins, drain, and the client's end."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.docs.pages import ROOT, blocks_of
+from tests.fakes.keys import entry, key_text, write_keys
+from tests.fakes.websocket_client import event_of, events_of, handshake, opened, script
+from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.waiting import PATIENCE_S, eventually
+
+CONFIG = str(LIVE / "gateway.yaml")
+ENDLESS = {"outputs": 100_000, "interval_s": 0.01}
+
+
+async def closed(client: ClientConnection) -> tuple[int, str]:
+    """Reads to the end. Returns the code and the reason of the server's close frame."""
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionClosed):
+            while True:
+                await client.recv()
+    assert client.close_code is not None
+    return client.close_code, client.close_reason or ""
+
+
+async def refusal(gateway: GatewayProcess, pipeline: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    """Returns the status and the problem of a handshake that fails."""
+    with pytest.raises(InvalidStatus) as failed:
+        await opened(gateway, pipeline, **options)
+    response = failed.value.response
+    return response.status_code, json.loads(response.body or b"")
+
+
+async def test_a_message_is_a_request_and_its_events_are_those_of_sse(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "scripted_stream") as client:
+        for number in (1, 2):
+            await client.send(script(outputs=2))
+            *outputs, done = await events_of(client, number)
+            assert [name for name, _ in outputs] == ["output", "output"]
+            assert outputs[0][1]["text"]
+            assert done[0] == "done"
+            assert done[1] | {"request_id": ""} == {
+                "reason": "complete",
+                "early_exit": None,
+                "outputs": 2,
+                "request_id": "",
+            }
+    (line,) = gateway.log_lines(done[1]["request_id"])
+    assert (line["pipeline"], line["transport"], line["outcome"]) == ("scripted_stream", "websocket", "ok")
+
+
+async def test_unary_pipelines_answer_with_one_output(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "scripted") as client:
+        await client.send(script())
+        assert [name for name, _ in await events_of(client, 1)] == ["output", "done"]
+
+
+async def test_a_binary_message_is_the_only_file(gateway: GatewayProcess) -> None:
+    """The parameters of binary messages are in the query."""
+    async with opened(gateway, "scripted_large", "?sleep_ms=1") as client:
+        await client.send(bytes([1, 2, 3]))
+        (_, output), (name, _) = await events_of(client, 1)
+        assert (name, output["sum"]) == ("done", 6)
+    async with opened(gateway, "scripted_large", "?sleep_ms=6000") as client:
+        await client.send(bytes([1, 2, 3]))
+        ((name, problem),) = await events_of(client, 1)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+
+
+async def test_errors_are_events_and_the_websocket_stays_open(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "scripted_stream") as client:
+        for number, (message, code) in enumerate(
+            [
+                ("{", "invalid_json"),
+                ('{"scripts": "{}"}', "invalid_input"),
+                (b"\0", "unsupported_media_type"),
+                (script(outputs=1, then="error", error={"code": "INTERNAL", "message": "no"}), "model_error"),
+            ],
+            1,
+        ):
+            await client.send(message)
+            name, problem = (await events_of(client, number))[-1]
+            assert (name, problem["code"]) == ("error", code)
+            assert problem["request_id"].endswith(f".{number}")
+
+
+async def test_requests_run_at_the_same_time_and_further_ones_wait(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "scripted_patient") as client:
+        for _ in range(10):
+            await client.send(script(outputs=2, interval_s=0.3))
+        begun: list[int] = []
+        ended: list[int] = []
+        while len(ended) < 10:
+            name, number, _ = await event_of(client)
+            (begun if name == "output" else ended).append(number)
+        assert sorted(ended) == list(range(1, 11))
+        assert sorted(begun) == sorted([*range(1, 11)] * 2)
+        assert {9, 10}.isdisjoint(begun[:8])
+
+
+async def test_the_end_of_the_client_cancels_its_requests(gateway: GatewayProcess, tmp_path: Path) -> None:
+    client = await opened(gateway, "scripted_patient")
+    for number in range(2):
+        await client.send(script(**ENDLESS, notice=str(tmp_path / str(number))))
+    while {number for _, number, _ in [await event_of(client) for _ in range(4)]} != {1, 2}:
+        pass
+    await client.close()
+    await asyncio.to_thread(eventually, lambda: len(list(tmp_path.iterdir())) == 2)
+
+
+async def test_a_lost_connection_cancels_its_requests(gateway: GatewayProcess, tmp_path: Path) -> None:
+    before = gateway.metric("websockets_total", reason="lost")
+    client = await opened(gateway, "scripted_patient")
+    await client.send(script(**ENDLESS, notice=str(tmp_path / "cancelled")))
+    await event_of(client)
+    client.transport.abort()
+    await asyncio.to_thread(eventually, (tmp_path / "cancelled").exists)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("websockets_total", reason="lost") == before + 1)
+
+
+async def test_metrics_count_websockets_and_their_requests(gateway: GatewayProcess) -> None:
+    labels = {"pipeline": "scripted_exit"}
+    before = gateway.metric("requests_total", **labels, transport="websocket")
+    async with opened(gateway, "scripted_exit", additional_headers={"X-Request-ID": "counted"}) as client:
+        await client.send(script())
+        await events_of(client, 1)
+        assert gateway.metric("open_websockets", **labels) == 1
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_websockets", **labels) == 0)
+    assert gateway.metric("websockets_total", **labels, reason="client") == 1
+    assert gateway.metric("requests_total", **labels, transport="websocket", outcome="ok") == before + 1
+    (line,) = gateway.log_lines("counted")
+    assert (line["message"], line["reason"], line["requests"]) == ("websocket ended", "client", 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "status", "code"),
+    [
+        ("GET", ["Upgrade: websocket"], 426, "upgrade_required"),
+        ("GET", ["Connection: Upgrade", "Upgrade: h2c"], 426, "upgrade_required"),
+        ("GET", ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"], 400, "invalid_request"),
+        ("POST", ["Content-Length: 0"], 405, "method_not_allowed"),
+    ],
+)
+def test_a_request_without_a_handshake_is_refused(
+    gateway: GatewayProcess, method: str, lines: list[str], status: int, code: str
+) -> None:
+    url = httpx.URL(gateway.url)
+    head = [f"{method} /v1/pipelines/scripted/session HTTP/1.1", "Host: localhost", *lines, "", ""]
+    with socket.create_connection((url.host, url.port or 0), 20) as connection:
+        connection.sendall("\r\n".join(head).encode())
+        answer = connection.recv(65536).decode()
+    assert answer.startswith(f"HTTP/1.1 {status} ")
+    assert f'"code":"{code}"' in answer
+
+
+def test_an_upgrade_at_another_address_is_an_ordinary_request(gateway: GatewayProcess) -> None:
+    url = httpx.URL(gateway.url)
+    head = handshake("x").replace(b"/v1/pipelines/x/session", b"/health/live")
+    with socket.create_connection((url.host, url.port or 0), 20) as connection:
+        for _ in range(2):
+            connection.sendall(head)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_data_before_the_answer_is_refused(gateway: GatewayProcess) -> None:
+    """A proxy and the gateway could disagree about where the WebSocket begins."""
+    url = httpx.URL(gateway.url)
+    with socket.create_connection((url.host, url.port or 0), 20) as connection:
+        connection.sendall(handshake("scripted") + b"\x81\x80\0\0\0\0")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_an_unknown_pipeline_is_refused_before_the_upgrade(gateway: GatewayProcess) -> None:
+    status, problem = await refusal(gateway, "unknown")
+    assert (status, problem["code"]) == (404, "unknown_pipeline")
+
+
+async def test_compression_is_not_negotiated(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "scripted", compression="deflate") as client:
+        assert client.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.response.headers
+
+
+async def test_a_message_above_the_limit_of_the_pipeline(start_gateway: StartGateway, tmp_path: Path) -> None:
+    document = yaml.safe_load((LIVE / "gateway.yaml").read_text())
+    pipeline = document["pipelines"]["scripted_large"] | {"limits": {"body_bytes": 2_000_000}}
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"scripted_large": pipeline}}))
+    gateway = start_gateway(config=str(tmp_path / "gateway.yaml"))
+    async with opened(gateway, "scripted_large") as client:
+        await client.send(b"\1" * 2_000_000)
+        assert (await events_of(client, 1))[0][1]["sum"] == 2_000_000
+        await client.send([b"\1" * 1_000_000, b"\1" * 1_000_001])
+        assert (await closed(client))[0] == 1009
+
+
+@pytest.fixture(scope="module")
+def protected(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("protected")
+    write_keys(folder / "keys.yaml", entry("all"), entry("one", pipelines=["scripted"]))
+    settings = {"triton_url": triton.grpc_url, "config": CONFIG, "cors_origins": "https://app.example"}
+    with running_gateway(folder, **settings, api_keys_file=str(folder / "keys.yaml")) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"additional_headers": {"Authorization": f"Bearer {key_text('one')}"}},
+        {"additional_headers": {"X-API-Key": key_text("one")}},
+        {"subprotocols": ["triton-gateway", f"bearer.{key_text('one')}"]},
+    ],
+    ids=["authorization", "x-api-key", "subprotocol"],
+)
+async def test_keys(protected: GatewayProcess, options: dict[str, Any]) -> None:
+    async with opened(protected, "scripted", **options) as client:
+        assert client.subprotocol == ("triton-gateway" if "subprotocols" in options else None)
+        await client.send(script())
+        assert (await events_of(client, 1))[-1][0] == "done"
+    status, problem = await refusal(protected, "scripted_stream", **options)
+    assert (status, problem["code"]) == (403, "forbidden")
+
+
+async def test_without_a_key_or_with_a_wrong_one(protected: GatewayProcess) -> None:
+    for options in ({}, {"subprotocols": ["triton-gateway"]}, {"subprotocols": ["triton-gateway", "bearer.wrong"]}):
+        status, problem = await refusal(protected, "scripted", **options)
+        assert (status, problem["code"]) == (401, "unauthenticated")
+
+
+async def test_a_removed_key_ends_the_websocket(protected: GatewayProcess) -> None:
+    path = protected.log_path.parent / "keys.yaml"
+    async with opened(protected, "scripted", subprotocols=["triton-gateway", f"bearer.{key_text('all')}"]) as client:
+        write_keys(path, entry("one", pipelines=["scripted"]))
+        headers = {"Authorization": f"Bearer {key_text('all')}"}
+        url = f"{protected.url}/v1/pipelines"
+        await asyncio.to_thread(eventually, lambda: httpx.get(url, headers=headers).status_code == 401)
+        await client.send(script())
+        name, problem = (await events_of(client, 1))[-1]
+        assert (name, problem["code"]) == ("error", "unauthenticated")
+        assert await closed(client) == (1008, "unauthenticated")
+
+
+@pytest.mark.parametrize("origin", ["https://app.example", "same"])
+async def test_pages_of_allowed_origins(protected: GatewayProcess, origin: str) -> None:
+    origin = protected.url if origin == "same" else origin
+    async with opened(protected, "scripted", origin=origin, additional_headers={"X-API-Key": key_text("one")}):
+        pass
+
+
+async def test_pages_of_other_origins_are_refused(protected: GatewayProcess) -> None:
+    headers = {"X-API-Key": key_text("one")}
+    for origin in ("https://other.example", "null"):
+        status, problem = await refusal(protected, "scripted", origin=origin, additional_headers=headers)
+        assert (status, problem["code"]) == (403, "forbidden")
+
+
+async def test_the_drain_ends_idle_websockets_and_waits_for_requests(start_gateway: StartGateway) -> None:
+    draining = start_gateway(config=CONFIG, drain_s="30")
+    async with opened(draining, "scripted_patient") as idle, opened(draining, "scripted_patient") as busy:
+        await busy.send(script(outputs=20, interval_s=0.1))
+        await event_of(busy)
+        draining.process.send_signal(signal.SIGTERM)
+        assert await closed(idle) == (1001, "draining")
+        names = [name for name, _ in await events_of(busy, 1)]
+        assert names == ["output"] * 19 + ["done"]
+        assert await closed(busy) == (1001, "draining")
+
+
+async def test_the_end_of_the_drain_ends_requests_with_an_error(start_gateway: StartGateway) -> None:
+    draining = start_gateway(config=CONFIG, drain_s="0.5")
+    async with opened(draining, "scripted_patient") as client:
+        await client.send(script(**ENDLESS))
+        await event_of(client)
+        draining.process.send_signal(signal.SIGTERM)
+        name, problem = (await events_of(client, 1))[-1]
+        assert (name, problem["code"]) == ("error", "draining")
+        assert await closed(client) == (1001, "draining")
+
+
+def test_the_documented_client_works(gateway: GatewayProcess) -> None:
+    ((_, text),) = [block for block in blocks_of(ROOT / "docs/reference/websocket.md") if block[0] == "python"]
+    program = text.replace("127.0.0.1:8080", gateway.url.removeprefix("http://"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    *outputs, end = done.stdout.splitlines()
+    assert end.startswith("done 1 ")
+    assert outputs
+    assert all(line.startswith("output 1 ") for line in outputs)

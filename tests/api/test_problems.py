@@ -37,6 +37,7 @@ CODES_BY_STATUS = {
     421: {"misdirected_session"},
     422: {"idempotency_key_reused", "invalid_input"},
     429: {"too_many_requests"},
+    426: {"upgrade_required"},
     431: {"headers_too_large"},
     499: {"cancelled", "client_closed_request", "slow_consumer"},
     500: {"internal"},

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,14 @@ def test_the_commands_of_the_page_run_a_session(gateway: GatewayProcess) -> None
     script = commands.replace("http://127.0.0.1:8080", gateway.url)
     shown = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout
     assert shown == '{"sum":100}{"sum":250}'
+
+
+def test_the_samples_of_the_catalog_run_a_session(gateway: GatewayProcess) -> None:
+    samples = httpx.get(f"{gateway.url}/v1/pipelines/meter").json()["samples"]
+    for command in (["bash", "-ec", samples["curl"]], [sys.executable, "-c", samples["python"]]):
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "sum" in shown
+    assert 'fetch(url, {method: "POST", headers, body})' in samples["javascript"]
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:

@@ -52,6 +52,8 @@ def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> 
     """``with_key``: the calls send the key that the variable API_KEY of the environment holds."""
     url, body, files = f"{base_url}/v1/pipelines/{pipeline.name}", example_of(pipeline), file_names_of(pipeline)
     key = _KEY if with_key else _NO_KEY
+    if pipeline.session is not None:
+        return _session_samples(base_url, url, body, key)
     if files:
         return _form_samples(url, {name: value for name, value in body.items() if name not in files}, files, key)
     samples = {
@@ -62,8 +64,34 @@ def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> 
     return samples | {"curl_stream": _curl(f"{url}/stream", body, key, "-N ")} if pipeline.spec.stream else samples
 
 
+def _session_samples(base_url: str, url: str, body: dict[str, Any], key: _Key) -> dict[str, str]:
+    """A session with one step. Files are base64 in the body."""
+    opening, headers = f"{url}/sessions", ", ".join(filter(None, ['"X-Session-End": "true"', key.javascript]))
+    read_url = shlex.quote('import json, sys; print(json.load(sys.stdin)["url"])')
+    values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
+    client = ", ".join(filter(None, [f"base_url={base_url!r}", key.python]))
+    return {
+        "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n"
+        + _curl_to(f"{shlex.quote(base_url)}$session", body, key, "-H 'X-Session-End: true' "),
+        "javascript": f"const headers = {{{headers}}};\n"
+        f'const opened = await fetch({json.dumps(opening)}, {{method: "POST", headers}});\n'
+        f"const url = {json.dumps(base_url)} + (await opened.json()).url;\n"
+        f"const body = JSON.stringify({{{values}}});\n"
+        'headers["Content-Type"] = "application/json";\n'
+        'const response = await fetch(url, {method: "POST", headers, body});\nconsole.log(await response.json());',
+        "python": f"{key.python_import}import httpx\n\nwith httpx.Client({client}) as client:\n"
+        f'    url = client.post({opening!r}).raise_for_status().json()["url"]\n'
+        f'    step = client.post(url, json={body!r}, headers={{"X-Session-End": "true"}})\n'
+        "    print(step.raise_for_status().json())",
+    }
+
+
 def _curl(url: str, body: dict[str, Any], key: _Key, options: str = "") -> str:
-    call = f"curl {options}{shlex.quote(url)}{key.curl} {_JSON_TYPE}"
+    return _curl_to(shlex.quote(url), body, key, options)
+
+
+def _curl_to(quoted_url: str, body: dict[str, Any], key: _Key, options: str) -> str:
+    call = f"curl {options}{quoted_url}{key.curl} {_JSON_TYPE}"
     if any(isinstance(value, Filled) for value in body.values()):
         script = f"import json; print(json.dumps({body!r}))"
         return f"python3 -c {shlex.quote(script)} | {call} -d @-"

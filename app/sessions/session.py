@@ -290,7 +290,7 @@ class PipelineSession(Generic[Subject]):
             self._timer = None
 
     def _expired(self) -> None:
-        is_old = monotonic() >= self.opened_at + self.terms.max_s
+        is_old = self._expires_at >= self.opened_at + self.terms.max_s  # timers may fire a little early
         self.close(End.MAX if is_old else End.IDLE)
 
 

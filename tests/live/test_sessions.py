@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
@@ -468,3 +469,13 @@ def test_a_killed_worker_takes_its_sessions_with_it(two_workers: GatewayProcess)
         again = Caller(client, "int32_oldest")
         again.step(1)
         again.end()
+
+
+def test_the_document_describes_sessions(gateway: GatewayProcess) -> None:
+    document = httpx.get(f"{gateway.url}/openapi.json").json()
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+    paths = document["paths"]
+    assert list(paths["/v1/pipelines/meter"]) == ["get"]
+    assert paths["/v1/pipelines/meter/sessions"]["post"]["operationId"] == "open_session_meter"
+    assert set(paths["/v1/sessions/{id}"]) == {"post", "delete"}
+    assert {"404", "409", "410", "421", "429"} <= set(paths["/v1/sessions/{id}"]["post"]["responses"])

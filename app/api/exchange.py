@@ -175,9 +175,7 @@ class Exchange:
 
     def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
         """Makes the connection a WebSocket. Raises the errors of :meth:`ClientConnection.upgrade`."""
-        websocket = self.connection.upgrade(protocol, self._headers_of_answer(headers), terms)
-        self.record.status, self.work.is_answering = 101, True
-        return websocket
+        return self.connection.upgrade(protocol, self._begin_answer(101, headers), terms)
 
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
@@ -188,12 +186,9 @@ class Exchange:
 
     def _begin_answer(self, status: int, headers: Iterable[Header]) -> list[Header]:
         """Returns ``headers`` and the headers of every answer."""
-        self.record.status = status
-        self.work.is_answering = True
-        return self._headers_of_answer(headers)
-
-    def _headers_of_answer(self, headers: Iterable[Header]) -> list[Header]:
         record = self.record
+        record.status = status
+        self.work.is_answering = True
         return [
             *headers,
             (b"x-request-id", record.request_id.encode()),

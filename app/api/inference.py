@@ -24,6 +24,7 @@ from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.core.answer import Answer, Ending, Tokens
 from app.core.batch import Batch, BatchPart
+from app.core.coalescing import SharedCall
 from app.core.engine import Engine, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
@@ -113,7 +114,8 @@ class Inference:
         """
         record = exchange.record
         record.transport = transport
-        pipeline = self.allowed_pipeline(exchange, name)
+        check_pipeline(exchange, self.catalog, name)
+        pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
         if self.explaining is not None:
@@ -267,7 +269,8 @@ class Inference:
             is_abandoned = True
             raise
         finally:
-            _note_sharing(call.record, requests[0])
+            if requests[0].shared is not None:
+                _note_sharing(call.record, requests[0].shared)
             call.record.add_tokens(call.answer.tokens)
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
@@ -349,10 +352,9 @@ class Inference:
         stream.start().add_done_callback(forget)
 
 
-def _note_sharing(record: RequestRecord, request: InferenceRequest) -> None:
+def _note_sharing(record: RequestRecord, shared: SharedCall) -> None:
     """Notes the call that the request shared, whose id is the one that Triton knows."""
-    shared = request.shared
-    if shared is not None and shared.requests:
+    if shared.requests:
         record.triton_request_id, record.shared_with = shared.request_id, shared.requests - 1
         record.shared_trace = shared.trace
 

@@ -59,7 +59,8 @@ class Workload:
     def remove(self, work: Work) -> None:
         """No-op if ``work`` was never added."""
         self._running.discard(work)
-        self._standing.discard(work)
+        if self._standing:
+            self._standing.discard(work)
         if self._idle is not None and not self._running:
             self._idle.set()
 

@@ -128,8 +128,8 @@ class WebSocketConnection(asyncio.Protocol):
             self._opcode = frame.opcode
         self._fragment_count += 1
         if frame.fin:
-            data, self._fragments = b"".join((self._fragments, frame.data)), bytearray()
-            self._fragment_count = 0
+            data = b"".join((self._fragments, frame.data)) if self._fragments else bytes(frame.data)
+            self._fragments, self._fragment_count = bytearray(), 0
             self._add_message(data)
         else:
             self._fragments += frame.data

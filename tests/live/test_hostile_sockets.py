@@ -21,7 +21,7 @@ from tests.fakes.websocket_client import (
     opened,
     script,
 )
-from tests.processes import LIVE, GatewayProcess, running_gateway
+from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.waiting import eventually
 
 MIB = 1024 * 1024
@@ -103,14 +103,13 @@ def test_a_client_that_reads_nothing(hostile: GatewayProcess, flood: Callable[[]
         assert memory(hostile) - memory_before < GROWTH
 
 
-async def test_a_slow_consumer_gets_its_code(hostile: GatewayProcess) -> None:
-    before = hostile.metric("websockets_total", reason="slow_consumer")
-    client = RawSocket(hostile, PIPELINE, receive_bytes=4096)
-    with client:
+def test_a_slow_consumer_gets_its_code(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, send_timeout_s="20")
+    with RawSocket(gateway, PIPELINE, receive_bytes=4096) as client:
         client.send(frame(TEXT, script(outputs=100_000, bytes=30_000).encode()))
-        counted = lambda: hostile.metric("websockets_total", reason="slow_consumer") == before + 1  # noqa: E731
-        await asyncio.to_thread(eventually, counted)
-    await asyncio.to_thread(eventually, lambda: hostile.metric("active_streams") == 0)
+        eventually(lambda: gateway.metric("requests_total", transport="websocket", outcome="cancelled") == 1)
+        assert client.close_code() == (1008, "slow_consumer")
+    eventually(lambda: gateway.metric("websockets_total", reason="slow_consumer") == 1)
 
 
 async def test_a_peer_that_does_not_answer_pings(hostile: GatewayProcess) -> None:

@@ -70,6 +70,17 @@ async def test_unary_pipelines_answer_with_one_output(gateway: GatewayProcess) -
         assert [name for name, _ in await events_of(client, 1)] == ["output", "done"]
 
 
+async def test_a_batch_has_an_output_for_each_part(start_gateway: StartGateway, tmp_path: Path) -> None:
+    inputs, outputs = {"script": {"tensor": "SCRIPT", "kind": "text"}}, {"numbers": {"tensor": "NUMBERS"}}
+    pipeline = {"model": "scripted_rows", "inputs": inputs, "outputs": outputs, "batch": {"parts": 1}}
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"rows": pipeline}}))
+    gateway = start_gateway(config=str(tmp_path / "gateway.yaml"))
+    async with opened(gateway, "rows") as client:
+        await client.send(json.dumps({"script": ["{}"] * 3}))
+        *parts, (name, _) = await events_of(client, 1)
+        assert (name, sorted(part["index"] for _, part in parts)) == ("done", [0, 1, 2])
+
+
 async def test_a_binary_message_is_the_only_file(gateway: GatewayProcess) -> None:
     """The parameters of binary messages are in the query."""
     async with opened(gateway, "scripted_large", "?sleep_ms=1") as client:

@@ -18,6 +18,7 @@ from app.api.pipelines.reading import file_field_of, query_of
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
 from app.api.sockets.websocket import Message, SocketTerms
+from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
@@ -46,9 +47,13 @@ class SocketRoutes:
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
         limits = self._limits.of(pipeline)
         handshake = Handshake(exchange, limits.max_body_bytes)
-        websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
-        exchange.record.transport = None  # each message counts as a request
         handler = self._handler_of(exchange, pipeline)
+        try:
+            websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
+        except GatewayError:
+            handler.closed()
+            raise
+        exchange.record.transport = exchange.record.explanation = None  # each message is a request of its own
         await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
 
     def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
@@ -87,8 +92,9 @@ class PipelineMessageHandler:
         target, streams = inference.target_of(pipeline), pipeline.spec.stream
         deadline = deadline_of(exchange, pipeline.timeout_s if streams is None else streams.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        request = await self._read(pipeline, message)
-        answer, batch = (answer_of if streams is None else streamed_answer_of)(pipeline, request)
+        request = await read_message(exchange, pipeline, message)
+        is_whole = streams is None and pipeline.spec.batch is None
+        answer, batch = (answer_of if is_whole else streamed_answer_of)(pipeline, request)
         call = InferenceCall(target, request, answer, deadline, record, exchange.caller, batch=batch)
         stream, opening = await inference.open_stream(call)
         return Reply(stream.log, opening, stream.end, stream.ended)
@@ -96,11 +102,12 @@ class PipelineMessageHandler:
     def closed(self) -> None:
         """Requests keep nothing between them."""
 
-    async def _read(self, pipeline: Pipeline, message: Message) -> InferenceRequest:
-        """Raises the client errors of ``app.core.errors``."""
-        body = memoryview(message.data)
-        if message.is_text:
-            check_no_query(self._exchange)
-            return await off_loop(pipeline.request_of_json, body)
-        file = file_field_of(pipeline)
-        return pipeline.request_of_form({**query_of(self._exchange, file), file: body})
+
+async def read_message(exchange: Exchange, pipeline: Pipeline, message: Message) -> InferenceRequest:
+    """Raises the client errors of ``app.core.errors``."""
+    body = memoryview(message.data)
+    if message.is_text:
+        check_no_query(exchange)
+        return await off_loop(pipeline.request_of_json, body)
+    file = file_field_of(pipeline)
+    return pipeline.request_of_form({**query_of(exchange, file), file: body})

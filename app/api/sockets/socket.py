@@ -14,10 +14,10 @@ from typing import Protocol
 from app.api.exchange import Exchange
 from app.api.failures import delay_refusal
 from app.api.problems import problem_of, status_of
-from app.api.sockets.websocket import CloseReason, Message, WebSocket, cause_of
+from app.api.sockets.websocket import REASON_BY_ERROR, CloseReason, Message, WebSocket, cause_of
 from app.api.streaming import Events
 from app.api.workload import Workload
-from app.core.errors import ClientClosedRequest, Forbidden, GatewayError, Internal, TooManyRequests, Unauthenticated
+from app.core.errors import ClientClosedRequest, GatewayError, Internal, TooManyRequests
 from app.core.json import json_of
 from app.observability.log import StructuredLogger
 from app.observability.metrics import Metrics
@@ -46,10 +46,7 @@ class MessageHandler(Protocol):
     at_once: int
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
-        """Raises GatewayError if the message fails before its first event.
-
-        Unauthenticated and Forbidden also end the WebSocket.
-        """
+        """Raises GatewayError if the message fails before its first event. REASON_BY_ERROR may end the WebSocket."""
 
     def closed(self) -> None:
         """Called once, when no message runs any more."""
@@ -179,8 +176,8 @@ class Socket:
             await self._websocket.send([_text_of(number, "error", json_of(problem_of(error, record.request_id)))])
         except GatewayError:
             return
-        if isinstance(error, Unauthenticated | Forbidden):
-            self._websocket.close(CloseReason(error.code))
+        if type(error) in REASON_BY_ERROR:
+            self._websocket.close(REASON_BY_ERROR[type(error)])
 
     def _cancel(self) -> None:
         """The WebSocket has ended."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer
+from app.core.errors import ClientClosedRequest, Forbidden, GatewayError, SlowConsumer, Unauthenticated
 
 
 class CloseReason(StrEnum):
@@ -42,6 +42,13 @@ CODE_BY_REASON = {
     CloseReason.TOO_MANY_REQUESTS: 1013,
 }
 """The close codes that the gateway sends (RFC 6455, section 7.4, and its registry)."""
+
+
+REASON_BY_ERROR: dict[type[GatewayError], CloseReason] = {
+    Unauthenticated: CloseReason.UNAUTHENTICATED,
+    Forbidden: CloseReason.FORBIDDEN,
+}
+"""The errors of a message that also end its WebSocket."""
 
 
 def cause_of(reason: CloseReason) -> GatewayError:

@@ -251,7 +251,7 @@ def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
     sessions = session_routes(services.inference, services.limits, services.session_home)
-    sockets = SocketRoutes(services.inference, services.limits, services.origins)
+    sockets = SocketRoutes(services.inference, services.limits, services.origins, sessions)
     return Dialect(
         routers=[pipelines.router(), streams.router(), sessions.router()],
         bearer_routers=[streams.router_by_id()],

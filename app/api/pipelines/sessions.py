@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from app.admission.keys import Caller
 from app.api.bodies import read_body
 from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
@@ -27,6 +28,7 @@ from app.core.errors import Forbidden, InvalidRequest, TooManyRequests, UnknownS
 from app.core.inference import Deadline, InferenceRequest
 from app.core.rows import owned
 from app.observability.metrics import Metrics
+from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
 from app.sessions.home import SessionHome
@@ -104,7 +106,17 @@ class SessionRoutes:
     async def open_session(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)
         pipeline = self._inference.admit(exchange, name, None)
-        terms = pipeline.session
+        try:
+            session = self.opened(exchange, pipeline)
+        except TooManyRequests as exc:
+            return await self._passing.opened_elsewhere(exchange, exc)
+        url = f"/v1/sessions/{session.id}"
+        opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
+        return JsonResponse(opened, 201, {"Location": url})
+
+    def opened(self, exchange: Exchange, pipeline: Pipeline) -> ServedSession:
+        """Opens a session in this process. Raises InvalidRequest, TooManyRequests or ModelNotReady."""
+        name, terms = pipeline.name, pipeline.session
         if terms is None:
             raise InvalidRequest(
                 f"This pipeline has no sessions: POST /v1/pipelines/{name} runs a request.",
@@ -112,13 +124,7 @@ class SessionRoutes:
             )
         served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
-        try:
-            session = self._sessions.open(name, model, terms, exchange.record.key, served)
-        except TooManyRequests as exc:
-            return await self._passing.opened_elsewhere(exchange, exc)
-        url = f"/v1/sessions/{session.id}"
-        opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
-        return JsonResponse(opened, 201, {"Location": url})
+        return self._sessions.open(name, model, terms, exchange.record.key, served)
 
     async def delete_session(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
@@ -140,7 +146,8 @@ class SessionRoutes:
         number, is_last = _number_of(exchange), _is_last(exchange)
         deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
         inference = owned(await read_inference(exchange, pipeline, self._limits))
-        step = SessionStep(number, is_last, deadline, lambda: self._answer(exchange, session, inference))
+        record, caller = exchange.record, exchange.caller
+        step = SessionStep(number, is_last, deadline, lambda: self.answer(record, caller, session, inference))
         with CancelledOnDisconnect(exchange):
             answer = await session.step(step)
         exchange.record.exit_early(answer.early_exit)
@@ -154,7 +161,9 @@ class SessionRoutes:
         answer = await self._passing.answer_of(owner, exchange, bytes(body))
         await answer(exchange.scope, exchange.receive, send)
 
-    async def _answer(self, exchange: Exchange, session: ServedSession, inference: InferenceRequest) -> StepAnswer:
+    async def answer(
+        self, record: RequestRecord, caller: Caller, session: ServedSession, inference: InferenceRequest
+    ) -> StepAnswer:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
         pipeline, target = session.subject.pipeline, session.subject.target
 
@@ -163,9 +172,7 @@ class SessionRoutes:
 
         deadline = Deadline.after(session.terms.triton_idle_s)
         answer = WholeAnswer(pipeline, inference)
-        call = InferenceCall(
-            replace(target, prepared=prepared), inference, answer, deadline, exchange.record, exchange.caller
-        )
+        call = InferenceCall(replace(target, prepared=prepared), inference, answer, deadline, record, caller)
         ending = await self._inference.answer(call)
         values, _ = rendered(pipeline, ending)
         return StepAnswer(await body_of_values(values), ending.early_exit)

@@ -15,15 +15,20 @@ from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
+from app.api.pipelines.sessions import ServedSession, SessionRoutes
 from app.api.sockets.handshake import Handshake, check_origin
-from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
+from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
 from app.api.sockets.websocket import Message, SocketTerms
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest
+from app.core.json import json_of
+from app.core.rows import owned
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
-from app.streams.events import STALL_S
+from app.sessions.session import End, SessionStep
+from app.streams.events import STALL_S, Event
+from app.streams.stream import Done
 
 MAX_AT_ONCE = 8
 """Limit of the requests of one WebSocket that run at the same time."""
@@ -32,10 +37,11 @@ MAX_AT_ONCE = 8
 class SocketRoutes:
     """``origins``: of the pages of other sites that may open a WebSocket."""
 
-    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str]) -> None:
+    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], sessions: SessionRoutes) -> None:
         self._inference = inference
         self._limits = limits
         self._origins = origins
+        self._sessions = sessions
         self._route = ShortRoute("/v1/pipelines/{name}/session", self.open_socket, transport=TRANSPORT, method="GET")
 
     def short_routes(self) -> list[ShortRoute]:
@@ -57,6 +63,10 @@ class SocketRoutes:
         await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
 
     def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
+        """Raises TooManyRequests or ModelNotReady if the pipeline has sessions and cannot open one now."""
+        if pipeline.session is not None:
+            session = self._sessions.opened(exchange, pipeline)
+            return StepHandler(self._sessions, session, exchange, self._route.check)
         return PipelineMessageHandler(self._inference, exchange, pipeline.name, self._route.check)
 
 
@@ -75,6 +85,7 @@ class PipelineMessageHandler:
     """Each message is a request of its own. Implements :class:`app.api.sockets.socket.MessageHandler`."""
 
     at_once = MAX_AT_ONCE
+    runs_in_drain = False
 
     def __init__(
         self, inference: Inference, exchange: Exchange, name: str, check_key: Callable[[Exchange], None]
@@ -101,6 +112,47 @@ class PipelineMessageHandler:
 
     def closed(self) -> None:
         """Requests keep nothing between them."""
+
+
+class StepHandler:
+    """Each message is a step of one session, which ends with the WebSocket. Implements MessageHandler."""
+
+    at_once = 1
+    runs_in_drain = True
+
+    def __init__(
+        self,
+        sessions: SessionRoutes,
+        session: ServedSession,
+        exchange: Exchange,
+        check_key: Callable[[Exchange], None],
+    ) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._exchange = exchange
+        self._check_key = check_key
+
+    async def start(self, message: Message, record: RequestRecord) -> Reply:
+        """Runs the whole step. Raises SessionLost, UnknownSession, and the errors of a request."""
+        exchange, session = self._exchange, self._session
+        self._check_key(exchange)
+        pipeline, caller = session.subject.pipeline, exchange.caller
+        deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
+        request = owned(await read_message(exchange, pipeline, message))
+        answer = await session.step(
+            SessionStep(None, False, deadline, lambda: self._sessions.answer(record, caller, session, request))
+        )
+        record.exit_early(answer.early_exit)
+        done: Done = {
+            "reason": "complete" if answer.early_exit is None else "early_exit",
+            "early_exit": answer.early_exit,
+            "outputs": 1,
+            "request_id": record.request_id,
+        }
+        return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
+
+    def closed(self) -> None:
+        self._session.close(End.DELETED)
 
 
 async def read_message(exchange: Exchange, pipeline: Pipeline, message: Message) -> InferenceRequest:

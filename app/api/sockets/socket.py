@@ -22,7 +22,7 @@ from app.core.json import json_of
 from app.observability.log import StructuredLogger
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.streams.events import Event
+from app.streams.events import Event, LiveLog
 
 TRANSPORT = "websocket"
 
@@ -40,10 +40,25 @@ class Reply:
     ended: Callable[[], Awaitable[None]]
 
 
+def whole_reply(*events: Event) -> Reply:
+    """A reply that has ended: all its events, the terminal one last."""
+    log = LiveLog()
+
+    async def ended() -> None:
+        return
+
+    return Reply(log, events, lambda _: None, ended)
+
+
 class MessageHandler(Protocol):
-    """What the messages of one WebSocket run. ``at_once``: limit of the messages that run at the same time."""
+    """What the messages of one WebSocket run.
+
+    ``at_once``: limit of the messages that run at the same time. ``runs_in_drain``: whether the drain lets the client
+    send further messages.
+    """
 
     at_once: int
+    runs_in_drain: bool
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Raises GatewayError if the message fails before its first event. REASON_BY_ERROR may end the WebSocket."""
@@ -88,7 +103,8 @@ class Socket:
             self._log_end()
 
     def drain(self) -> None:
-        self._websocket.stop_receiving()
+        if not self._handler.runs_in_drain:
+            self._websocket.stop_receiving()
 
     def end(self, cause: GatewayError) -> None:
         """Streams are work of their own, so only messages without a reply are ended here."""

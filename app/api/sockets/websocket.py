@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from app.core.errors import ClientClosedRequest, Forbidden, GatewayError, SlowConsumer, Unauthenticated
+from app.core.errors import (
+    ClientClosedRequest,
+    Forbidden,
+    GatewayError,
+    SessionLost,
+    SlowConsumer,
+    Unauthenticated,
+    UnknownSession,
+)
 
 
 class CloseReason(StrEnum):
@@ -18,6 +26,8 @@ class CloseReason(StrEnum):
     INVALID_TEXT = "invalid_text"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    SESSION_ENDED = "unknown_session"
+    SESSION_LOST = "session_lost"
     SLOW_CONSUMER = "slow_consumer"
     SLOW_MESSAGE = "slow_message"
     TOO_MANY_FRAMES = "too_many_frames"
@@ -40,13 +50,17 @@ CODE_BY_REASON = {
     CloseReason.PING_TIMEOUT: 1011,
     CloseReason.INTERNAL: 1011,
     CloseReason.TOO_MANY_REQUESTS: 1013,
+    CloseReason.SESSION_ENDED: 4404,
+    CloseReason.SESSION_LOST: 4410,
 }
-"""The close codes that the gateway sends (RFC 6455, section 7.4, and its registry)."""
+"""The close codes that the gateway sends (RFC 6455, section 7.4, and its registry). Those from 4000 on are its own."""
 
 
 REASON_BY_ERROR: dict[type[GatewayError], CloseReason] = {
     Unauthenticated: CloseReason.UNAUTHENTICATED,
     Forbidden: CloseReason.FORBIDDEN,
+    UnknownSession: CloseReason.SESSION_ENDED,
+    SessionLost: CloseReason.SESSION_LOST,
 }
 """The errors of a message that also end its WebSocket."""
 

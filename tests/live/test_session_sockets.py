@@ -1,0 +1,126 @@
+"""WebSockets of stateful models: each one is a session, whose steps are its messages."""
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.websocket_client import events_of, opened
+from tests.live.conftest import GatewayProcess, running_triton
+from tests.live.session_models import MODELS, write_session_models
+from tests.live.test_sessions import sessions_gateway
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """A Triton with the models of sessions only."""
+    repository = tmp_path_factory.mktemp("sessions")
+    write_session_models(repository)
+    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
+
+
+async def step(client: ClientConnection, number: int, value: int, **fields: Any) -> dict[str, Any]:
+    """Sends a step. Returns its only output."""
+    await client.send(json.dumps({"NUMBER": value, **fields}))
+    (_, output), (name, done) = await events_of(client, number)
+    assert (name, done["outputs"]) == ("done", 1)
+    values: dict[str, Any] = output
+    return values
+
+
+async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None:
+    values, total = random.Random(seed), 0
+    async with opened(gateway, pipeline) as client:
+        for number in range(1, 11):
+            value = values.randrange(1000)
+            total += value
+            answer = await step(client, number, value)
+            assert (answer["SUM"], answer["STEPS"]) == (total, number)
+
+
+@pytest.mark.parametrize("pipeline", ["text_direct", "uint64_oldest"])
+async def test_each_websocket_has_its_own_state(gateway: GatewayProcess, pipeline: str) -> None:
+    await asyncio.gather(*[run_session(gateway, pipeline, seed) for seed in range(MODELS[pipeline].places)])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+
+
+async def test_steps_that_are_sent_together_run_in_order(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "int64_oldest") as client:
+        for _ in range(10):
+            await client.send(json.dumps({"NUMBER": 1}))
+        for number in range(1, 11):
+            (_, output), _ = await events_of(client, number)
+            assert output["SUM"] == number
+
+
+async def test_an_error_is_no_step(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "int64_oldest") as client:
+        assert (await step(client, 1, 5))["SUM"] == 5
+        await client.send('{"NUMBER": "five"}')
+        ((name, problem),) = await events_of(client, 2)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+        assert (await step(client, 3, 5))["SUM"] == 10
+
+
+async def test_without_a_free_place_the_handshake_is_refused(gateway: GatewayProcess) -> None:
+    """The place of a session without a step is free at once."""
+    clients = [await opened(gateway, "few") for _ in range(2)]
+    with pytest.raises(InvalidStatus) as refused:
+        await opened(gateway, "few")
+    assert refused.value.response.status_code == 429
+    await asyncio.gather(*[client.close() for client in clients])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    async with opened(gateway, "few") as client:
+        assert (await step(client, 1, 1))["SUM"] == 1
+
+
+async def test_an_expired_session_ends_its_websocket(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "short") as client:
+        await step(client, 1, 1)
+        await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions", pipeline="short") == 0)
+        await client.send(json.dumps({"NUMBER": 1}))
+        ((name, problem),) = await events_of(client, 2)
+        assert (name, problem["code"]) == ("error", "unknown_session")
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert (client.close_code, client.close_reason) == (4404, "unknown_session")
+
+
+async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) -> None:
+    before = gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost")
+    client = await opened(gateway, "int32_oldest")
+    await client.send(json.dumps({"NUMBER": 1, "SLEEP": 0.5}))
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 1)
+    client.transport.abort()
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
+    assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
+
+
+async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    with sessions_gateway(triton, tmp_path, drain_s="60") as draining:
+        async with opened(draining, "int64_oldest") as client:
+            await step(client, 1, 1)
+            draining.process.send_signal(signal.SIGTERM)
+            status = f"{draining.url}/health/ready"
+            await asyncio.to_thread(eventually, lambda: httpx.get(status).json()["status"] == "draining")
+            assert (await step(client, 2, 1))["SUM"] == 2
+        draining.process.wait(60)

@@ -163,6 +163,7 @@ class Socket:
         )
 
     async def _relay(self, number: int, reply: Reply) -> None:
+        """Does not wait after the terminal event: a client that leaves then must not cancel an answered request."""
         events = reply.opening
         self._replies.add(reply)
         try:
@@ -174,10 +175,10 @@ class Socket:
                 events = await reply.events.read(events[-1].id if events else 0)
         except BaseException:
             reply.end(self._cause or ClientClosedRequest("The WebSocket ended."))
+            await reply.ended()
             raise
         finally:
             self._replies.discard(reply)
-            await reply.ended()
 
     async def _refuse(self, number: int, record: RequestRecord, error: GatewayError) -> None:
         """Sends the error, unless the WebSocket has ended. The record may have the error of the stream already."""

@@ -170,25 +170,28 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
         if message["type"] == "http.response.start":
-            message["headers"] = self._begin_answer(message["status"], message["headers"])
+            message["headers"] = self._headers_of(message["status"], message["headers"])
+            self.work.is_answering = True
         await self._send(message)
 
     def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
         """Makes the connection a WebSocket. Raises the errors of :meth:`ClientConnection.upgrade`."""
-        return self.connection.upgrade(protocol, self._begin_answer(101, headers), terms)
+        websocket = self.connection.upgrade(protocol, self._headers_of(101, headers), terms)
+        self.work.is_answering = True
+        return websocket
 
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
-        headers = self._begin_answer(200, headers)
+        headers = self._headers_of(200, headers)
+        self.work.is_answering = True
         if not self.connection.answer(200, headers, body):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
 
-    def _begin_answer(self, status: int, headers: Iterable[Header]) -> list[Header]:
-        """Returns ``headers`` and the headers of every answer."""
+    def _headers_of(self, status: int, headers: Iterable[Header]) -> list[Header]:
+        """Notes the status. Returns ``headers`` and the headers of every answer."""
         record = self.record
         record.status = status
-        self.work.is_answering = True
         return [
             *headers,
             (b"x-request-id", record.request_id.encode()),

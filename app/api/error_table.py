@@ -98,7 +98,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.SessionLost: ErrorRow(
         410,
         "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
-        "session was idle for longer than the model allows.",
+        "session was idle for longer than the model allows. Or the process of the gateway that had the session ended.",
         "Open a new session. `X-Session-Step` of the answer has the number of the last answered step.",
     ),
     errors.StreamEvicted: ErrorRow(

@@ -2,10 +2,10 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
-from app.core.errors import MisdirectedSession, UnknownSession
+from app.core.errors import MisdirectedSession, SessionLost, UnknownSession
 
 _TAG_DIGITS = 8
 _MOST_DIGITS = 4
@@ -13,11 +13,16 @@ _MOST_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """This process: a worker of a gateway. ``gateway``: the same for all workers, and another one for each gateway."""
+    """This process: a worker of a gateway. ``gateway``: the same for all workers, and another one for each gateway.
+
+    ``process``: another one for each process, so that a worker does not take the sessions of the one that it replaces
+    for its own.
+    """
 
     gateway: str = "0" * _TAG_DIGITS
     number: int = 1
     workers: int = 1
+    process: str = field(default_factory=lambda: secrets.token_hex(_TAG_DIGITS // 2))
 
     @classmethod
     def at(cls, host: str, port: int, number: int = 1, workers: int = 1) -> Self:
@@ -35,14 +40,19 @@ class SessionHome:
 
     def new_id(self) -> str:
         """Has 128 random bits. A session id is a bearer capability: whoever has it can run steps."""
-        return f"{self.gateway}.{self.number}.{secrets.token_urlsafe(16)}"
+        return f"{self.gateway}.{self.number}.{self.process}.{secrets.token_urlsafe(16)}"
 
     def owner_of(self, session_id: str) -> int:
-        """The number of the worker that has the session. Raises UnknownSession or MisdirectedSession."""
-        gateway, _, rest = session_id.partition(".")
-        number = rest.partition(".")[0]
-        if not (number.isascii() and number.isdecimal() and len(gateway) == _TAG_DIGITS):
+        """The number of the worker that has the session.
+
+        Raises UnknownSession, MisdirectedSession, or SessionLost if the process that had the session has ended.
+        """
+        gateway, number, process = [*session_id.split("."), "", "", ""][:3]
+        if not (number.isascii() and number.isdecimal() and len(gateway) == len(process) == _TAG_DIGITS):
             raise UnknownSession("There is no such session.")
-        if gateway != self.gateway or len(number) > _MOST_DIGITS or not 1 <= int(number) <= self.workers:
+        if gateway != self.gateway:
             raise MisdirectedSession("Another gateway has this session, or had it until it ended.")
+        is_worker = len(number) <= _MOST_DIGITS and 1 <= int(number) <= self.workers
+        if not is_worker or (int(number) == self.number and process != self.process):
+            raise SessionLost("The process that had the session has ended.")
         return int(number)

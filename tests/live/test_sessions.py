@@ -459,13 +459,18 @@ def test_a_killed_worker_takes_its_sessions_with_it(two_workers: GatewayProcess)
         victim = sorted(workers_of(two_workers))[int(worker_of(session)) - 1]
         os.kill(victim, signal.SIGKILL)
 
-        def status() -> int:
+        def answer() -> httpx.Response | None:
             try:
-                return session.send(2).status_code
+                return session.send(2)
             except httpx.TransportError:
-                return 0
+                return None
 
-        eventually(lambda: status() == 404)
+        eventually(lambda: (lost := answer()) is not None and code(lost) == (410, "session_lost"))
+        eventually(lambda: victim not in workers_of(two_workers) and len(workers_of(two_workers)) == 2)
+        wait_until_ready(two_workers)
+        for _ in range(6):
+            for call in (session.client.delete, lambda url: session.client.post(url, json={"NUMBER": 1})):
+                assert code(call(session.url)) == (410, "session_lost")
         again = Caller(client, "int32_oldest")
         again.step(1)
         again.end()

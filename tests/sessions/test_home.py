@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.errors import MisdirectedSession, UnknownSession
+from app.core.errors import MisdirectedSession, SessionLost, UnknownSession
 from app.sessions.home import SessionHome
 
 HOMES = [SessionHome.at("pod-a", 8080, number, 3) for number in (1, 2, 3)]
@@ -22,13 +22,23 @@ def test_another_gateway_is_not_the_owner(other: SessionHome) -> None:
         HOMES[0].owner_of(other.new_id())
 
 
+def test_a_session_is_lost_with_the_process_that_had_it() -> None:
+    replaced, replacement = HOMES[0], SessionHome.at("pod-a", 8080, 1, 3)
+    with pytest.raises(SessionLost):
+        replacement.owner_of(replaced.new_id())
+    assert HOMES[1].owner_of(replaced.new_id()) == 1
+
+
 @pytest.mark.parametrize("number", ["0", "4", "9" * 5000])
-def test_a_worker_that_does_not_exist_owns_no_session(number: str) -> None:
-    with pytest.raises(MisdirectedSession):
-        HOMES[0].owner_of(f"{HOMES[0].gateway}.{number}.x")
+def test_a_session_of_a_worker_that_does_not_exist_is_lost(number: str) -> None:
+    with pytest.raises(SessionLost):
+        HOMES[0].owner_of(f"{HOMES[0].gateway}.{number}.{HOMES[0].process}.x")
 
 
-@pytest.mark.parametrize("session_id", ["", "abc", "abc.1.x", "{}", "{}.", "{}.x.y", "{}.\u0661.x", "{}.-1.x"])
+TEXTS = ["", "abc", "abc.1.x", "{}", "{}.", "{}.1.x.y", "{}.x.00000000.y", "{}.\u0661.00000000.x", "{}.-1.00000000.x"]
+
+
+@pytest.mark.parametrize("session_id", TEXTS)
 def test_other_texts_are_no_ids(session_id: str) -> None:
     with pytest.raises(UnknownSession):
         HOMES[0].owner_of(session_id.format(HOMES[0].gateway))

@@ -15,8 +15,10 @@ TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 FIN = 0x80
 
 
-def opened(gateway: GatewayProcess, pipeline: str, query: str = "", **options: Any) -> connect:
-    url = f"{gateway.url.replace('http', 'ws', 1)}/v1/pipelines/{pipeline}/session{query}"
+def opened(gateway: GatewayProcess | str, pipeline: str, query: str = "", **options: Any) -> connect:
+    """``gateway``: or the URL of a proxy."""
+    base = gateway if isinstance(gateway, str) else gateway.url
+    url = f"{base.replace('http', 'ws', 1)}/v1/pipelines/{pipeline}/session{query}"
     return connect(url, **({"proxy": None, "compression": None, "max_size": None} | options))
 
 

@@ -19,6 +19,12 @@ def test_an_ingress_does_not_buffer_or_cut_streams() -> None:
     assert said["nginx.org/proxy-read-timeout"] == said["haproxy.org/timeout-server"] == "1800s"
 
 
+def test_the_controller_of_nginx_opens_websockets_of_the_service() -> None:
+    documents = render(HOSTS)
+    said = the(documents, "Ingress")["metadata"]["annotations"]
+    assert said["nginx.org/websocket-services"] == the(documents, "Service")["metadata"]["name"]
+
+
 def test_an_ingress_accepts_the_largest_body_of_any_pipeline() -> None:
     said = annotations({"gateway": {"maxBodyBytes": 1_048_576}})
     assert said["nginx.ingress.kubernetes.io/proxy-body-size"] == said["nginx.org/client-max-body-size"] == "67108864"

@@ -53,10 +53,14 @@ ensemble_scheduling { step [
 
 
 def write_session_models(repository: Path) -> None:
-    for name, model in MODELS.items():
-        write_model(repository / name, config_of(name, model))
+    for name in MODELS:
+        write_session_model(repository, name)
     (repository / "summing_chain" / "1").mkdir(parents=True)
     (repository / "summing_chain" / "config.pbtxt").write_text(ENSEMBLE)
+
+
+def write_session_model(repository: Path, name: str) -> None:
+    write_model(repository / name, config_of(name, MODELS[name]))
 
 
 def write_model(folder: Path, config: str) -> None:

@@ -257,7 +257,7 @@ async def open_gateway(
             explanations if isinstance(explanations, ExplainStore) else None,
             settings.traces_url,
             browser_rules=browser_rules_of(settings),
-            session_home=SessionHome.at(gethostname(), settings.port, number, workers),
+            session_home=_session_home_of(settings, number, workers),
             downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
         )
         async with (
@@ -267,6 +267,12 @@ async def open_gateway(
         ):
             yield gateway
         await canceller.close()
+
+
+def _session_home_of(settings: Settings, number: int, workers: int) -> SessionHome:
+    if settings.name is not None:
+        return SessionHome(settings.name, number, workers)
+    return SessionHome.at(gethostname(), settings.port, number, workers)
 
 
 def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:

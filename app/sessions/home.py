@@ -1,6 +1,7 @@
 """Which process has a session: the session's id says so."""
 
 import hashlib
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Self
@@ -9,12 +10,14 @@ from app.core.errors import MisdirectedSession, SessionLost, UnknownSession
 
 _TAG_DIGITS = 8
 _MOST_DIGITS = 4
+_OWNER = re.compile(rf"([a-z0-9-]{{1,32}})\.([0-9]+)\.([0-9a-f]{{{_TAG_DIGITS}}})\.")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """This process: a worker of a gateway. ``gateway``: the same for all workers, and another one for each gateway.
+    """This process: a worker of a gateway.
 
+    ``gateway``: the name of the gateway in the ids, which proxies route by. It is the same for all workers.
     ``process``: another one for each process, so that a worker does not take the sessions of the one that it replaces
     for its own.
     """
@@ -26,7 +29,7 @@ class SessionHome:
 
     @classmethod
     def at(cls, host: str, port: int, number: int = 1, workers: int = 1) -> Self:
-        """``host``: the name of the machine or pod. ``port``: where the gateway listens."""
+        """A gateway without a name. ``host``: of the machine or pod. ``port``: where the gateway listens."""
         return cls(hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:_TAG_DIGITS], number, workers)
 
     @property
@@ -47,9 +50,10 @@ class SessionHome:
 
         Raises UnknownSession, MisdirectedSession, or SessionLost if the process that had the session has ended.
         """
-        gateway, number, process = [*session_id.split("."), "", "", ""][:3]
-        if not (number.isascii() and number.isdecimal() and len(gateway) == len(process) == _TAG_DIGITS):
+        found = _OWNER.match(session_id)
+        if found is None:
             raise UnknownSession("There is no such session.")
+        gateway, number, process = found.groups()
         if gateway != self.gateway:
             raise MisdirectedSession("Another gateway has this session, or had it until it ended.")
         is_worker = len(number) <= _MOST_DIGITS and 1 <= int(number) <= self.workers

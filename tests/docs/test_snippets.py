@@ -100,7 +100,7 @@ CHECK_BY_KEY: dict[str, Callable[[str, Path], None]] = {
     "pipelines": is_gateway_yaml,
     "keys": is_keys_file,
     "contract": is_contract,
-    **dict.fromkeys(("autoscaling", "gateway", "podMonitor", "triton"), is_chart_values),
+    **dict.fromkeys(("autoscaling", "gateway", "podMonitor", "sessionAffinity", "triton"), is_chart_values),
 }
 """The check of a block of YAML, by its first key."""
 

@@ -1,6 +1,6 @@
 """Routes that support streams, and access to the ports."""
 
-from tests.helm.rendering import Document, render, the
+from tests.helm.rendering import Document, render, render_text, the
 
 HOSTS = {"ingress": {"enabled": True, "hosts": ["a.example", "b.example"]}}
 
@@ -47,6 +47,32 @@ def test_an_http_route_sets_no_timeout() -> None:
     route = the(render({"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute")
     (rule,) = route["spec"]["rules"]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+
+
+AFFINE = {
+    "sessionAffinity": True,
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+}
+
+
+def test_session_affinity_is_a_cookie_behind_proxies_and_an_address_in_the_cluster() -> None:
+    documents = render(HOSTS | AFFINE)
+    said = the(documents, "Ingress")["metadata"]["annotations"]
+    assert said["nginx.ingress.kubernetes.io/affinity"] == said["haproxy-ingress.github.io/affinity"] == "cookie"
+    assert said["nginx.ingress.kubernetes.io/affinity-mode"] == "persistent"
+    names = {said[key] for key in said if key.endswith(("/session-cookie-name", "/cookie-persistence"))}
+    (rule,) = the(documents, "HTTPRoute")["spec"]["rules"]
+    assert names == {rule["sessionPersistence"]["sessionName"]} == {"triton-gateway"}
+    assert rule["sessionPersistence"]["type"] == "Cookie"
+    assert the(documents, "Service")["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_without_session_affinity_requests_go_to_any_pod() -> None:
+    text = render_text(HOSTS | AFFINE | {"sessionAffinity": False})
+    assert "ffinity: c" not in text
+    assert "cookie" not in text
+    assert "sessionPersistence" not in text
+    assert "ClientIP" not in text
 
 
 def ingress_rules(values: Document) -> dict[int, list[Document] | None]:

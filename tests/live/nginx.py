@@ -49,7 +49,7 @@ def plain_server(port: int, upstream: str, more: str = "") -> str:
 
 def documented_server(port: int, upstream: str, authority: Authority, read_timeout: str = "90s") -> str:
     """The configuration of ``proxies.md``, with this port, upstream, timeout and a certificate for 127.0.0.1."""
-    ((_, text),) = [block for block in blocks_of(PAGE) if block[0] == "nginx"]
+    text, _ = nginx_blocks()
     issued = authority.files("127.0.0.1")
     replacements = {
         "listen 443": f"listen 127.0.0.1:{port}",
@@ -62,6 +62,19 @@ def documented_server(port: int, upstream: str, authority: Authority, read_timeo
         assert shown in text
         text = text.replace(shown, own)
     return text
+
+
+def documented_routes(port: int, first: str, second: str) -> str:
+    """The upstreams and routes of ``proxies.md`` for two gateways named ``a`` and ``b`` (``host:port``)."""
+    _, text = nginx_blocks()
+    for shown, own in (("10.0.0.11:8080", first), ("10.0.0.12:8080", second)):
+        assert text.count(shown) == 2
+        text = text.replace(shown, own)
+    return text + plain_server(port, "http://$gateway", "proxy_set_header Host $host;")
+
+
+def nginx_blocks() -> list[str]:
+    return [text for language, text in blocks_of(PAGE) if language == "nginx"]
 
 
 @contextmanager

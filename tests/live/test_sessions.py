@@ -448,7 +448,7 @@ def test_another_gateway_has_a_session(two_workers: GatewayProcess, client: http
         for call in (client.delete, lambda url: client.post(url, json={"NUMBER": 1})):
             assert code(call(session.url)) == (421, "misdirected_session")
         session.end()
-        for wrong in ("abc", "abc.1.x", "00000000.x.y"):
+        for wrong in ("abc", "ABC.1.x", "00000000.x.y"):
             assert code(client.delete(f"/v1/sessions/{wrong}"))[0] == 404
 
 

@@ -29,6 +29,14 @@ def test_a_session_is_lost_with_the_process_that_had_it() -> None:
     assert HOMES[1].owner_of(replaced.new_id()) == 1
 
 
+def test_a_gateway_with_a_name_has_it_in_its_ids() -> None:
+    home, other = SessionHome("gateway-a"), SessionHome("gateway-b")
+    assert home.new_id().startswith("gateway-a.1.")
+    assert home.owner_of(home.new_id()) == 1
+    with pytest.raises(MisdirectedSession):
+        home.owner_of(other.new_id())
+
+
 @pytest.mark.parametrize("number", ["0", "4", "9" * 5000])
 def test_a_session_of_a_worker_that_does_not_exist_is_lost(number: str) -> None:
     with pytest.raises(SessionLost):
@@ -36,6 +44,7 @@ def test_a_session_of_a_worker_that_does_not_exist_is_lost(number: str) -> None:
 
 
 TEXTS = ["", "abc", "abc.1.x", "{}", "{}.", "{}.1.x.y", "{}.x.00000000.y", "{}.\u0661.00000000.x", "{}.-1.00000000.x"]
+TEXTS += ["A.1.00000000.x", f"{'a' * 33}.1.00000000.x"]
 
 
 @pytest.mark.parametrize("session_id", TEXTS)

@@ -204,7 +204,9 @@ def _summing(name: str, *, idle_s: int = 1) -> Callable[[Repository], None]:
 def _two_states(repository: Repository) -> None:
     for name in ("first", "second"):
         _summing(name, idle_s=60)(repository)
-    repository.ensemble("broken", "X:FP32:1", "Y:FP32:1", "first X=X > Y=mid", "second X=mid > Y=Y", batch=4)
+    repository.model("between", "X:FP32:1", "Y:FP32:1", batch=4)
+    steps = ("first X=X > Y=a", "between X=a > Y=b", "second X=b > Y=Y")
+    repository.ensemble("broken", "X:FP32:1", "Y:FP32:1", *steps, batch=4)
 
 
 FLAG = "BOOL:1:optional"

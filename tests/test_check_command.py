@@ -49,7 +49,7 @@ def test_unknown_findings_and_hints_are_not_failures_with_strict(checked, code: 
 def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
     monkeypatch.chdir(pytestconfig.rootpath)
     assert main(["check"]) == 0
-    assert capsys.readouterr().out == "22 models, 9 pipelines: no findings\n"
+    assert capsys.readouterr().out == "22 models, 10 pipelines: no findings\n"
 
 
 def test_only_the_gateway_yaml_of_the_models_is_checked(checked, capsys) -> None:

@@ -201,7 +201,7 @@ SOLUTION_BY_CODE = {
     Code.SESSION_STATE: (
         "Add the control input CONTROL_SEQUENCE_START, or let Triton keep the `state`. Let a model with a text as "
         "its sequence id use the `oldest` scheduler, or take the id as a number. If a step runs several stateful "
-        "models, put them before everything that can fail or exit early, or keep the state in one model."
+        "models, move everything else that can fail or exit early into other pipelines, or keep the state in one model."
     ),
     Code.PRESET_MISMATCH: (
         "Update the backend, or declare the field with the tensor that the model has: `parameters: {seed: {tensor: "

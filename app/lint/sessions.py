@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from app.core.inference import BYTES
-from app.core.model import ModelConfig, SequenceBatching
+from app.core.model import ModelConfig, SequenceBatching, reached
 from app.core.sequence import sequence_ids_of
 from app.core.session import reach_s
 from app.lint.backends import Declared
@@ -43,7 +43,7 @@ def _of_session(spec: PipelineSpec, session: SessionSpec, config: ModelConfig, m
         yield from _idle_faults(spec, session, model)
         yield from _place_faults(session, model)
         yield from _control_faults(model)
-    if len(stateful) > 1:
+    if len(stateful) > 1 and (spec.early_exit or _has_others(config, models, stateful)):
         yield Code.SESSION_STATE, _several(stateful)
 
 
@@ -82,9 +82,14 @@ def _place_faults(session: SessionSpec, model: ModelConfig) -> Iterator[Fault]:
         )
 
 
+def _has_others(config: ModelConfig, models: Models, stateful: Sequence[ModelConfig]) -> bool:
+    run = reached(config, models, lambda each: [step.model for step in each.steps])
+    return any(not each.steps and each not in stateful for each in run)
+
+
 def _several(stateful: Sequence[ModelConfig]) -> str:
     first, *others = [f"'{model.name}'" for model in stateful]
     return (
-        f"a step runs the stateful models {', '.join([first, *others])}: if one of them fails, or an early exit skips "
-        "it, the others have seen a step that it has not"
+        f"a step runs the stateful models {', '.join([first, *others])} and others: if a model fails or exits early "
+        "between them, one has seen a step that the next one has not"
     )

@@ -140,7 +140,7 @@ class TestSamplesOfOtherPipelines:
             '"n", "[0.5, 1]"',
         ):
             assert f"form.append({line}" in samples["javascript"]
-        assert "files = {'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
+        assert "files={'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
 
     def test_a_large_tensor_is_written_as_an_expression(self) -> None:
         samples = samples_of(LARGE, "http://x")

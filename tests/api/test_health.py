@@ -59,6 +59,7 @@ async def test_a_pipeline_with_a_missing_model_is_described_in_part(half_ready: 
             "state": "model_not_ready",
             "state_detail": WHY,
             "streams": False,
+            "sessions": False,
             "url": "/v1/pipelines/bad",
         },
     )

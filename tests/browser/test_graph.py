@@ -17,7 +17,8 @@ from tests.processes import GatewayProcess
 HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()
 EXPLAINED: dict[str, Any] = json.loads((HERE / "explained.json").read_text())
-REFERENCE = ["ocr", "ocr_bls", "write", "insights", "insights_direct", "insights_topic", "insights_bls", "embed"]
+INSIGHTS = ["insights", "insights_direct", "insights_topic", "insights_bls"]
+REFERENCE = ["ocr", "ocr_bls", "write", *INSIGHTS, "embed", "listen"]
 WIDTHS = {"desktop": 1440, "phone": 390}
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.conftest import Require
+from tests.live.speech import SAMPLE_TEXT
 
 ROOT = Path(__file__).parents[2]
 PIPELINES: dict[str, dict[str, object]] = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
@@ -30,7 +31,7 @@ def output_of(command: list[str], text: str = "") -> str:
 def test_curl(client: httpx.Client, require: Require, pipeline: str) -> None:
     require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
     command = sample(client, pipeline, "curl").replace("curl ", "curl --silent --show-error --fail-with-body ")
-    assert output_of(["sh", "-c", command]).startswith("{")
+    assert output_of(["sh", "-c", command]).startswith("{" if pipeline != "listen" else f'{{"text":"{SAMPLE_TEXT}"')
 
 
 def test_curl_of_a_stream(client: httpx.Client, require: Require) -> None:
@@ -38,7 +39,7 @@ def test_curl_of_a_stream(client: httpx.Client, require: Require) -> None:
     assert "event: done" in output_of(["sh", "-c", sample(client, "write", "curl_stream")])
 
 
-@pytest.mark.parametrize("pipeline", ["ocr", "embed"])
+@pytest.mark.parametrize("pipeline", ["ocr", "embed", "listen"])
 def test_javascript(client: httpx.Client, require: Require, pipeline: str) -> None:
     require(shutil.which("node"), "node is not installed: `make system-packages` installs it")
     answer = output_of(["node", "--no-warnings", "--input-type=module"], sample(client, pipeline, "javascript"))
@@ -47,7 +48,7 @@ def test_javascript(client: httpx.Client, require: Require, pipeline: str) -> No
 
 
 def test_python(client: httpx.Client) -> None:
-    """One interpreter runs both samples, because it takes a second to import httpx."""
-    programs = [sample(client, pipeline, "python") for pipeline in ("ocr", "embed")]
+    """One interpreter runs all samples, because it takes a second to import httpx."""
+    programs = [sample(client, pipeline, "python") for pipeline in ("ocr", "embed", "listen")]
     printed = output_of([sys.executable, "-c", "\n".join(programs)]).splitlines()
-    assert [line[:1] for line in printed] == ["{", "{"]
+    assert [line[:1] for line in printed] == ["{", "{", "{"]

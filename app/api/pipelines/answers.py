@@ -107,6 +107,7 @@ class _Named(Struct, kw_only=True):
     state_detail: Annotated[str | None, Meta(description="Why the pipeline is not ready")]
     decoupled: Annotated[bool | UnsetType, Meta(description="Of a pipeline whose model is known")] = UNSET
     streams: bool
+    sessions: Annotated[bool, Meta(description="Whether each request is a step of a session")]
     url: str
 
 
@@ -206,6 +207,7 @@ def _named(catalog: Catalog, name: str) -> dict[str, Any]:
         "state_detail": entry.state_detail,
         "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
         "streams": entry.spec.stream is not None,
+        "sessions": entry.spec.session is not None,
         "url": f"/v1/pipelines/{name}",
         "missing_at": catalog.missing_at(entry) or UNSET,
     }

@@ -53,9 +53,9 @@ def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> 
     url, body, files = f"{base_url}/v1/pipelines/{pipeline.name}", example_of(pipeline), file_names_of(pipeline)
     key = _KEY if with_key else _NO_KEY
     if pipeline.session is not None:
-        return _session_samples(base_url, url, body, key)
+        return _session_samples(base_url, url, body, files, key)
     if files:
-        return _form_samples(url, {name: value for name, value in body.items() if name not in files}, files, key)
+        return _form_samples(url, _fields(body, files), files, key)
     samples = {
         "curl": _curl(url, body, key),
         "javascript": _javascript(url, body, key),
@@ -64,24 +64,34 @@ def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> 
     return samples | {"curl_stream": _curl(f"{url}/stream", body, key, "-N ")} if pipeline.spec.stream else samples
 
 
-def _session_samples(base_url: str, url: str, body: dict[str, Any], key: _Key) -> dict[str, str]:
-    """A session with one step. Files are base64 in the body."""
+def _session_samples(base_url: str, url: str, body: dict[str, Any], files: dict[str, str], key: _Key) -> dict[str, str]:
+    """A session with one step."""
     opening, headers = f"{url}/sessions", ", ".join(filter(None, ['"X-Session-End": "true"', key.javascript]))
     read_url = shlex.quote('import json, sys; print(json.load(sys.stdin)["url"])')
-    values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
+    session, is_last = f"{shlex.quote(base_url)}$session", "-H 'X-Session-End: true' "
+    fields = _fields(body, files)
+    if files:
+        curl = _curl_form(session, fields, files, key, is_last)
+        imports, form = _javascript_form(fields, files)
+        javascript = f"{form}const body = form;\n"
+        python = _python_form(fields, files)
+    else:
+        curl = _curl_to(session, body, key, is_last)
+        values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
+        imports = ""
+        javascript = f'const body = JSON.stringify({{{values}}});\nheaders["Content-Type"] = "application/json";\n'
+        python = f"json={body!r}"
     client = ", ".join(filter(None, [f"base_url={base_url!r}", key.python]))
     return {
-        "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n"
-        + _curl_to(f"{shlex.quote(base_url)}$session", body, key, "-H 'X-Session-End: true' "),
-        "javascript": f"const headers = {{{headers}}};\n"
+        "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n{curl}",
+        "javascript": f"{imports}const headers = {{{headers}}};\n"
         f'const opened = await fetch({json.dumps(opening)}, {{method: "POST", headers}});\n'
         f"const url = {json.dumps(base_url)} + (await opened.json()).url;\n"
-        f"const body = JSON.stringify({{{values}}});\n"
-        'headers["Content-Type"] = "application/json";\n'
+        f"{javascript}"
         'const response = await fetch(url, {method: "POST", headers, body});\nconsole.log(await response.json());',
         "python": f"{key.python_import}import httpx\n\nwith httpx.Client({client}) as client:\n"
         f'    url = client.post({opening!r}).raise_for_status().json()["url"]\n'
-        f'    step = client.post(url, json={body!r}, headers={{"X-Session-End": "true"}})\n'
+        f'    step = client.post(url, {python}, headers={{"X-Session-End": "true"}})\n'
         "    print(step.raise_for_status().json())",
     }
 
@@ -121,20 +131,29 @@ def _python(url: str, body: dict[str, Any], key: _Key) -> str:
     return f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())"
 
 
-def _form_samples(url: str, body: dict[str, Any], files: dict[str, str], key: _Key) -> dict[str, str]:
-    fields = {name: _field_text(value) for name, value in body.items() if value is not None}
+def _fields(body: dict[str, Any], files: dict[str, str]) -> dict[str, str]:
+    """The texts of a form, without its files."""
+    return {name: _field_text(value) for name, value in body.items() if name not in files and value is not None}
+
+
+def _form_samples(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> dict[str, str]:
+    headers = f", headers: {{{key.javascript}}}" if key.javascript else ""
+    imports, form = _javascript_form(fields, files)
+    arguments = ", ".join(filter(None, [repr(url), _python_form(fields, files), key.python]))
     return {
-        "curl": _curl_form(url, fields, files, key),
-        "javascript": _javascript_form(url, fields, files, key),
-        "python": _python_form(url, fields, files, key),
+        "curl": _curl_form(shlex.quote(url), fields, files, key),
+        "javascript": f"{imports}{form}"
+        f'const response = await fetch({json.dumps(url)}, {{method: "POST"{headers}, body: form}});\n'
+        "console.log(await response.json());",
+        "python": f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())",
     }
 
 
-def _curl_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
+def _curl_form(quoted_url: str, fields: dict[str, str], files: dict[str, str], key: _Key, options: str = "") -> str:
     """Uses ``--form-string``, because with ``-F`` curl reads values that begin with @ or < from a file."""
     parts = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
     parts += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
-    return " ".join(["curl", shlex.quote(url) + key.curl, *parts])
+    return " ".join([f"curl {options}{quoted_url}{key.curl}", *parts])
 
 
 def _curl_path(path: str) -> str:
@@ -145,8 +164,8 @@ def _curl_path(path: str) -> str:
     return f'"{escaped}"'
 
 
-def _javascript_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
-    headers = f", headers: {{{key.javascript}}}" if key.javascript else ""
+def _javascript_form(fields: dict[str, str], files: dict[str, str]) -> tuple[str, str]:
+    """Returns the imports, and the lines that make the form."""
     texts = [f"form.append({json.dumps(name)}, {json.dumps(text)});\n" for name, text in fields.items()]
     blobs = [
         f"form.append({json.dumps(name)}, await openAsBlob({json.dumps(path)}), {json.dumps(Path(path).name)});\n"
@@ -154,18 +173,15 @@ def _javascript_form(url: str, fields: dict[str, str], files: dict[str, str], ke
     ]
     return (
         '// Node.js. In a page, append the File of an <input type="file"> instead.\n'
-        'import { openAsBlob } from "node:fs";\n\n'
-        f"const form = new FormData();\n{''.join(blobs + texts)}"
-        f'const response = await fetch({json.dumps(url)}, {{method: "POST"{headers}, body: form}});\n'
-        "console.log(await response.json());"
+        'import { openAsBlob } from "node:fs";\n\n',
+        f"const form = new FormData();\n{''.join(blobs + texts)}",
     )
 
 
-def _python_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
+def _python_form(fields: dict[str, str], files: dict[str, str]) -> str:
+    """Returns the arguments of a call."""
     opened = ", ".join(f"{name!r}: open({path!r}, 'rb')" for name, path in files.items())
-    arguments = ", ".join(filter(None, [repr(url), "files=files", f"data={fields!r}" if fields else "", key.python]))
-    call = f"print(httpx.post({arguments}).raise_for_status().json())"
-    return f"{key.python_import}import httpx\n\nfiles = {{{opened}}}\n{call}"
+    return f"files={{{opened}}}" + (f", data={fields!r}" if fields else "")
 
 
 def _field_text(value: Any) -> str:

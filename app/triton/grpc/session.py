@@ -36,6 +36,8 @@ from app.triton.grpc.header_blocks import HeaderBlocks
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
+MOST_COPIED = 64 * 1024
+"""A body up to this size is copied into its frame, if one frame can have it."""
 
 
 class Http2Stream(Struct, eq=False):
@@ -55,13 +57,13 @@ class Sender:
         self._streams = streams
         self._output = output
         self._window = DEFAULT_WINDOW
-        self.max_frame_bytes = SMALLEST_FRAME_LIMIT
+        self.max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
         self._blocked: deque[int] = deque()
 
     def send(self, stream_id: int, stream: Http2Stream, prefix: bytes, body: bytes) -> None:
         """Sends the whole body, now or later. A large body is not copied."""
         size = len(prefix) + len(body)
-        if size <= self.max_frame_bytes and size <= stream.send_window and size <= self._window:
+        if size <= self._most_copied and size <= stream.send_window and size <= self._window:
             self._window -= size
             self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
         else:
@@ -79,7 +81,7 @@ class Sender:
         """Raises ConnectionFailed."""
         if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
             raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
-        self.max_frame_bytes = value
+        self.max_frame_bytes, self._most_copied = value, min(value, MOST_COPIED)
 
     def set_initial_window(self, value: int) -> None:
         """Sets the window of new streams and adjusts the windows of open streams. Raises ConnectionFailed."""

@@ -102,8 +102,15 @@ class ArrivingBody:
         return self._growing.is_complete
 
     async def more(self) -> memoryview:
-        """Waits for some more of the body, and returns all that has arrived. Raises the errors of ``receive_body``."""
+        """Waits for some more of the body. Returns all that has arrived and was not dropped.
+
+        Raises the errors of ``receive_body``.
+        """
         return await self._growing.more(STEP_BYTES)
+
+    def drop(self, size: int) -> None:
+        """Removes the first ``size`` bytes. The rest of the body is received into their memory."""
+        self._growing.drop(size)
 
     def forget(self) -> None:
         """Frees the memory of the body."""
@@ -150,6 +157,7 @@ class _Growing:
         self._left_s = limits.body_s
         self._content: bytearray | mmap | memoryview = bytearray() if content is None else content
         self._size = 0
+        self._has_begun = False
         self._full_at = sys.maxsize
 
     @property
@@ -173,7 +181,7 @@ class _Growing:
 
     async def _receive(self) -> None:
         pass_body = self._exchange.connection.pass_body
-        self.is_complete = self._size > 0 and await pass_body(self)
+        self.is_complete = self._has_begun and await pass_body(self)
         while not self.is_complete and not self.is_full:
             message = await self._exchange.receive()
             if message["type"] == "http.disconnect":
@@ -196,9 +204,15 @@ class _Growing:
     def filled(self, size: int) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
         self._size += size
+        self._has_begun = True
         if self._size > self._limits.max_body_bytes:
             raise _too_large(self._limits)
         self._exchange.hold(size)
+
+    def drop(self, size: int) -> None:
+        if size:
+            self._content[: self._size - size] = self._content[size : self._size]
+            self._size -= size
 
     def forget(self) -> None:
         self._content = bytearray()

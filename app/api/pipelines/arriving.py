@@ -70,6 +70,8 @@ class _ArrivingForm:
         if self.body.is_complete:
             self._parser.check_ended()
             self.body.forget()  # the files were copied
+        else:
+            self.body.drop(self._parser.drop_read())
 
     def _sort(self, parts: list[Part]) -> None:
         """Raises InvalidInput."""

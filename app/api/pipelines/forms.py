@@ -26,10 +26,10 @@ _EACH_PARAMETER = re.compile(rb"(?s)" + _PARAMETER)
 _ESCAPED = re.compile(rb'\\(["\\])')
 _USUAL_HEAD = re.compile(
     rb'\r\n(?i:content-disposition): form-data; name="([^"\\\r\n]*+)"(?:; filename="[^"\\\r\n]*+")?'
-    rb"(?:\r\n(?i:content-type): [^\r\n]*+)?"
+    rb"(?:\r\n(?i:content-type): [^\r\n]*+)?\r\n\r\n"
 )
-"""The head that most clients send for a part, whose group is the name. It is matched at once, which saves half of the
-time for 10,000 small files."""
+"""The head that most clients send for a part, with the empty line after it. The group is the name. It is matched where
+it stands, which saves two thirds of the time for 10,000 small files."""
 
 
 Part = tuple[str, bytes]
@@ -99,6 +99,17 @@ class FormParser:
             self._head, self._content = end + len(self._delimiter), None
             yield self._name, content
 
+    def drop_read(self) -> int:
+        """Returns the size of the beginning of the body that was read. The body of the next call begins after it."""
+        size = self._content if self._content is not None else self._head or 0
+        self._window_at -= size
+        self._searched -= size
+        if self._head is not None:
+            self._head -= size
+        if self._content is not None:
+            self._content = 0
+        return size
+
     def check_ended(self) -> None:
         """Call it after the parts of the complete body. Raises InvalidRequest."""
         if not self._has_ended:
@@ -111,16 +122,29 @@ class FormParser:
         if self._has_ended or not self._has_begun(body):
             return False
         assert self._head is not None
+        start = self._head - self._window_at
+        if usual := _USUAL_HEAD.match(self._window, start, start + MAX_HEAD_BYTES):
+            self._begin_part(usual[1], self._window_at + usual.end())
+            return True
         head, blank_line, _rest = bytes(body[self._head : self._head + MAX_HEAD_BYTES]).partition(b"\r\n\r\n")
         if head.startswith(b"--"):
             self._has_ended = True
-        elif blank_line and self._max_parts:
-            self._max_parts -= 1
-            self._name = _name_in(head)
-            self._content = self._searched = self._head + len(head) + len(blank_line)
-        elif blank_line or len(head) == MAX_HEAD_BYTES:
+        elif blank_line:
+            self._begin_part(_name_in(head), self._head + len(head) + len(blank_line))
+        elif len(head) == MAX_HEAD_BYTES:
             raise _malformed()
         return self._content is not None
+
+    def _begin_part(self, name: bytes, content: int) -> None:
+        """``content``: where it begins. Raises InvalidRequest."""
+        if not self._max_parts:
+            raise _malformed()
+        try:
+            self._name = name.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise _malformed() from exc
+        self._max_parts -= 1
+        self._content = self._searched = content
 
     def _has_begun(self, body: memoryview) -> bool:
         """Whether the first delimiter has arrived. A form may begin with it, without the end of a line."""
@@ -144,17 +168,8 @@ class FormParser:
         return self._window_at + found
 
 
-def _name_in(head: bytes) -> str:
+def _name_in(head: bytes) -> bytes:
     """The field's name. ``head``: the rest of the boundary's line and the part's headers. Raises InvalidRequest."""
-    usual = _USUAL_HEAD.fullmatch(head)
-    try:
-        return (_name_in_any(head) if usual is None else usual[1]).decode("utf-8")
-    except UnicodeDecodeError as exc:
-        raise _malformed() from exc
-
-
-def _name_in_any(head: bytes) -> bytes:
-    """The name in a head that may have other headers, parameters and escapes. Raises InvalidRequest."""
     rest_of_line, *lines = head.split(b"\r\n")
     headers = {name.strip().lower(): value for name, _, value in (line.partition(b":") for line in lines)}
     disposition, options = _parsed(headers.get(b"content-disposition", b""))

@@ -46,6 +46,12 @@ def app_for(triton_url: str) -> FastAPI:
         result = await app.state.client.infer("bench_identity", [tensor])
         return {"output": result.as_numpy("OUTPUT").tolist()}
 
+    @app.post("/small")
+    async def small(numbers: Numbers) -> dict[str, list[float]]:
+        """Calls the model of the benchmark `coalescing` with a batch of one."""
+        result = await app.state.client.infer("small", [_tensor("INPUT", np.array([numbers.input], np.float32))])
+        return {"output": result.as_numpy("OUTPUT")[0].tolist()}
+
     @app.post("/file")
     async def size(file: UploadFile) -> dict[str, int]:
         tensor = _tensor("FILE", np.array([await file.read()], np.object_))

@@ -33,6 +33,7 @@ from app.core.inference import TensorMemory
 from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.sessions.home import SessionHome
+from app.sessions.places import SharedPlaces
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
@@ -64,6 +65,7 @@ class Gateway:
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
     session_home: SessionHome = field(default_factory=SessionHome)
+    shared_places: SharedPlaces | None = None
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
 
@@ -111,6 +113,7 @@ def create_app(
         gateway.statistics,
         findings,
         gateway.session_home,
+        gateway.shared_places,
         gateway.downloads,
         cors_origins,
     )

@@ -130,7 +130,7 @@ class Settings(BaseSettings):
     )
     redis_url: str | None = Field(
         None,
-        description="Redis for resumable streams that several processes share",
+        description="Redis for resumable streams that several processes share, and for the count of their sessions",
         repr=False,
     )
     max_connections: int = Field(4096, ge=1, le=1_000_000, description="limit of open connections to the API")

@@ -23,6 +23,7 @@ from app.api.problems import problem_response
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics
 from app.sessions.home import SessionHome
+from app.sessions.places import SharedPlaces
 from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
@@ -102,6 +103,8 @@ class Services:
     """What the linter finds now. Raises GatewayError."""
     session_home: SessionHome = field(default_factory=SessionHome)
     """This process among those that have sessions."""
+    shared_places: SharedPlaces | None = None
+    """None if this gateway counts its own sessions only."""
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
     origins: Collection[str] = ()

@@ -7,7 +7,7 @@ API keys and models that need the operator's attention.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -38,6 +38,7 @@ from app.process.open_files import watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
 from app.sessions.home import SessionHome
+from app.sessions.places import SharedPlaces
 from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.coalescing import CoalescingEngine
@@ -227,7 +228,7 @@ async def open_gateway(
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
     keys = _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
-    async with servers.opened() as calls:
+    async with servers.opened() as calls, AsyncExitStack() as stack:
         engine, shared_memory = calls.engine, calls.shared_memory
         catalog = await _catalog_of(settings, triton, engine)
         servers.canaries.catalog = catalog
@@ -236,6 +237,8 @@ async def open_gateway(
         canceller = Canceller(engine)
         workers, number = (triton.part.workers, triton.part.number) if triton.part else (1, 1)
         admission = Admission(workers, len(triton.addresses), number)
+        home = _session_home_of(settings, number, workers)
+        shared_places = await stack.enter_async_context(_shared_places_of(settings, triton, home, supervisor))
         shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
         gateway = Gateway(
             Inference(
@@ -257,7 +260,8 @@ async def open_gateway(
             explanations if isinstance(explanations, ExplainStore) else None,
             settings.traces_url,
             browser_rules=browser_rules_of(settings),
-            session_home=_session_home_of(settings, number, workers),
+            session_home=home,
+            shared_places=shared_places,
             downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
         )
         async with (
@@ -273,6 +277,24 @@ def _session_home_of(settings: Settings, number: int, workers: int) -> SessionHo
     if settings.name is not None:
         return SessionHome(settings.name, number, workers)
     return SessionHome.at(gethostname(), settings.port, number, workers)
+
+
+@asynccontextmanager
+async def _shared_places_of(
+    settings: Settings, triton: Triton, home: SessionHome, supervisor: Supervisor
+) -> AsyncIterator[SharedPlaces | None]:
+    if settings.redis_url is None:
+        yield None
+        return
+    from app.sessions.redis_sessions import RedisSessions  # noqa: PLC0415 - needs an extra that may not be installed
+
+    host = gethostname()
+    address = f"{host}:{settings.port}"
+    async with (
+        RedisSessions(settings.redis_url, home, triton=triton.grpc_url, host=host, address=address) as shared,
+        supervisor.running("count of sessions", shared.run()),
+    ):
+        yield shared
 
 
 def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:

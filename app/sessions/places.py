@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 from time import monotonic
+from typing import Protocol
 
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.session import SessionTerms
@@ -16,12 +18,38 @@ PlaceKey = tuple[str, str]
 """A model and the address of a Triton, or a pipeline and an empty address for its ``max_open``."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceLease:
+    """A place that all gateways count. ``keys``: where it is counted; ``lifetime_ms``: without a renewal."""
+
+    id: str
+    keys: tuple[str, ...]
+    lifetime_ms: int
+
+
 class Place:
     """The place of one session in all of its models at the Triton at ``address``."""
+
+    lease: PlaceLease | None = None
 
     def __init__(self, address: str, keys: Sequence[PlaceKey]) -> None:
         self.address = address
         self.keys = keys
+
+
+class SharedPlaces(Protocol):
+    """Counts the sessions of several gateways at each Triton."""
+
+    async def take(self, home: str, terms: SessionTerms, servers: int) -> PlaceLease:
+        """``home``: one of ``servers`` Tritons. The caller must release the lease.
+
+        Raises TooManyRequests, or UpstreamUnavailable if the count is not available.
+        """
+
+    def release(self, lease: PlaceLease) -> None: ...
+
+    async def address_of(self, gateway: str) -> str | None:
+        """Where a gateway with this name runs, for people. None if nobody knows it."""
 
 
 class Places:
@@ -82,8 +110,12 @@ class Places:
     def _refusal(self, keys: Sequence[PlaceKey]) -> TooManyRequests:
         now = monotonic()
         known = [until - now for place, until in self._free_at.items() if not set(keys).isdisjoint(place.keys)]
-        return TooManyRequests(
-            "As many sessions are open as the model can have.",
-            hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
-            retry_after_s=min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S,
-        )
+        return no_free_place(min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S)
+
+
+def no_free_place(retry_after_s: int = USUAL_RETRY_S) -> TooManyRequests:
+    return TooManyRequests(
+        "As many sessions are open as the model can have.",
+        hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
+        retry_after_s=retry_after_s,
+    )

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.engine import Engine, discard_stream
-from app.core.errors import GatewayError, UnknownSession
+from app.core.errors import GatewayError, TooManyRequests, UnknownSession
 from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.sequence import SequenceIdSource, in_sequence
 from app.core.session import SessionTerms
 from app.sessions.home import SessionHome
-from app.sessions.places import Places
+from app.sessions.places import Place, Places, SharedPlaces
 from app.sessions.session import AnswerMemory, End, PipelineSession, Subject
 
 KEEP_S = 60.0
@@ -35,7 +35,10 @@ class SessionObserver(Protocol[Subject]):
 
 
 class Sessions(Generic[Subject]):
-    """``ending_of``: a request that ends a session's sequence in Triton; None if the pipeline declares none."""
+    """``ending_of``: a request that ends a session's sequence in Triton; None if the pipeline declares none.
+
+    ``shared``: counts the sessions of several gateways; None if this gateway counts its own only.
+    """
 
     def __init__(
         self,
@@ -43,11 +46,13 @@ class Sessions(Generic[Subject]):
         home: SessionHome,
         observer: SessionObserver[Subject],
         ending_of: Callable[[PipelineSession[Subject]], InferenceRequest | None],
+        shared: SharedPlaces | None = None,
     ) -> None:
         self._engine = engine
         self._home = home
         self._places = Places(home.workers, home.number)
         self._ids = SequenceIdSource(home.workers, home.number)
+        self._shared = shared
         self._observer = observer
         self._ending_of = ending_of
         self._memory = AnswerMemory()
@@ -57,14 +62,14 @@ class Sessions(Generic[Subject]):
         self._used_ids = set[int | str]()
         self._leaving = BackgroundTasks()
 
-    def open(
+    async def open(
         self, pipeline: str, model: tuple[str, str], terms: SessionTerms, owner: str, subject: Subject
     ) -> PipelineSession[Subject]:
         """``model``: name and version. ``owner``: the id of the API key; empty without one.
 
-        Raises TooManyRequests or ModelNotReady.
+        Raises TooManyRequests, ModelNotReady or UpstreamUnavailable.
         """
-        place = self._places.take(pipeline, terms, self._engine.homes(*model), len(self._engine.states()) or 1)
+        place = await self._place(pipeline, terms, list(self._engine.homes(*model)))
         session = PipelineSession(
             id=self._home.new_id(),
             pipeline=pipeline,
@@ -86,6 +91,22 @@ class Sessions(Generic[Subject]):
         if session is None:
             raise UnknownSession("There is no such session, or it has ended.")
         return session
+
+    async def _place(self, pipeline: str, terms: SessionTerms, homes: list[str]) -> Place:
+        """Tries the next Triton where other gateways have all places."""
+        servers = len(self._engine.states()) or 1
+        while True:
+            place = self._places.take(pipeline, terms, homes, servers)
+            if self._shared is None:
+                return place
+            try:
+                place.lease = await self._shared.take(place.address, terms, servers)
+                return place
+            except BaseException as exc:
+                self._places.release(place)
+                homes.remove(place.address)
+                if not (isinstance(exc, TooManyRequests) and homes):
+                    raise
 
     def _new_sequence_id(self, terms: SessionTerms) -> int | str:
         while (sequence_id := self._ids.new_id(terms.ids)) in self._used_ids:
@@ -134,6 +155,8 @@ class Sessions(Generic[Subject]):
 
     def _free(self, session: PipelineSession[Subject]) -> None:
         self._places.release(session.place)
+        if self._shared is not None and session.place.lease is not None:
+            self._shared.release(session.place.lease)
         self._used_ids.discard(session.sequence_id)
 
     def _forget(self, session: PipelineSession[Subject]) -> None:

@@ -1,4 +1,4 @@
-"""Connects this process to Redis (6.2 or newer), and defines the keys, entries and scripts of a stream there.
+"""The connections of resumable streams to Redis. Defines the keys, entries and scripts of a stream there.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
@@ -9,28 +9,16 @@ evicted their key, and only it).
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
-
-from app.core.errors import StreamEvicted, UpstreamUnavailable
+from app.core.errors import StreamEvicted
+from app.core.redis_pool import PREFIX, redis_client, redis_errors_as
 from app.streams.events import Event, EventName
-
-RedisClient = Any
-"""redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""
 
 REQUEST_CONNECTIONS = 8
 PUBLISH_CONNECTIONS = 16
-FREE_CONNECTION_S = 15.0
-"""Time limit for a free connection."""
 OUTAGE_S = 30.0
 """How long running streams and open readers wait while Redis does not answer."""
 RETRY_PAUSE_S = 0.25
@@ -44,11 +32,11 @@ class Connections:
     """
 
     def __init__(self, url: str) -> None:
-        self.heartbeat = _client(url, 1)
-        self.tail = _client(url, 1)
-        self.requests = _client(url, REQUEST_CONNECTIONS)
+        self.heartbeat = redis_client(url, 1)
+        self.tail = redis_client(url, 1)
+        self.requests = redis_client(url, REQUEST_CONNECTIONS)
         """For requests: start, find, replay and delete a stream."""
-        self.publish = _client(url, PUBLISH_CONNECTIONS)
+        self.publish = redis_client(url, PUBLISH_CONNECTIONS)
 
     @property
     def address(self) -> str:
@@ -61,56 +49,15 @@ class Connections:
             await client.aclose()
 
 
-@contextmanager
-def redis_errors() -> Iterator[None]:
-    """Converts redis-py's errors to UpstreamUnavailable, without Redis' message, which may contain keys."""
-    try:
-        yield
-    except (RedisError, OSError) as exc:
-        raise UpstreamUnavailable(UNAVAILABLE) from exc
+def redis_errors() -> AbstractContextManager[None]:
+    """Converts redis-py's errors to UpstreamUnavailable."""
+    return redis_errors_as(UNAVAILABLE)
 
 
-def _client(url: str, connections: int) -> RedisClient:
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=connections,
-        timeout=FREE_CONNECTION_S,
-        protocol=2,
-        socket_connect_timeout=2,
-        socket_timeout=5,
-        retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2),
-    )
-    pool.connection_class = _cancellable(cast("Any", pool.connection_class))
-    return Redis.from_pool(pool)
-
-
-@cache
-def _cancellable(connection_class: Any) -> Any:
-    """Returns a subclass whose commands can be cancelled at any time.
-
-    redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
-    result. A task that runs until it is cancelled would then run forever.
-    """
-
-    class Cancellable(connection_class):  # type: ignore[misc]
-        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            task = asyncio.current_task()
-            requests = task.cancelling() if task else 0
-            await super().send_packed_command(command, check_health)
-            if task and task.cancelling() > requests:
-                await self.disconnect(nowait=True)  # its answer belongs to nobody
-                raise asyncio.CancelledError
-
-    return Cancellable
-
-
-PREFIX = "triton-gateway"
 LEASE_MS = 30_000
 """Keys expire this long after ``resume_s``, so that a missed heartbeat or a restart of Redis loses no stream."""
 PRESENCE_MS = 3_000
 """How long a reader's key is valid, in milliseconds."""
-MAX_BATCH = 200
-"""Limit of the streams in one Redis pipeline, because larger pipelines would block the event loop."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """An entry in redis-py's form: its id and its fields."""
@@ -201,11 +148,3 @@ def script_words(events: list[Event]) -> list[str | bytes | int]:
 
 def lifetime_ms(resume_s: float) -> int:
     return round(resume_s * 1e3) + LEASE_MS
-
-
-_T = TypeVar("_T")
-
-
-def batches(streams: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yields batches of at most MAX_BATCH streams."""
-    return (streams[start : start + MAX_BATCH] for start in range(0, len(streams), MAX_BATCH))

@@ -6,8 +6,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from app.core.redis_pool import RedisClient, batches
 from app.streams.quota import KeepLimits, KeepQuota, KeptStream, Usage
-from app.streams.redis_client import EVICT, PRESENCE_MS, RedisClient, batches, keys_of
+from app.streams.redis_client import EVICT, PRESENCE_MS, keys_of
 
 
 class KeptInRedis:

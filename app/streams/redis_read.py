@@ -16,6 +16,7 @@ import orjson
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
+from app.core.redis_pool import RedisClient, batches
 from app.streams.events import MAX_READ_BYTES, Event, ReplayLog, check_resume
 from app.streams.quota import evicted
 from app.streams.redis_client import (
@@ -25,8 +26,6 @@ from app.streams.redis_client import (
     RETRY_PAUSE_S,
     Entry,
     Keys,
-    RedisClient,
-    batches,
     entry_id,
     event_of,
     lifetime_ms,

@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 from typing import Any
 
-from app.streams.redis_client import PREFIX, RedisClient, keys_of, owner_key, redis_errors
+from app.core.redis_pool import PREFIX, RedisClient
+from app.streams.redis_client import keys_of, owner_key, redis_errors
 from app.streams.store import LONGEST_START_S, StartedStream, StartKey, key_reused, start_in_progress
 
 POLL_S = 0.1

@@ -19,6 +19,7 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from app.core.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
+from app.core.redis_pool import RedisClient, batches
 from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits, KeptStream, Usage, evicted
 from app.streams.redis_client import (
@@ -28,8 +29,6 @@ from app.streams.redis_client import (
     RETRY_PAUSE_S,
     UNAVAILABLE,
     Connections,
-    RedisClient,
-    batches,
     keys_of,
     lifetime_ms,
     owner_key,

@@ -230,7 +230,10 @@ def examples_of(pipeline: Pipeline) -> Schema:
 
 def _open_session(pipeline: Pipeline) -> Schema:
     opened = json_answer("The session is open", SessionOpened, "Location") | {"links": _SESSION_LINKS}
-    possible = errors.UnknownPipeline, errors.TooManyRequests, errors.ModelNotReady, errors.Draining
+    possible = (
+        *(errors.UnknownPipeline, errors.TooManyRequests),
+        *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining),
+    )
     answers = {"201": opened, **problems(*possible)}
     summary = pipeline.spec.description or f"Open a session of {pipeline.spec.model}"
     description = "Each request to the address in `Location` is a step of one sequence of the model."

@@ -250,7 +250,7 @@ class _View:
 def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
-    sessions = session_routes(services.inference, services.limits, services.session_home)
+    sessions = session_routes(services.inference, services.limits, services.session_home, services.shared_places)
     sockets = SocketRoutes(services.inference, services.limits, services.origins, sessions)
     return Dialect(
         routers=[pipelines.router(), streams.router(), sessions.router()],

@@ -24,7 +24,7 @@ from app.api.pipelines.session_passing import SessionPassing
 from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
 from app.api.workload import Workload
-from app.core.errors import Forbidden, InvalidRequest, TooManyRequests, UnknownSession
+from app.core.errors import Forbidden, InvalidRequest, MisdirectedSession, TooManyRequests, UnknownSession
 from app.core.inference import Deadline, InferenceRequest
 from app.core.rows import owned
 from app.observability.metrics import Metrics
@@ -32,6 +32,7 @@ from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
 from app.sessions.home import SessionHome
+from app.sessions.places import SharedPlaces
 from app.sessions.registry import Sessions
 from app.sessions.session import End, PipelineSession, SessionStep, StepAnswer
 
@@ -87,11 +88,19 @@ class SessionRecords:
 class SessionRoutes:
     """A session of another worker is passed on to it (``_owner_of``)."""
 
-    def __init__(self, inference: Inference, limits: Limits, sessions: Sessions[Served], home: SessionHome) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        limits: Limits,
+        sessions: Sessions[Served],
+        home: SessionHome,
+        shared: SharedPlaces | None,
+    ) -> None:
         self._inference = inference
         self._limits = limits
         self._sessions = sessions
         self._home = home
+        self._shared = shared
         self._passing = SessionPassing(home)
 
     def router(self) -> APIRouter:
@@ -107,15 +116,18 @@ class SessionRoutes:
         exchange = exchange_of(request)
         pipeline = self._inference.admit(exchange, name, None)
         try:
-            session = self.opened(exchange, pipeline)
+            session = await self.opened(exchange, pipeline)
         except TooManyRequests as exc:
             return await self._passing.opened_elsewhere(exchange, exc)
         url = f"/v1/sessions/{session.id}"
         opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
         return JsonResponse(opened, 201, {"Location": url})
 
-    def opened(self, exchange: Exchange, pipeline: Pipeline) -> ServedSession:
-        """Opens a session in this process. Raises InvalidRequest, TooManyRequests or ModelNotReady."""
+    async def opened(self, exchange: Exchange, pipeline: Pipeline) -> ServedSession:
+        """Opens a session in this process.
+
+        Raises InvalidRequest, TooManyRequests, ModelNotReady or UpstreamUnavailable.
+        """
         name, terms = pipeline.name, pipeline.session
         if terms is None:
             raise InvalidRequest(
@@ -124,11 +136,11 @@ class SessionRoutes:
             )
         served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
-        return self._sessions.open(name, model, terms, exchange.record.key, served)
+        return await self._sessions.open(name, model, terms, exchange.record.key, served)
 
     async def delete_session(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
-        if (owner := self._home.owner_of(session_id)) != self._home.number:
+        if (owner := await self._owner_of(session_id)) != self._home.number:
             return await self._passing.answer_of(owner, exchange)
         session = self._found(exchange, session_id)
         if session.ended is not None:
@@ -137,7 +149,7 @@ class SessionRoutes:
         return Response(status_code=204)
 
     async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        if (owner := self._home.owner_of(found["session_id"])) != self._home.number:
+        if (owner := await self._owner_of(found["session_id"])) != self._home.number:
             await self._pass_on(owner, exchange, send)
             return
         session = self._found(exchange, found["session_id"])
@@ -152,6 +164,16 @@ class SessionRoutes:
             answer = await session.step(step)
         exchange.record.exit_early(answer.early_exit)
         await exchange.answer(_headers_of(session, answer), answer.body)
+
+    async def _owner_of(self, session_id: str) -> int:
+        """The worker that has the session. Raises UnknownSession, SessionLost or MisdirectedSession."""
+        try:
+            return self._home.owner_of(session_id)
+        except MisdirectedSession as exc:
+            address = None if self._shared is None else await self._shared.address_of(session_id.partition(".")[0])
+            if address is None:
+                raise
+            raise MisdirectedSession(f"The gateway at {address} has this session, or had it until it ended.") from exc
 
     async def _pass_on(self, owner: int, exchange: Exchange, send: Send) -> None:
         """The owner counts and logs the step."""
@@ -185,10 +207,14 @@ class SessionRoutes:
         return session
 
 
-def session_routes(inference: Inference, limits: Limits, home: SessionHome) -> SessionRoutes:
+def session_routes(
+    inference: Inference, limits: Limits, home: SessionHome, shared: SharedPlaces | None
+) -> SessionRoutes:
     records = SessionRecords(inference.metrics, inference.workload)
-    sessions = Sessions(inference.engine, home, records, lambda session: session.subject.pipeline.ending_request())
-    return SessionRoutes(inference, limits, sessions, home)
+    sessions = Sessions(
+        inference.engine, home, records, lambda session: session.subject.pipeline.ending_request(), shared
+    )
+    return SessionRoutes(inference, limits, sessions, home, shared)
 
 
 def _number_of(exchange: Exchange) -> int | None:

@@ -21,6 +21,14 @@ _LARGEST = {"UINT64": 2**64 - 1, "INT64": 2**63 - 1, "UINT32": 2**32 - 1, "INT32
 _DANGEROUS_BYTES = range(125, 128)
 """Triton 2.51 sends a text control in 132 bytes. The Python backend ends if 1 to 3 bytes remain behind the text."""
 
+OWN_TEXT = "triton-gateway-session-"
+OWN_NUMBERS = range(2**62, 2**63)
+OWN_SHORT_NUMBERS = range(2**30, 2**31)
+"""The ids that the gateway makes for sessions. The short ones are for models whose control has 32 bits."""
+
+OwnIds = range | str
+"""Some of them: a range of numbers, or the start of texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceIds:
@@ -37,6 +45,15 @@ class SequenceIds:
     takes_text: bool = True
     is_text_tensor: bool = False
     """Whether a model gets the text as a tensor."""
+    reserved: frozenset[OwnIds] = frozenset()
+    """Those of the gateway's sessions of the same models."""
+
+    @property
+    def own(self) -> OwnIds:
+        """Those that the gateway makes for sessions."""
+        if self.is_text_tensor:
+            return OWN_TEXT
+        return OWN_NUMBERS if self.max_number >= OWN_NUMBERS[-1] else OWN_SHORT_NUMBERS
 
     @property
     def form(self) -> str:
@@ -56,6 +73,9 @@ class SequenceIds:
             raise InvalidInput(text, hint="The model has `iterative_sequence: true`.")
         elif not self._fits(sequence_id):
             raise InvalidInput(f"parameter 'sequence_id' has invalid type or value; expected {self.form}.")
+        elif any(_is_of(own, sequence_id) for own in self.reserved):
+            text = "parameter 'sequence_id' is one of those that the gateway makes for the sessions of this model."
+            raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(sorted(map(_words, self.reserved)))}.")
 
     def _require_none_needed(self) -> None:
         if self.needed_by:
@@ -73,10 +93,14 @@ class SequenceIds:
         return type(sequence_id) is int and 0 < sequence_id <= self.max_number
 
 
-OWN_TEXT = "triton-gateway-session-"
-OWN_NUMBERS = range(2**62, 2**63)
-OWN_SHORT_NUMBERS = range(2**30, 2**31)
-"""The ids that the gateway makes for sessions. The short ones are for models whose control has 32 bits."""
+def _is_of(own: OwnIds, sequence_id: object) -> bool:
+    if isinstance(own, str):
+        return isinstance(sequence_id, str) and sequence_id.startswith(own)
+    return isinstance(sequence_id, int) and sequence_id in own
+
+
+def _words(own: OwnIds) -> str:
+    return f"a text that begins with '{own}'" if isinstance(own, str) else f"from {own[0]} to {own[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +116,10 @@ class SequenceIdSource:
 
     def new_id(self, ids: SequenceIds) -> int | str:
         """Triton 2.51 reads a text as if it had 128 bytes, whatever its length."""
-        if ids.is_text_tensor:
-            return (OWN_TEXT + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
-        numbers = OWN_NUMBERS if ids.max_number >= OWN_NUMBERS[-1] else OWN_SHORT_NUMBERS
-        own = len(numbers) // self.workers
-        return numbers[secrets.randbelow(own) * self.workers + self.number - 1]
+        own = ids.own
+        if isinstance(own, str):
+            return (own + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
+        return own[secrets.randbelow(len(own) // self.workers) * self.workers + self.number - 1]
 
 
 def in_sequence(

@@ -294,6 +294,7 @@ class Catalog:
         specs = [entry.spec for entry in self.entries.values()]
         self.oip_models.in_flight = _in_flight_of(specs)
         self.oip_models.first_output_s = _first_output_s_of(specs)
+        self.oip_models.with_sessions = frozenset((spec.model, spec.version) for spec in specs if spec.session)
         once = {spec.model for spec in specs if not spec.idempotent}
         self.oip_models.idempotent = frozenset(spec.model for spec in specs) - once
 

@@ -4,6 +4,7 @@ The models that callers can address directly by name, under ``/v2``.
 """
 
 import asyncio
+import dataclasses
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,9 +12,19 @@ from dataclasses import dataclass, field
 
 from app.core.engine import Engine
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
-from app.core.model import Capacity, ModelConfig, ModelKey, ModelState, capacity_of, largest_batch, takes_traceparent
-from app.core.sequence import SequenceIds, sequence_ids_of
+from app.core.model import (
+    Capacity,
+    ModelConfig,
+    ModelKey,
+    ModelState,
+    capacity_of,
+    largest_batch,
+    reached,
+    takes_traceparent,
+)
+from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
 from app.core.text import nearest
+from app.pipelines.sessions import stateful_models
 
 Answer = ModelConfig | Exception
 
@@ -157,6 +168,10 @@ class OipModels:
         """Models that may run a request twice: every pipeline over them says so."""
         self.split: frozenset[str] = frozenset()
         """Models whose requests may have more items than the model takes at a time."""
+        self.with_sessions: frozenset[ModelKey] = frozenset()
+        """The models of the pipelines with sessions."""
+        self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
+        """The ids of their sequences, and the stateful models that have these sequences."""
 
     @property
     def names(self) -> list[str]:
@@ -196,6 +211,7 @@ class OipModels:
 
     def follow(self, lookup: Lookup) -> None:
         """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
+        self._follow_sessions(lookup)
         for name, known in self._configs.items():
             answer = lookup.answers.get((name, ""))
             if isinstance(answer, ModelConfig) and answer != known:
@@ -204,13 +220,28 @@ class OipModels:
             if not isinstance(models, Missing):
                 self._learn(models[name], models)
 
+    def _follow_sessions(self, lookup: Lookup) -> None:
+        for key in self.with_sessions:
+            models = lookup.models_of(*key)
+            if not isinstance(models, Missing):
+                config = models[key[0]]
+                stateful = frozenset(each.name for each in stateful_models(config, models))
+                self._session_ids[key] = sequence_ids_of(config, models).own, stateful
+
+    def _sequence_ids_of(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> SequenceIds:
+        known = [self._session_ids[key] for key in self.with_sessions if key in self._session_ids]
+        below = {each.name for each in reached(config, models)}
+        reserved = frozenset(own for own, stateful in known if stateful & below)
+        return dataclasses.replace(sequence_ids_of(config, models), reserved=reserved)
+
     def _learn(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
         capacity = capacity_of(config, models)
         if self._capacities.get(config.name) != capacity:
             self._capacities[config.name] = capacity
-        may_split = config.name in self.split and not config.decoupled and not sequence_ids_of(config, models).needed_by
+        ids = self._sequence_ids_of(config, models)
+        may_split = config.name in self.split and not config.decoupled and not ids.needed_by
         rules = RequestRules(
-            sequence_ids_of(config, models),
+            ids,
             takes_traceparent(config, models),
             largest_batch(config, models) or None if may_split else None,
         )

@@ -1,5 +1,6 @@
 """Sessions over a real Triton: the answers prove that each session has its own state, and that no place is lost."""
 
+import json
 import os
 import random
 import signal
@@ -343,6 +344,39 @@ def test_callers_cannot_set_the_sequence(client: httpx.Client) -> None:
         assert code(client.post(session.url, json={"NUMBER": 1, name: 1})) == (422, "invalid_input")
     session.step(1)
     session.end()
+
+
+def oip_calls(client: httpx.Client, model: str, sequence_id: int | str) -> Iterator[httpx.Response]:
+    """The same request as tensors in JSON, as tensors in bytes, and as values."""
+    parameters = {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": True}
+    shape = [1, 1] if MODELS[model].batch else [1]
+    tensor = {"name": "NUMBER", "datatype": "INT64", "shape": shape}
+    yield client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor | {"data": [5]}], "parameters": parameters})
+    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 8}}], "parameters": parameters}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    yield client.post(f"/v2/models/{model}/infer", content=head + (5).to_bytes(8, "little"), headers=headers)
+    yield client.post(f"/v2/models/{model}/generate", json={"NUMBER": 5, **parameters})
+
+
+@pytest.mark.parametrize(
+    ("model", "of_sessions", "free"),
+    [
+        ("uint64_direct", (2**62, 2**63 - 1, 2**30), (7, 2**62 - 1, 2**63)),  # short ids: also a step of an ensemble
+        ("int64_oldest", (2**62, 2**63 - 1), (7, 2**30)),
+        ("int32_oldest", (2**30, 2**31 - 1), (7, 2**30 - 1)),
+        ("text_direct", (("triton-gateway-session-" + "x" * 105),), ("x" * 128,)),
+    ],
+)
+def test_the_ids_of_sessions_are_refused_under_v2(
+    client: httpx.Client, model: str, of_sessions: tuple[int | str, ...], free: tuple[int | str, ...]
+) -> None:
+    for sequence_id in of_sessions:
+        for answer in oip_calls(client, model, sequence_id):
+            assert answer.status_code == 400
+            assert "the sessions of this model" in answer.json()["error"]
+    for sequence_id in free:
+        for answer in oip_calls(client, model, sequence_id):
+            assert answer.status_code == 200, answer.text
 
 
 def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayProcess) -> None:

@@ -27,7 +27,7 @@ def readers(require: Require) -> Path:
 @pytest.fixture
 def stream_url(client: httpx.Client) -> str:
     script = json.dumps({"outputs": 2 * len(TRICKY), "texts": TRICKY, "interval_s": 0.01})
-    started = client.post("/v1/streams", json={"pipeline": "scripted_patient", "inputs": {"script": script}})
+    started = client.post("/v1/streams", json={"pipeline": "scripted_kept", "inputs": {"script": script}})
     assert started.status_code == 201, started.text
     return str(client.base_url.join(started.headers["Location"]))
 

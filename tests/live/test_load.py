@@ -60,7 +60,7 @@ async def test_requests_that_would_time_out_are_refused_and_not_sent(gateway: Ga
 async def test_streams_above_the_limit_wait_or_are_refused(
     gateway: GatewayProcess,
 ) -> None:
-    body = {"pipeline": "scripted_patient", "inputs": script(responses=[{"text": "a"}])}
+    body = {"pipeline": "scripted_kept", "inputs": script(responses=[{"text": "a"}])}
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
         started = await asyncio.gather(*(client.post("/v1/streams", json=body) for _ in range(40)))
         assert {answer.status_code for answer in started} <= {201, 429}

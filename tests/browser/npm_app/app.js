@@ -59,7 +59,7 @@ async function read(script, count) {
 
 /** Starts a stream, and reads its first three events. */
 async function start(script) {
-  const started = await post("/v1/streams", { pipeline: "scripted_patient", inputs: { script } });
+  const started = await post("/v1/streams", { pipeline: "scripted_kept", inputs: { script } });
   sessionStorage.setItem("stream", JSON.stringify({ path: started.headers.get("Location"), id: 0 }));
   return resume("3");
 }

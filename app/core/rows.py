@@ -15,6 +15,7 @@ from app.core.inference import (
     Array,
     InferenceRequest,
     InferenceResponse,
+    Parameter,
     Tensor,
     bytes_array,
     new_request_id,
@@ -50,12 +51,20 @@ def _size_of(tensor: Tensor) -> int:
 
 
 def owned(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request with copies of its tensors.
+    """Returns the request with copies of those tensors that may be in the memory of its body.
 
-    The tensors of a request may be in the memory of its body, which belongs to another caller's body when the caller
-    leaves. A call for several callers goes on.
+    That memory belongs to another caller's body when the caller leaves. A call for several callers goes on.
     """
+    if all(map(_is_owned, request.inputs)):
+        return request
     return replace(request, inputs=tuple([replace(each, array=_copied(each)) for each in request.inputs]))
+
+
+def _is_owned(tensor: Tensor) -> bool:
+    """Whether numpy allocated the memory of the numbers. The elements of BYTES have memory of their own kind."""
+    array = tensor.array
+    owner = array if array.base is None else array.base
+    return tensor.datatype != BYTES and isinstance(owner, np.ndarray) and owner.flags.owndata
 
 
 def _copied(tensor: Tensor) -> Array:
@@ -70,21 +79,23 @@ def key_of(request: InferenceRequest) -> Hashable:
     Python compares ``1``, ``1.0`` and ``True`` as equal, but Triton's models do not: parameters are compared with
     their types. The trace is not part of the key, because each call has one of its own.
     """
-    inputs = tuple([(each.name, each.datatype, each.array.shape[1:]) for each in request.inputs])
-    parameters = tuple(sorted([(name, type(each), repr(each)) for name, each in request.parameters.items()], key=_name))
     return (
         request.model,
         request.version,
-        inputs,
-        tuple([(each.name, each.classification) for each in request.outputs]),
-        parameters,
+        tuple([(each.name, each.datatype, each.array.shape[1:]) for each in request.inputs]),
+        tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else (),
+        _parameters_of(request) if request.parameters else (),
         request.takes_traceparent,
         request.ends_by_hook,
         request.coalescing,
     )
 
 
-def _name(parameter: tuple[str, type, str]) -> str:
+def _parameters_of(request: InferenceRequest) -> tuple[tuple[str, type, str], ...]:
+    return tuple([(name, type(each), repr(each)) for name, each in sorted(request.parameters.items(), key=_name)])
+
+
+def _name(parameter: tuple[str, Parameter]) -> str:
     return parameter[0]
 
 

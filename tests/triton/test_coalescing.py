@@ -34,7 +34,7 @@ from app.core.inference import (
     Tensor,
     bytes_array,
 )
-from app.core.rows import key_of
+from app.core.rows import key_of, owned
 from app.core.trace import TraceContext
 from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
 from tests.fakes.rows import Outputs, RowEngine, failed, items_of, outputs_of
@@ -623,3 +623,17 @@ def test_no_answer_ever_reaches_the_wrong_caller(
         assert engine.running == 0
 
     run(work())
+
+
+def test_tensors_in_the_memory_of_a_body_are_copied() -> None:
+    body = bytearray(np.arange(4, dtype=np.float32).tobytes())
+    texts = bytes_array([memoryview(bytearray(b"text"))], (1,))  # type: ignore[list-item]
+    own = np.arange(4, dtype=np.float32)
+    shared = [np.frombuffer(body, np.float32), np.frombuffer(body, np.float32).reshape(2, 2)[:1]]
+    for array in (*shared, own, own.reshape(2, 2)[np.newaxis]):
+        (tensor,) = owned(InferenceRequest("m", (Tensor("X", "FP32", array),))).inputs
+        assert not np.shares_memory(tensor.array, np.frombuffer(body, np.float32))
+        assert np.shares_memory(tensor.array, own) == np.shares_memory(array, own)
+        np.testing.assert_array_equal(tensor.array, array)
+    (tensor,) = owned(InferenceRequest("m", (Tensor("X", "BYTES", texts),))).inputs
+    assert [type(element) for element in tensor.array] == [bytes]

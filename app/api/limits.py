@@ -32,4 +32,4 @@ class Limits:
 
     def of_any(self, pipelines: Iterable[Pipeline]) -> "Limits":
         """The limits of a body that tells which of these pipelines it is for: no limit of a body is larger."""
-        return max(self, *map(self.of, pipelines), key=lambda limits: limits.max_body_bytes)
+        return max([self, *map(self.of, pipelines)], key=lambda limits: limits.max_body_bytes)

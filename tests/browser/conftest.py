@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,15 +49,22 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    with running_chromium(require, tmp_path_factory) as browser:
+        yield browser
+
+
+@contextmanager
+def running_chromium(require: Require, folders: pytest.TempPathFactory, *flags: str) -> Iterator[Chrome]:
+    """Runs a Chromium for the duration of the block, with further ``flags``."""
     binary, driver = shutil.which("chromium-headless-shell"), shutil.which("chromedriver")
     require(binary and driver, "there is no Chromium with its driver: `make system-packages` installs them")
     options = ChromeOptions()
-    options.binary_location = str(with_a_page(str(binary), tmp_path_factory.mktemp("binary")))
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+    options.binary_location = str(with_a_page(str(binary), folders.mktemp("binary")))
+    for flag in [*FLAGS, *flags, f"--user-data-dir={folders.mktemp('chromium')}"]:
         options.add_argument(flag)
     options.accept_insecure_certs = True
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with short_path(tmp_path_factory.mktemp("sockets")) as temporary:
+    with short_path(folders.mktemp("sockets")) as temporary:
         browser = Chrome(options, Service(str(driver), env=os.environ | {"TMPDIR": str(temporary)}))
         browser.set_script_timeout(60)
         yield browser

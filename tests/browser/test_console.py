@@ -168,7 +168,7 @@ def test_run_is_first_for_a_model_with_one_response(console: Console) -> None:
 def test_the_list_of_pipelines_has_a_filter(console: Console) -> None:
     page = console("write")
     page.one(".filter input").send_keys("ABOUT insights_t")
-    page.wait_for(".filter small", "1 of 15")
+    page.wait_for(".filter small", "1 of 16")
     assert page.texts("#pipelines .title") == ["insights_topic"]
     page.one(".filter input").send_keys(Keys.ENTER)
     page.wait_for("main h1", "insights_topic")

@@ -14,7 +14,7 @@ from tests.console.files import path_of, read
 
 LIMIT_BYTES = 80_000
 NAMED = re.compile(r'(?:from |import\()"\./([^"]+)"|"/console/([^"]+)"')
-OPENED = {"live-panel.js", "findings.js", "load.js", "waterfall.js", "chat.js"}
+OPENED = {"live-panel.js", "findings.js", "load.js", "waterfall.js", "chat.js", "speak.js"}
 SETTINGS = {"settings"}
 """An address of the API, which is no file."""
 

@@ -9,6 +9,9 @@ export const hasKey = () => key() !== "";
 /** Returns the headers with the key; none without a key. */
 export const keyHeaders = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 
+/** Returns the subprotocols of a WebSocket, which cannot have headers; none without a key. */
+export const keyProtocols = () => (key() ? ["triton-gateway", `bearer.${key()}`] : []);
+
 /** The form for the key. `onChange` is called after the key was changed or removed. */
 export class KeyForm {
   #form;

@@ -26,12 +26,13 @@ export function Samples({ pipeline, fields, draft, loaded }) {
             ${pipeline.streams && html`<${StreamOption} isChecked=${isStream} onChange=${setStream} />`}
           </div>
           <div class="sample" id="code" role="tabpanel" aria-label=${title}><${Copy} key=${title} text=${snippets[title]} /><pre tabindex="0">${snippets[title]}</pre></div>
-          ${!example && files.map(({ name }) => html`<${FileNote} key=${name} file=${draft[name]} />`)}`}
+          ${!example && !pipeline.sessions && files.map(({ name }) => html`<${FileNote} key=${name} file=${draft[name]} />`)}`}
     </section>`;
 }
 
-/** Returns null if the form has a value that cannot be sent. */
+/** Returns null if the form has a value that cannot be sent. For a pipeline with sessions, the calls of its sample. */
 function snippetsOfDraft({ pipeline, fields, draft, example, files, isStream }) {
+  if (pipeline.sessions) return { curl: pipeline.samples.curl, Python: pipeline.samples.python, JavaScript: pipeline.samples.javascript };
   const names = Object.fromEntries(files.map(({ name }) => [name, baseOf(draft[name].name)]));
   try {
     const sent = Object.entries(valuesOf(fields, draft)).filter(([name]) => !(name in names));

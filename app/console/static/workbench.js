@@ -12,6 +12,7 @@ import { decoded } from "./image.js";
 import { lazy } from "./lazy.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { linkTo } from "./link.js";
+import { partsOf } from "./hearing.js";
 import { LiveStream } from "./live.js";
 import { useNarrow } from "./narrow.js";
 import { Overview } from "./overview.js";
@@ -21,6 +22,7 @@ import { Tabs } from "./tabs.js";
 
 const MOST_RUNS = 20;
 const Chat = lazy(async () => (await import("./chat.js")).Chat);
+const Speak = lazy(async () => (await import("./speak.js")).Speak);
 const Explanation = lazy(async () => (await import("./waterfall.js")).Explanation);
 
 /** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
@@ -119,7 +121,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const graph = html`<${Graph} key="graph" pipeline=${pipeline} explain=${explain} />`;
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
-    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} chat=${pipeline.openai?.chat ? pipeline : null} loadTest=${{ url: pipeline.url, body: bodyOfForm }}>
+    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} pipeline=${pipeline} loadTest=${pipeline.sessions ? null : { url: pipeline.url, body: bodyOfForm }}>
       ${!isNarrow && graph}
       <div class="panels" key="panels">
         <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
@@ -149,19 +151,21 @@ export function Workbench({ pipeline, linked, mayExplain }) {
 }
 
 /**
- * The first tab has the children, the last one the sections for development and operation. `chat`: the pipeline, if it has a
- * chat, or null. `loadTest`: see Overview. A tab that was shown once is kept while it is hidden.
+ * The tab "Requests" has the children, the last one the sections for development and operation. `pipeline`: may have a chat, or
+ * hear; null if it is not ready. `loadTest`: see Overview. A tab that was shown once is kept while it is hidden.
  */
-export function Tabbed({ heading = null, chat = null, loadTest = null, children }) {
-  const [tab, setTab] = useState("Requests");
-  const [seen, setSeen] = useState(["Requests"]);
+export function Tabbed({ heading = null, pipeline = null, loadTest = null, children }) {
+  const hears = pipeline && partsOf(pipeline) !== null;
+  const [tab, setTab] = useState(hears ? "Speak" : "Requests");
+  const [seen, setSeen] = useState([tab]);
   const choose = (name) => {
     setTab(name);
     setSeen((before) => [...new Set([...before, name])]);
   };
   const panels = {
+    ...(hears ? { Speak: html`<${Speak} pipeline=${pipeline} />` } : {}),
     Requests: children,
-    ...(chat ? { Chat: html`<${Chat} pipeline=${chat} />` } : {}),
+    ...(pipeline?.openai?.chat ? { Chat: html`<${Chat} pipeline=${pipeline} />` } : {}),
     Operation: html`<${Overview} isShown=${tab === "Operation"} loadTest=${loadTest} />`,
   };
   return html`
@@ -183,8 +187,8 @@ function View({ pipeline, view, draft, onEnd }) {
 }
 
 function Heading({ pipeline }) {
-  const { name, description, model, decoupled, streams, early_exit: exits } = pipeline;
-  const words = [`model ${model}`, decoupled ? "decoupled" : "", decoupled && streams ? "streams" : ""].filter(Boolean);
+  const { name, description, model, decoupled, streams, sessions, early_exit: exits } = pipeline;
+  const words = [`model ${model}`, decoupled ? "decoupled" : "", decoupled && streams ? "streams" : "", sessions ? "sessions" : ""].filter(Boolean);
   const chips = [...words, ...exits.map((reason) => `may exit early: ${reason}`)];
   return html`
     <div class="heading">
@@ -216,9 +220,20 @@ function Buttons({ pipeline: { streams, decoupled }, isBusy }) {
 /** Sends the request. Raises Problem. */
 async function answered(pipeline, fields, request) {
   const picture = fields.find(({ input, name }) => input?.kind === "image" && request.draft[name]);
-  const answer = await post(pipeline.url, request.sent, explainHeaders(request));
+  const answer = await (pipeline.sessions ? onlyStep : post)(pipeline.url, request.sent, explainHeaders(request));
   const image = picture ? await decoded(request.draft[picture.name].url).catch(() => null) : null;
   return { ...request, values: answer.values, answer, requestId: answer.requestId, image };
+}
+
+/** Runs the request as the only step of a session. Raises Problem. */
+async function onlyStep(url, body, headers) {
+  const { values: session } = await post(`${url}/sessions`);
+  try {
+    return await post(session.url, body, { ...headers, "X-Session-End": "true" });
+  } catch (error) {
+    remove(session.url).catch(() => undefined);
+    throw error;
+  }
 }
 
 /** Starts a resumable stream. Raises Problem. */

@@ -39,6 +39,8 @@ RUN_BY = {
     ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/llm-of-your-triton.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/llm-of-your-triton.md", "sh"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/speak-to-your-triton.md", "python"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/speak-to-your-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",

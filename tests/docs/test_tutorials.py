@@ -11,7 +11,7 @@ from app.triton.embedded.launch import EmbeddedOptions
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after
-from tests.processes import running_triton
+from tests.processes import GatewayProcess, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 
@@ -46,6 +46,16 @@ def test_llm_of_your_triton_works_as_printed(tmp_path: Path, models_venv: Path, 
         finally:
             statuses = list(reader.leave())
     assert statuses == [0]
+
+
+def test_speak_to_your_triton_works_as_printed(tmp_path: Path, gateway: GatewayProcess, require: Require) -> None:
+    require(shutil.which("curl"), "there is no curl")
+    for name in ("samples", ".venv"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    reader = Reader(tmp_path, {"127.0.0.1:8080": gateway.url.removeprefix("http://")})
+    blocks = blocks_after(TUTORIALS / "speak-to-your-triton.md", "With curl")
+    assert [each.language for each in blocks] == ["sh", "text", "python", "sh", "text"]
+    reader.follow(blocks)
 
 
 def test_the_browser_tutorial_shows_its_page() -> None:

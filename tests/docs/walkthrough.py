@@ -90,7 +90,7 @@ class Reader:
     def _write(self, path: Path, block: Block) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         already = path.read_text() if block.extends else ""
-        path.write_text(already + block.text)
+        path.write_text(already + self._here(block.text))
 
     def _serve(self, command: str, printed: str) -> None:
         if self.servers:

@@ -38,7 +38,11 @@ def simulated(work: Coroutine[Any, Any, R]) -> R:
     """Runs a coroutine on the simulated clock."""
     loop = _Loop()
     try:
-        with patch("time.monotonic", loop.time), patch("app.admission.scheduler.monotonic", loop.time):
+        with (
+            patch("time.monotonic", loop.time),
+            patch("app.admission.scheduler.monotonic", loop.time),
+            patch("app.sessions.session.monotonic", loop.time),
+        ):
             return loop.run_until_complete(work)
     finally:
         loop.close()

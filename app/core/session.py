@@ -1,6 +1,7 @@
 """The terms of a pipeline's sessions: how long they live, and the sequences in Triton that they need."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from app.core.sequence import SequenceIds
 
@@ -22,7 +23,7 @@ class StatefulModel:
     idle_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SessionTerms:
     """``idle_s`` and ``max_s``: as declared. ``max_open``: None for as many as the models have slots."""
 
@@ -32,25 +33,20 @@ class SessionTerms:
     max_s: float
     max_open: int | None = None
 
-    @property
+    @cached_property
     def triton_idle_s(self) -> float:
         """The time after which the first of the models forgets a sequence."""
         return min(model.idle_s for model in self.models)
 
-    @property
+    @cached_property
     def longest_idle_s(self) -> float:
         """The time after which every model has forgotten a sequence."""
         return max(model.idle_s for model in self.models)
 
-    @property
+    @cached_property
     def reach_s(self) -> float:
         """The next step must be queued in Triton within this time after the last one."""
         return reach_s(self.triton_idle_s)
-
-    @property
-    def first_idle_s(self) -> float:
-        """How long a new session waits for its first step. Triton does not know the sequence before."""
-        return min(self.idle_s, self.max_s)
 
 
 def reach_s(idle_s: float) -> float:

@@ -4,16 +4,17 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from app.core.errors import MisdirectedSession, SessionLost, UnknownSession
 
 _TAG_DIGITS = 8
 _MOST_DIGITS = 4
-_OWNER = re.compile(rf"([a-z0-9-]{{1,32}})\.([0-9]+)\.([0-9a-f]{{{_TAG_DIGITS}}})\.")
+_OWNER = re.compile(rf"([a-z0-9-]{{1,32}})\.([0-9]+)\.[0-9a-f]{{{_TAG_DIGITS}}}\.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SessionHome:
     """This process: a worker of a gateway.
 
@@ -43,20 +44,27 @@ class SessionHome:
 
     def new_id(self) -> str:
         """Has 128 random bits. A session id is a bearer capability: whoever has it can run steps."""
-        return f"{self.gateway}.{self.number}.{self.process}.{secrets.token_urlsafe(16)}"
+        return self._own + secrets.token_urlsafe(16)
+
+    @cached_property
+    def _own(self) -> str:
+        """The beginning of the ids of this process."""
+        return f"{self.gateway}.{self.number}.{self.process}."
 
     def owner_of(self, session_id: str) -> int:
         """The number of the worker that has the session.
 
         Raises UnknownSession, MisdirectedSession, or SessionLost if the process that had the session has ended.
         """
+        if session_id.startswith(self._own):
+            return self.number
         found = _OWNER.match(session_id)
         if found is None:
             raise UnknownSession("There is no such session.")
-        gateway, number, process = found.groups()
+        gateway, number = found.groups()
         if gateway != self.gateway:
             raise MisdirectedSession("Another gateway has this session, or had it until it ended.")
         is_worker = len(number) <= _MOST_DIGITS and 1 <= int(number) <= self.workers
-        if not is_worker or (int(number) == self.number and process != self.process):
+        if not is_worker or int(number) == self.number:
             raise SessionLost("The process that had the session has ended.")
         return int(number)

@@ -8,8 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from app.core.errors import (
     DeadlineExceeded,
@@ -44,16 +47,14 @@ class End(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True)
-class StepAnswer:
+class StepAnswer(Struct, frozen=True):
     """``body``: as it is sent to the caller."""
 
     body: bytes
     early_exit: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStep:
+class SessionStep(Struct, frozen=True):
     """``number``: as the caller counts; None if it does not. ``run``: takes a slot, and calls the model."""
 
     number: int | None
@@ -62,8 +63,7 @@ class SessionStep:
     run: Callable[[], Awaitable[StepAnswer]]
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(Struct, frozen=True):
     """How a step ended. Exactly one of both is set."""
 
     answer: StepAnswer | None = None
@@ -112,7 +112,7 @@ class PipelineSession(Generic[Subject]):
     on_end: "Callable[[PipelineSession[Subject], End], None]"
     memory: AnswerMemory
     sequence: OpenSequence = field(init=False)
-    opened_at: float = field(default_factory=monotonic, init=False)
+    opened_at: float = field(init=False)
     queued_at: float | None = field(default=None, init=False)
     """When the last step was sent; None if Triton does not know the sequence."""
     steps: int = field(default=0, init=False)
@@ -126,13 +126,17 @@ class PipelineSession(Generic[Subject]):
     _is_sent: bool = field(default=False, init=False)
     """Whether the running step, or the last one, was sent."""
     _is_started: bool = field(default=False, init=False)
-    _free_since: float = field(default=0.0, init=False)
+    _is_cut_off: bool = field(default=False, init=False)
+    """Whether the last step could not be sent, so that Triton may have lost the state."""
+    _free_since: float = field(init=False)
     _kept: StepOutcome | None = field(default=None, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _timer_at: float = field(default=inf, init=False)
+    """When the timer fires. By then steps may have come, so that the session expires later."""
 
     def __post_init__(self) -> None:
         self.sequence = OpenSequence(self.place.address)
-        self._free_since = self.opened_at
+        self.opened_at = self._free_since = monotonic()
         self._arm()
 
     @property
@@ -202,6 +206,9 @@ class PipelineSession(Generic[Subject]):
     async def _take_turn(self, deadline: Deadline) -> None:
         if self._waiting >= MOST_WAITING:
             raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", last_step=self.steps)
+        if not self._waiting and not self._turn.locked():
+            await self._turn.acquire()  # at once
+            return
         self._waiting += 1
         try:
             async with asyncio.timeout(deadline.remaining_s()):
@@ -228,22 +235,22 @@ class PipelineSession(Generic[Subject]):
     async def _outcome(self, running: asyncio.Task[StepOutcome], deadline: Deadline) -> StepOutcome:
         """Waits for the step. A step that was not sent yet is cancelled when its caller stops waiting."""
         try:
-            async with asyncio.timeout(deadline.remaining_s()):
-                return await asyncio.shield(running)
-        except TimeoutError as exc:
-            hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
-            raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint) from exc
+            await asyncio.wait((running,), timeout=deadline.remaining_s())
+            if running.done():
+                return running.result()
         finally:
             if not self._is_sent and not running.done():
                 running.cancel()
+        hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
+        raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
 
     async def _run(self, step: SessionStep) -> StepOutcome:
-        self._disarm()
         self._current, self._is_sent = step, False
         queued_before = self.queued_at
         try:
             outcome = await _outcome_of(step)
-            if isinstance(outcome.error, Unavailable) and not outcome.error.was_sent:
+            self._is_cut_off = isinstance(outcome.error, Unavailable) and not outcome.error.was_sent
+            if self._is_cut_off:
                 self._not_sent(queued_before)
             if self._is_sent and not self.sequence.is_lost and not isinstance(outcome.error, Rejected | Unavailable):
                 self._answered(step, outcome)
@@ -251,7 +258,7 @@ class PipelineSession(Generic[Subject]):
             self.sequence.is_lost |= self._is_sent  # the call was interrupted
             raise
         finally:
-            self._free_since = monotonic()
+            self._current, self._free_since = None, monotonic()
             if self.sequence.is_lost:
                 self.close(End.LOST)
             self._arm()
@@ -281,17 +288,30 @@ class PipelineSession(Generic[Subject]):
         )
 
     def _arm(self) -> None:
-        if self.ended is None:
-            self._timer = asyncio.get_running_loop().call_later(self.expires_in_s, self._expired)
+        """Sets the timer, unless it fires early enough: most steps do not touch it."""
+        expires_at = self._expires_at
+        if self.ended is None and expires_at < self._timer_at:
+            self._disarm()
+            self._timer_at = expires_at
+            self._timer = asyncio.get_running_loop().call_later(self.expires_in_s, self._expire)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expired(self) -> None:
-        is_old = self._expires_at >= self.opened_at + self.terms.max_s  # timers may fire a little early
-        self.close(End.MAX if is_old else End.IDLE)
+    def _expire(self) -> None:
+        self._timer_at = inf
+        if self._current is not None:
+            return  # the end of the step sets the timer
+        if self.expires_in_s > 0:
+            self._arm()
+            return
+        is_old = self._expires_at >= self.opened_at + self.terms.max_s
+        if self._is_cut_off and self.queued_at is not None:
+            self.close(End.LOST)
+        else:
+            self.close(End.MAX if is_old else End.IDLE)
 
 
 async def _outcome_of(step: SessionStep) -> StepOutcome:

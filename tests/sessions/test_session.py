@@ -29,6 +29,7 @@ from app.sessions.session import (
     SessionStep,
     StepAnswer,
 )
+from tests.simulated_clock import simulated
 
 REQUEST = InferenceRequest("m", ())
 
@@ -233,6 +234,37 @@ async def test_a_session_expires(given: SessionTerms, reason: End) -> None:
     async with asyncio.timeout(10):
         await ended.wait()
     assert model.ends == [reason]
+
+
+@pytest.mark.parametrize(("steps", "reason"), [(0, End.IDLE), (1, End.LOST)])
+async def test_a_session_that_expires_while_triton_cannot_be_reached_is_lost(steps: int, reason: End) -> None:
+    model, ended = Model(terms(triton_idle_s=0.1, idle_s=0.1)), asyncio.Event()
+    model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+    for _ in range(steps):
+        await model.step()
+    with pytest.raises(UpstreamUnavailable):
+        await model.step(after=UpstreamUnavailable("Triton cannot be reached.", was_sent=False))
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert model.ends == [reason]
+
+
+@pytest.mark.parametrize(("triton_idle_s", "ends_after_s"), [(600.0, 130.0), (60.0, 100.0)])
+def test_a_session_expires_after_its_last_step(triton_idle_s: float, ends_after_s: float) -> None:
+    """Steps come for longer than ``idle_s``, and the last one takes longer. Triton counts from when it was queued."""
+
+    async def run() -> None:
+        model, loop = Model(terms(idle_s=30, triton_idle_s=triton_idle_s)), asyncio.get_running_loop()
+        started, ended = loop.time(), asyncio.Event()
+        model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+        for _ in range(3):
+            await model.step(after=lambda: asyncio.sleep(0))
+            await asyncio.sleep(10)
+        await model.step(after=lambda: asyncio.sleep(70), deadline_s=100)
+        await ended.wait()
+        assert (model.ends, round(loop.time() - started)) == ([End.IDLE], ends_after_s)
+
+    simulated(run())
 
 
 async def test_a_running_step_holds_off_the_end() -> None:

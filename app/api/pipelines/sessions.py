@@ -42,9 +42,12 @@ _MOST_DIGITS = 15
 _log = logging.getLogger("triton_gateway.session")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Served:
-    """What the steps of a session run: its pipeline as it was when the session was opened."""
+    """What the steps of a session run: its pipeline as it was when the session was opened.
+
+    ``target``: makes each request the running step of the session's sequence.
+    """
 
     pipeline: Pipeline
     target: Target
@@ -134,9 +137,16 @@ class SessionRoutes:
                 f"This pipeline has no sessions: POST /v1/pipelines/{name} runs a request.",
                 hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
             )
-        served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
+        target = self._inference.target_of(pipeline)
+        served = Served(pipeline.of_session(), target)
         model = pipeline.spec.model, pipeline.spec.version
-        return await self._sessions.open(name, model, terms, exchange.record.key, served)
+        session = await self._sessions.open(name, model, terms, exchange.record.key, served)
+
+        def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+            return session.prepared(target.prepared(request, deadline))
+
+        served.target = replace(target, prepared=prepared)
+        return session
 
     async def delete_session(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
@@ -188,13 +198,8 @@ class SessionRoutes:
     ) -> StepAnswer:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
         pipeline, target = session.subject.pipeline, session.subject.target
-
-        def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-            return session.prepared(target.prepared(request, deadline))
-
         deadline = Deadline.after(session.terms.triton_idle_s)
-        answer = WholeAnswer(pipeline, inference)
-        call = InferenceCall(replace(target, prepared=prepared), inference, answer, deadline, record, caller)
+        call = InferenceCall(target, inference, WholeAnswer(pipeline, inference), deadline, record, caller)
         ending = await self._inference.answer(call)
         values, _ = rendered(pipeline, ending)
         return StepAnswer(await body_of_values(values), ending.early_exit)

@@ -1,8 +1,12 @@
 """Hostile WebSockets: each is bounded, and closed with the code that says why."""
 
 import asyncio
+import json
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
+import httpx
 import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection
@@ -22,10 +26,12 @@ from tests.fakes.websocket_client import (
     script,
 )
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 GROWTH = 24 * MIB
+IDLE, IDLE_BYTES = 5000, 32 * 1024
+"""Idle WebSockets, and the limit for the memory of each."""
 CONFIG = str(LIVE / "gateway.yaml")
 PIPELINE = "scripted_patient"
 
@@ -131,3 +137,20 @@ async def test_idle_websockets_stay_open_and_use_little_memory(hostile: GatewayP
     finally:
         for client in clients:
             client.transport.abort()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_five_thousand_idle_websockets(start_gateway: StartGateway) -> None:
+    """They leave room for other requests, and the drain closes them all."""
+    gateway = start_gateway(config=CONFIG, ping_s="600", max_connections=str(IDLE + 100), drain_s="30")
+    before = memory(gateway)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawSocket(gateway, PIPELINE)) for _ in range(IDLE)]
+        assert gateway.metric("open_websockets", pipeline=PIPELINE) == IDLE
+        assert memory(gateway) - before < IDLE * IDLE_BYTES
+        answer = httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": json.dumps({"outputs": 1})})
+        assert answer.status_code == 200, answer.text
+        gateway.process.send_signal(signal.SIGTERM)
+        assert {client.close_code() for client in clients} == {(1001, "draining")}
+    gateway.process.wait(PATIENCE_S)

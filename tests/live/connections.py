@@ -15,9 +15,15 @@ from tests.processes import GatewayProcess
 
 
 def workers_of(gateway: GatewayProcess) -> list[int]:
-    """Returns the process ids of the workers."""
-    children = psutil.Process(gateway.process.pid).children()
-    return [child.pid for child in children if "worker" in child.cmdline()]
+    """Returns the process ids of the workers that run."""
+    return [child.pid for child in psutil.Process(gateway.process.pid).children() if _is_worker(child)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended; also a zombie
+        return False
 
 
 def owner_of(gateway: GatewayProcess, port: int) -> int | None:

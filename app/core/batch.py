@@ -57,20 +57,6 @@ class Batch(Protocol):
         """Returns the end of the whole answer, after the last part."""
 
 
-class WholeBatch:
-    """Base class of batches whose parts are all known."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def has_several(self) -> bool:
-        return len(self) > 1
-
-    async def further_part(self) -> BatchPart | None:
-        return None
-
-
 def name_of(items: range) -> str:
     """``items[0..63]``, both included; ``items[7]`` for one item."""
     return f"items[{items.start}]" if len(items) == 1 else f"items[{items.start}..{items.stop - 1}]"
@@ -105,6 +91,35 @@ class OneVersion:
             raise ModelChanged(
                 f"The parts of the request were answered by the versions {self._version} and {response.version}."
             )
+
+
+class WholeBatch:
+    """Base class of batches whose parts are all known: those of one request."""
+
+    def __init__(self, request: InferenceRequest, call_items: int, count: int | None = None) -> None:
+        """``call_items``: the most items of a call. ``count``: of all items; None for those of the request."""
+        self.version = OneVersion()
+        self.count = items_of(request) if count is None else count
+        self._request = request
+        self._ranges = ranges_of(self.count, call_items)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    @property
+    def has_several(self) -> bool:
+        return len(self) > 1
+
+    def parts(self) -> Iterator[BatchPart]:
+        for items in self._ranges:
+            yield self.part(items, part_of(self._request, items))
+
+    def part(self, items: range, request: InferenceRequest) -> BatchPart:
+        """The part with its answer. ``request``: for these items."""
+        raise NotImplementedError
+
+    async def further_part(self) -> BatchPart | None:
+        return None
 
 
 def check_rows(tensor: str, rows: int, items: range) -> None:

@@ -1,6 +1,6 @@
 """The answer of a pipeline with ``batch``: the items run as parts, and the answers are joined in order."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from app.core.answer import Answer, Ending, Tokens, Values
@@ -8,13 +8,10 @@ from app.core.batch import (
     Batch,
     BatchPart,
     JoinedRows,
-    OneVersion,
     PartEnd,
     WholeBatch,
     check_rows,
     items_of,
-    part_of,
-    ranges_of,
 )
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
@@ -32,21 +29,13 @@ class PipelineBatch(WholeBatch):
     """
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
-        count = items_of(request)
+        super().__init__(request, pipeline.call_items)
         self.pipeline = pipeline
-        self.version = OneVersion()
-        self._request = request
-        self._ranges = ranges_of(count, pipeline.call_items)
-        self._joined = {field.name: JoinedRows(count) for field in pipeline.outputs}
-        self._exits: list[str | None] = [None] * count
+        self._joined = {field.name: JoinedRows(self.count) for field in pipeline.outputs}
+        self._exits: list[str | None] = [None] * self.count
 
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def parts(self) -> Iterator[BatchPart]:
-        for items in self._ranges:
-            request = part_of(self._request, items)
-            yield BatchPart(items, request, _PartAnswer(self, items, request))
+    def part(self, items: range, request: InferenceRequest) -> BatchPart:
+        return BatchPart(items, request, _PartAnswer(self, items, request))
 
     def put(self, items: range, ending: Ending, rows: dict[str, int]) -> None:
         """``rows``: by tensor, the size of the first dimension. Raises ContractViolation."""
@@ -92,7 +81,7 @@ class ArrivingBatch(PipelineBatch):
             return None
         items = range(count, count + items_of(request))
         self._exits += [None] * len(items)
-        return BatchPart(items, request, _PartAnswer(self, items, request))
+        return self.part(items, request)
 
     @property
     def has_several(self) -> bool:
@@ -130,31 +119,23 @@ class StreamedBatch(WholeBatch):
     ends_slowly = False
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
-        count = items_of(request)
+        super().__init__(request, pipeline.call_items)
         self._pipeline = pipeline
-        self._version = OneVersion()
-        self._request = request
-        self._ranges = ranges_of(count, pipeline.call_items)
         self._running: dict[int, tuple[BatchPart, Collector]] = {}
         """By the number of the part's first item."""
         self._tokens: Tokens | None = None
-        self._exits: list[str | None] = [None] * count
-
-    def __len__(self) -> int:
-        return len(self._ranges)
+        self._exits: list[str | None] = [None] * self.count
 
     @property
     def tokens(self) -> Tokens | None:
         """Those of the parts that have ended."""
         return self._tokens
 
-    def parts(self) -> Iterator[BatchPart]:
-        for items in self._ranges:
-            request = part_of(self._request, items)
-            collector = Collector(self._pipeline, request)
-            part = BatchPart(items, request, collector)
-            self._running[items.start] = part, collector
-            yield part
+    def part(self, items: range, request: InferenceRequest) -> BatchPart:
+        collector = Collector(self._pipeline, request)
+        part = BatchPart(items, request, collector)
+        self._running[items.start] = part, collector
+        return part
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Raises ModelChanged, and the errors of :class:`Collector`, which name the items of their part."""
@@ -162,7 +143,7 @@ class StreamedBatch(WholeBatch):
         try:
             values = self._end(part, collector, response.error) if isinstance(response, PartEnd) else None
             if values is None and response.outputs:
-                self._version.check(response)
+                self.version.check(response)
                 values = collector.add(response)
         except GatewayError as exc:
             if self.has_several:

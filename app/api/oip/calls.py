@@ -1,6 +1,5 @@
 """Calls of models by their own names: what they run, and the errors of models."""
 
-from collections.abc import Iterator
 from operator import is_
 
 import numpy as np
@@ -12,7 +11,7 @@ from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Ending
-from app.core.batch import BatchPart, JoinedRows, OneVersion, WholeBatch, check_rows, items_of, part_of, ranges_of
+from app.core.batch import BatchPart, JoinedRows, WholeBatch, check_rows, items_of
 from app.core.errors import ContractViolation, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
 from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import NO_PIPELINE
@@ -58,27 +57,19 @@ class JoinedResponse(WholeBatch):
     """The joined responses of a request with more items than the model takes. Implements ``Batch``."""
 
     def __init__(self, request: InferenceRequest, call_items: int) -> None:
-        """``call_items``: the most items of a call."""
-        self._request = request
-        self._count = items_of(request)
-        self._ranges = ranges_of(self._count, call_items)
-        self._version = OneVersion()
+        super().__init__(request, call_items)
         self._first: InferenceResponse | None = None
         self._joined: dict[str, JoinedRows] = {}
 
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def parts(self) -> Iterator[BatchPart]:
-        for items in self._ranges:
-            yield BatchPart(items, part_of(self._request, items), _PartResponse(self, items))
+    def part(self, items: range, request: InferenceRequest) -> BatchPart:
+        return BatchPart(items, request, _PartResponse(self, items))
 
     def put(self, items: range, response: InferenceResponse) -> None:
         """Raises ModelChanged or ContractViolation."""
-        self._version.check(response)
+        self.version.check(response)
         if self._first is None:
             self._first = response
-            self._joined = {name: JoinedRows(self._count) for name in response.outputs}
+            self._joined = {name: JoinedRows(self.count) for name in response.outputs}
         for name in {**self._joined, **response.outputs}:
             if name not in response.outputs or name not in self._joined:
                 raise ContractViolation(f"Output '{name}' was not written for all items.", tensor=name)

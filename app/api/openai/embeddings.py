@@ -26,7 +26,7 @@ from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_field
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.core.answer import Ending, Tokens
-from app.core.batch import BatchPart, OneVersion, WholeBatch, check_rows, items_of, part_of, ranges_of
+from app.core.batch import BatchPart, WholeBatch, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
@@ -45,26 +45,24 @@ class EmbeddingsBatch(WholeBatch):
 
     def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, requests: Sequence[InferenceRequest]) -> None:
         """``requests``: one with all texts, or one for each text of a model without batches."""
+        if form.tensor is None:
+            super().__init__(requests[0], 1, len(requests))
+        else:
+            super().__init__(requests[0], pipeline.call_items)
         self.pipeline = pipeline
         self.form = form
-        self.version = OneVersion()
         self.vectors: dict[int, Array] = {}
         """By the number of the text."""
         self.tokens: Tokens | None = None
         """None if the model does not count them."""
         self._early_exit: str | None = None
         self._requests = requests
-        has_one = form.tensor is not None
-        count = items_of(requests[0]) if has_one else len(requests)
-        self._ranges = ranges_of(count, pipeline.call_items if has_one else 1)
-
-    def __len__(self) -> int:
-        return len(self._ranges)
 
     def parts(self) -> Iterator[BatchPart]:
-        for items in self._ranges:
-            request = self._requests[items.start] if self.form.tensor is None else part_of(self._requests[0], items)
-            yield BatchPart(items, request, _PartAnswer(self, items, request))
+        return super().parts() if self.form.tensor is not None else map(self.part, self._ranges, self._requests)
+
+    def part(self, items: range, request: InferenceRequest) -> BatchPart:
+        return BatchPart(items, request, _PartAnswer(self, items, request))
 
     def put(self, items: range, vectors: Sequence[Array], tokens: Tokens | None, early_exit: str | None) -> None:
         self.vectors |= zip(items, vectors, strict=True)

@@ -111,6 +111,8 @@ class PipelineSession(Generic[Subject]):
     subject: Subject
     on_end: "Callable[[PipelineSession[Subject], End], None]"
     memory: AnswerMemory
+    on_expired: Callable[[], None] | None = field(default=None, init=False)
+    """Called when the session ends because no step came in time."""
     sequence: OpenSequence = field(init=False)
     opened_at: float = field(init=False)
     queued_at: float | None = field(default=None, init=False)
@@ -312,6 +314,8 @@ class PipelineSession(Generic[Subject]):
             self.close(End.LOST)
         else:
             self.close(End.MAX if is_old else End.IDLE)
+        if self.on_expired is not None:
+            self.on_expired()
 
 
 async def _outcome_of(step: SessionStep) -> StepOutcome:

@@ -18,7 +18,7 @@ from app.api.pipelines.reading import file_field_of, query_of
 from app.api.pipelines.sessions import ServedSession, SessionRoutes
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
-from app.api.sockets.websocket import Message, SocketTerms
+from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest
 from app.core.json import json_of
@@ -95,6 +95,9 @@ class PipelineMessageHandler:
         self._name = name
         self._check_key = check_key
 
+    def opened(self, _websocket: WebSocket) -> None:
+        """Only messages end requests."""
+
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Checks the key again, because a WebSocket may be open longer than the key is valid."""
         exchange, inference = self._exchange, self._inference
@@ -131,6 +134,9 @@ class StepHandler:
         self._session = session
         self._exchange = exchange
         self._check_key = check_key
+
+    def opened(self, websocket: WebSocket) -> None:
+        self._session.on_expired = lambda: websocket.close(CloseReason.SESSION_ENDED)
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Runs the whole step. Raises SessionLost, UnknownSession, and the errors of a request."""

@@ -60,6 +60,9 @@ class MessageHandler(Protocol):
     at_once: int
     runs_in_drain: bool
 
+    def opened(self, websocket: WebSocket) -> None:
+        """Called once, before the first message."""
+
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Raises GatewayError if the message fails before its first event. REASON_BY_ERROR may end the WebSocket."""
 
@@ -92,6 +95,7 @@ class Socket:
         pipeline = self._record.pipeline
         self._metrics.websockets.opened(pipeline)
         self._workload.add_standing(self)
+        self._handler.opened(self._websocket)
         try:
             await self._run_messages()
         finally:

@@ -136,7 +136,13 @@ class StepHandler:
         self._check_key = check_key
 
     def opened(self, websocket: WebSocket) -> None:
-        self._session.on_expired = lambda: websocket.close(CloseReason.SESSION_ENDED)
+        session = self._session
+
+        def close() -> None:
+            is_lost = session.ended is End.LOST
+            websocket.close(CloseReason.SESSION_LOST if is_lost else CloseReason.SESSION_ENDED)
+
+        session.on_expired = close
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Runs the whole step. Raises SessionLost, UnknownSession, and the errors of a request."""

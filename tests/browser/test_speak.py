@@ -11,6 +11,7 @@ from selenium.webdriver import Chrome
 from app.api.sockets.websocket import CODE_BY_REASON, CloseReason
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.conftest import running_chromium
+from tests.browser.firefox import Firefox
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.fakes.keys import entry, key_text, write_keys
@@ -34,6 +35,25 @@ new MutationObserver(() => {
 EXPLAINED = """
 const [closes, done] = arguments;
 import("/console/listening.js").then(({ problemOfClose }) => done(closes.map((close) => problemOfClose(...close))));
+"""
+
+
+WITHOUT_WEBSOCKETS = """
+const Socket = window.WebSocket;
+window.WebSocket = function (url, protocols) { return new Socket(`${url}/absent`, protocols); };
+window.WebSocket.OPEN = Socket.OPEN;
+"""
+"""WebSockets of the page are refused, and HTTP is not."""
+USE_SAMPLE = """
+async () => {
+  const until = async (find) => {
+    while (!find()) await new Promise((resolve) => setTimeout(resolve, 50));
+  };
+  await until(() => document.querySelector("#use-sample"));
+  document.querySelector("#use-sample").click();
+  await until(() => document.querySelector(".speak").dataset.state === "ended");
+  return [document.querySelector(".speak .final").textContent, document.querySelector(".speak .problem")];
+}
 """
 
 
@@ -134,6 +154,11 @@ def test_the_sample_needs_no_microphone(
     assert axe_in_both_schemes() == []
 
 
+def test_the_sample_is_heard_in_firefox(firefox: Firefox, gateway: GatewayProcess) -> None:
+    firefox.open(f"{gateway.url}/#listen")
+    assert firefox.call(USE_SAMPLE) == [SAMPLE_TEXT, None]
+
+
 def test_a_file_replaces_the_microphone(browser: Chrome, gateway: GatewayProcess, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("This is no sound.")
     page = opened(browser, gateway.url)
@@ -156,6 +181,14 @@ def test_a_model_without_a_free_place_is_explained(
     eventually(lambda: has_no_session(gateway))
     page.click("#use-sample")
     wait_for_the_sample(page)
+
+
+def test_a_proxy_without_websockets_is_explained(browser: Chrome, gateway: GatewayProcess) -> None:
+    page = opened(browser, gateway.url)
+    browser.execute_script(WITHOUT_WEBSOCKETS)
+    page.click("#use-sample")
+    page.wait_for(".speak .problem", "The WebSocket cannot be opened")
+    eventually(lambda: has_no_session(gateway))
 
 
 def test_each_close_code_is_explained(console: Callable[..., ConsolePage]) -> None:

@@ -159,7 +159,8 @@ export class Listening {
     try {
       const { values } = await post(`${this.#pipeline.url}/sessions`);
       await remove(values.url);
-      return { title: "The WebSocket cannot be opened", detail: "HTTP reaches the gateway. Does a proxy in between pass on Upgrade and Connection?" };
+      const detail = "A session over HTTP can. Try again: the free place may be that of another worker. Does a proxy in between pass on Upgrade and Connection?";
+      return { title: "The WebSocket cannot be opened", detail };
     } catch (error) {
       return problemIn(error);
     }

@@ -25,7 +25,6 @@ export async function openMicrophone(onSamples, onEnd) {
     const pcm = new AudioWorkletNode(context, "pcm", { channelCount: 1, channelCountMode: "explicit" });
     pcm.port.onmessage = ({ data }) => onSamples(data);
     context.createMediaStreamSource(stream).connect(pcm).connect(context.destination); // it writes silence
-    await context.resume();
   } catch (error) {
     stop();
     throw new Problem({ title: "The microphone cannot be read", detail: error.message });

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from benchmarks.load.orders import Answers, Ask, Drop, Flood, Hold, Obedient, Order, Relay, Report, Unary
+from benchmarks.load.orders import Answers, Ask, Drop, Each, Flood, Hold, Obedient, Order, Relay, Report, Unary
 
 ORDER_S = 60.0
 OPENED_TOGETHER = 50
@@ -13,7 +13,8 @@ OPENED_TOGETHER = 50
 
 
 class Client(Protocol):
-    async def unary(self, ask: Ask, connections: int, seconds: float) -> Report: ...
+    async def unary(self, asks: Sequence[Ask], seconds: float) -> Report:
+        """Calls for ``seconds``, at any time one for each of ``asks``."""
 
     async def read_stream(self, ask: Ask) -> int:
         """Reads one stream to its end and returns the number of its events."""
@@ -39,7 +40,9 @@ class Worker:
     async def _perform(self, order: Order) -> Report | Answers:
         match order:
             case Unary():
-                return await self._client.unary(order.ask, order.connections, order.seconds)
+                return await self._client.unary([order.ask] * order.connections, order.seconds)
+            case Each():
+                return await self._client.unary(order.asks, order.seconds)
             case Relay():
                 return await self._relay(order)
             case Flood() | Obedient():

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import grpc
@@ -24,10 +24,10 @@ class GrpcClient:
         """Waits until the channel is connected, so that no call fails because a busy machine answers late."""
         await self._channel.channel_ready()
 
-    async def unary(self, ask: GrpcAsk, connections: int, seconds: float) -> Report:
-        request = _request_of(ask)
+    async def unary(self, asks: Sequence[GrpcAsk], seconds: float) -> Report:
+        requests = [(_request_of(ask), ask.error) for ask in asks]
         start = time.perf_counter()
-        callers = (self._calls(request, ask.error, start + seconds) for _ in range(connections))
+        callers = (self._calls(request, error, start + seconds) for request, error in requests)
         durations = [each for found in await asyncio.gather(*callers) for each in found]
         return Report(len(durations), time.perf_counter() - start, tuple(durations))
 
@@ -98,6 +98,8 @@ def _request_of(ask: GrpcAsk) -> service_pb2.ModelInferRequest:
             tensor.parameters["shared_memory_byte_size"].int64_param = len(each.raw)
         else:
             request.raw_input_contents.append(each.raw)
+    if ask.sequence_id:
+        request.parameters["sequence_id"].int64_param = ask.sequence_id
     if ask.interval_ms:
         request.parameters["interval_ms"].int64_param = ask.interval_ms
     return request

@@ -22,6 +22,15 @@ class HttpAsk:
 
 
 @dataclass(frozen=True)
+class SocketAsk:
+    """One text message to a WebSocket. ``last`` occurs in the last event of its answer, and in no other."""
+
+    path: str
+    message: bytes
+    last: bytes
+
+
+@dataclass(frozen=True)
 class TensorAsk:
     """``region``: of shared memory, which holds ``raw`` already; empty: ``raw`` is sent."""
 
@@ -41,9 +50,11 @@ class GrpcAsk:
     error: str = ""
     interval_ms: int = 0
     """Between the responses of a stream."""
+    sequence_id: int = 0
+    """Of a sequence that has started; 0: none."""
 
 
-Ask = HttpAsk | GrpcAsk
+Ask = HttpAsk | SocketAsk | GrpcAsk
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,14 @@ class Unary:
 
     ask: Ask
     connections: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Each:
+    """Calls for ``seconds``, at any time one for each of ``asks``, which are of one kind."""
+
+    asks: tuple[Ask, ...]
     seconds: float
 
 
@@ -102,7 +121,7 @@ class Obedient:
     obeys: bool = True
 
 
-Order = Unary | Relay | Hold | Drop | Flood | Obedient
+Order = Unary | Each | Relay | Hold | Drop | Flood | Obedient
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ from typing import cast
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
+from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.load.grpc import GrpcClient
 from benchmarks.load.http import HttpClient
-from benchmarks.load.orders import Drop, Flood, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary, UnexpectedAnswer
+from benchmarks.load.orders import Drop, Flood, GrpcAsk, Hold, HttpAsk, SocketAsk, TensorAsk, Unary, UnexpectedAnswer
 from benchmarks.load.process import load_process
 from tests.fakes.triton import FakeTriton, piece, serving
 
 ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
+SOCKET = SocketAsk("/", b"{}", last=b'"event":"done"')
 CALL = GrpcAsk("identity", (TensorAsk("X", "FP32", (1,), b"\0" * 4),))
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -60,7 +62,7 @@ async def two_events(writer: asyncio.StreamWriter) -> None:
 
 async def test_http_client_counts_whole_answers() -> None:
     async with http_server(in_two_parts) as port:
-        report = await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=0.03)
+        report = await HttpClient("127.0.0.1", port).unary([ASK] * 2, seconds=0.03)
     assert report.count == len(report.durations) >= 2
     assert report.elapsed_s >= 0.03
 
@@ -68,7 +70,7 @@ async def test_http_client_counts_whole_answers() -> None:
 async def test_an_unexpected_status_stops_the_load() -> None:
     async with http_server(not_found) as port:
         with pytest.raises(UnexpectedAnswer, match="404"):
-            await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=5)
+            await HttpClient("127.0.0.1", port).unary([ASK] * 2, seconds=5)
 
 
 async def test_a_connection_closed_early_stops_the_load() -> None:
@@ -77,7 +79,29 @@ async def test_a_connection_closed_early_stops_the_load() -> None:
 
     async with http_server(close) as port:
         with pytest.raises(UnexpectedAnswer, match="closed before the answer"):
-            await HttpClient("127.0.0.1", port).unary(ASK, connections=1, seconds=0)
+            await HttpClient("127.0.0.1", port).unary([ASK], seconds=0)
+
+
+async def test_each_websocket_sends_its_next_message_after_the_last_event() -> None:
+    async def answer(connection: ServerConnection) -> None:
+        async for message in connection:
+            assert message == "{}"
+            for event in ("output", "done"):
+                await connection.send(f'{{"event":"{event}"}}')
+
+    async with serve(answer, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        report = await HttpClient("127.0.0.1", port).unary([SOCKET] * 2, seconds=0.03)
+    assert report.count == len(report.durations) >= 2
+
+
+async def test_a_refused_upgrade_stops_the_load() -> None:
+    async def answer(_connection: ServerConnection) -> None: ...
+
+    async with serve(answer, "127.0.0.1", 0, process_request=lambda each, _: each.respond(404, "no")) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        with pytest.raises(UnexpectedAnswer, match="404"):
+            await HttpClient("127.0.0.1", port).unary([SOCKET], seconds=5)
 
 
 async def test_events_are_counted_across_chunks() -> None:
@@ -131,15 +155,15 @@ async def three_pieces(
 async def test_grpc_client_counts_answers_and_expected_errors() -> None:
     async with serving(FakeTriton(unary=echo)) as triton:
         client = GrpcClient(triton.url)
-        assert (await client.unary(CALL, connections=2, seconds=0.02)).count >= 2
+        assert (await client.unary([CALL] * 2, seconds=0.02)).count >= 2
         refused = GrpcAsk("refusing", (), error="ALREADY_EXISTS")
-        assert (await client.unary(refused, connections=1, seconds=0.02)).count >= 1
+        assert (await client.unary([refused], seconds=0.02)).count >= 1
 
 
 async def test_grpc_client_raises_other_errors() -> None:
     async with serving(FakeTriton(unary=echo)) as triton:
         with pytest.raises(UnexpectedAnswer, match="ALREADY_EXISTS: EARLY_EXIT"):
-            await GrpcClient(triton.url).unary(GrpcAsk("refusing", ()), connections=1, seconds=5)
+            await GrpcClient(triton.url).unary([GrpcAsk("refusing", ())], seconds=5)
 
 
 async def test_grpc_client_counts_responses_with_outputs() -> None:

@@ -1,17 +1,21 @@
 """10,000 images in one request, compared with a client's own loop over batches with NVIDIA's client."""
 
 import asyncio
-from collections.abc import Sequence
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import httpx
 import numpy as np
 import orjson
+import psutil
 
 from benchmarks.stage import Gateway, Triton, stage
 from benchmarks.table import Table
 from benchmarks.ticks import forget_peak, memory_of
-from benchmarks.timing import Call, interleaved, ratio
+from benchmarks.timing import Call, Durations, cpu_s, ratio, timed
 
 IMAGES = 10_000
 IMAGE_BYTES = 4096
@@ -19,7 +23,7 @@ AT_ONCE = 64
 """``max_batch_size`` of the model."""
 CONNECTIONS = (1, 2, 4, 8)
 """Calls of the client's loop at a time. The best of them is the comparison."""
-WORK_MS = (0, 10)
+WORK_MS = (0, 10, 20)
 """How long the model works for each batch."""
 MIB = 1024 * 1024
 SETTINGS = {"GATEWAY_MAX_BYTES_IN_FLIGHT": str(256 * MIB)}
@@ -37,27 +41,78 @@ NOTE = (
     "The model has two instances, and sleeps while it works. The client reads the JSON answer with orjson. Memory of "
     "the gateway's process: the peak of all requests."
 )
+CPU_COLUMNS = ["the model works", "", "client", "gateway", "Triton and the model", "sum", "sum, for each core"]
+CPU_NOTE = (
+    "Milliseconds of CPU for all images, without the model's sleep. No way is faster than its sum for each core, or "
+    "than its longest thread: the gateway's for one request, the client's for the loop. The loop needs no gateway, so "
+    "one request cannot reach its rate on two cores if the model does not work. A model that works longer limits both."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The durations of one way to send the images, and its CPU times in ms: client, gateway, and Triton with models."""
+
+    durations: Durations
+    cpu_ms: Sequence[float]
+
+    def cells(self) -> list[str]:
+        total = sum(self.cpu_ms)
+        return [f"{each:.0f}" for each in (*self.cpu_ms, total, total / (psutil.cpu_count() or 1))]
 
 
 async def run(rounds: int) -> list[Table]:
     images = [np.random.default_rng(number).bytes(IMAGE_BYTES) for number in range(IMAGES)]
+    rows, cpu_rows = [], []
     async with stage(SETTINGS) as on:
-        rows = [await _row(on.gateway, on.triton, images, work_ms, rounds) for work_ms in WORK_MS]
-    return [Table("Many items in one request", COLUMNS, rows, NOTE)]
+        for work_ms in WORK_MS:
+            row, of_cpu = await _rows(on.gateway, on.triton, images, work_ms, rounds)
+            rows.append(row)
+            cpu_rows += of_cpu
+    return [Table("Many items in one request", COLUMNS, rows, NOTE), Table("CPU", CPU_COLUMNS, cpu_rows, CPU_NOTE)]
 
 
-async def _row(gateway: Gateway, triton: Triton, images: Sequence[bytes], work_ms: int, rounds: int) -> list[str]:
+async def _rows(
+    gateway: Gateway, triton: Triton, images: Sequence[bytes], work_ms: int, rounds: int
+) -> tuple[list[str], list[list[str]]]:
     form = httpx.Request("POST", gateway.url, files=[("image", image) for image in images], data={"work_ms": work_ms})
     body = form.read()
     before = memory_of(gateway.pid, "VmRSS")
     forget_peak(gateway.pid)
     cases: dict[str, Call] = {"gateway": partial(_post, gateway, body, form.headers["content-type"])}
     cases |= {str(calls): partial(_loop, triton, images, work_ms, calls) for calls in CONNECTIONS}
-    found = await interleaved(cases, rounds, warm_up=1)
+    found = await _measured(cases, rounds, gateway, triton)
     memory = (memory_of(gateway.pid, "VmHWM") - before) / len(body)
     ours = found.pop("gateway")
-    calls, best = min(found.items(), key=lambda item: item[1].median_ms)
-    return [f"{work_ms} ms", str(ours), str(best), calls, f"{ratio(best, ours)} (1.0)", f"{memory:.1f} (2.5)"]
+    calls, best = min(found.items(), key=lambda item: item[1].durations.median_ms)
+    times = [str(ours.durations), str(best.durations), calls, f"{ratio(best.durations, ours.durations)} (1.0)"]
+    named = {"one request": ours, f"client loop, {calls} at a time": best}
+    return (
+        [f"{work_ms} ms", *times, f"{memory:.1f} (2.5)"],
+        [[f"{work_ms} ms", name, *case.cells()] for name, case in named.items()],
+    )
+
+
+async def _measured(cases: Mapping[str, Call], rounds: int, gateway: Gateway, triton: Triton) -> dict[str, Case]:
+    """Runs each case once per round, in a random order, and once before to warm up."""
+    server = psutil.Process(triton.pid)
+    groups = [psutil.Process()], [psutil.Process(gateway.pid)], [server, *server.children(recursive=True)]
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    cpu_ms: dict[str, list[list[float]]] = {name: [] for name in cases}
+    for number in range(1 + rounds):
+        for name in random.sample(list(cases), len(cases)):
+            before = [sum(map(cpu_s, group)) for group in groups]
+            duration = await timed(cases[name])
+            used = [1000 * (sum(map(cpu_s, group)) - start) for group, start in zip(groups, before, strict=True)]
+            if number:
+                seconds[name].append(duration)
+                cpu_ms[name].append(used)
+    return {
+        name: Case(
+            Durations(tuple(seconds[name])), [statistics.median(each) for each in zip(*cpu_ms[name], strict=True)]
+        )
+        for name in cases
+    }
 
 
 async def _post(gateway: Gateway, body: bytes, content_type: str) -> None:

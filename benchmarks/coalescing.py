@@ -72,35 +72,40 @@ Samples = Mapping[Key, list[Sample]]
 
 @dataclass(frozen=True)
 class Goal:
-    """What the rate, or the p50, of ``server`` must be as a multiple of that of ``base``."""
+    """The rate of ``server`` as a multiple of that of ``base``: it must be ``least``, or should be ``aim``.
+
+    With ``most``: the p50, which may be at most that multiple.
+    """
 
     connections: int
     server: str
     base: str
     least: float = 0.0
     most: float = 0.0
-    figure: str = "rate"
+    aim: float = 0.0
 
     def row(self, samples: Samples) -> list[str]:
+        figure = "median_ms" if self.most else "rate"
         pairs = zip(samples[self.server, self.connections], samples[self.base, self.connections], strict=True)
-        found = Spread(tuple(getattr(one, self.figure) / getattr(other, self.figure) for one, other in pairs))
-        goal = f"at most {self.most:g}" if self.most else f"at least {self.least:g}"
+        found = Spread(tuple(getattr(one, figure) / getattr(other, figure) for one, other in pairs))
+        compared = [str(self.connections), "p50" if self.most else "requests/s", self.server, self.base]
+        if self.aim:
+            return [*compared, f"{found.text(2)}x", f"aim {self.aim:g}", ""]
         is_reached = found.median <= self.most if self.most else found.median >= self.least
-        verdict = "reached" if is_reached else "**missed**"
-        figure = "p50" if self.most else "requests/s"
-        return [str(self.connections), figure, self.server, self.base, f"{found.text(2)}x", goal, verdict]
+        goal = f"at most {self.most:g}" if self.most else f"at least {self.least:g}"
+        return [*compared, f"{found.text(2)}x", goal, "reached" if is_reached else "**missed**"]
 
 
 GOALS = (
-    Goal(1, SHARED, EACH, most=1.03, figure="median_ms"),
+    Goal(1, SHARED, EACH, most=1.03),
     Goal(32, SHARED, EACH, least=1.25),
     Goal(256, SHARED, EACH, least=1.3),
     Goal(256, SHARED_2, EACH_2, least=1.8),
-    Goal(32, SHARED, plain_fastapi.NAME, least=1.0),
-    Goal(256, SHARED, plain_fastapi.NAME, least=1.0),
-    Goal(32, SHARED, triton_http.NAME, least=1.0),
-    Goal(256, SHARED, triton_http.NAME, least=1.0),
-    Goal(256, SHARED_2, triton_http.NAME, least=1.0),
+    Goal(32, SHARED, plain_fastapi.NAME, aim=1.0),
+    Goal(256, SHARED, plain_fastapi.NAME, aim=1.0),
+    Goal(32, SHARED, triton_http.NAME, aim=1.0),
+    Goal(256, SHARED, triton_http.NAME, aim=1.0),
+    Goal(256, SHARED_2, triton_http.NAME, aim=1.0),
 )
 
 

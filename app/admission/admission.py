@@ -160,7 +160,7 @@ class Admission:
         That is one for each instance, and one more for each of the ``steps`` that a request runs through, but not
         more than the requests that may run.
         """
-        instances = self._loads[model].capacity.times(self._servers).instances
+        instances = self._servers * self._loads[model].capacity.instances
         return min(self.model_queues[model].limit.value, ceil(instances / self._workers) + steps)
 
     def _follow(self, load: ModelLoad) -> None:

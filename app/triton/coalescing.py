@@ -172,18 +172,26 @@ class CoalescingEngine(Engine):
             model = self._models[request.model] = _Model()
         if not self._may_share(model, coalescing):
             return await self._alone(model, request, deadline)
-        if model.running < self._limit(request) and not model.waiting:
-            return await self._at_once(model, request, deadline)
-        rows, size = rows_of(request), bytes_of(request)
+        rows = rows_of(request)
+        if not model.running or (model.running < self._limit(request) and not model.waiting):
+            self._observer.called(request.model, rows or 1, 1)
+            model.running += 1
+            try:
+                response = await self._engine.infer(request, deadline)
+            finally:
+                self._ended(model)
+            self._check(model, request, response, rows)
+            return response
+        size = bytes_of(request)
         if rows is None or rows > coalescing.max_items or 2 * size > coalescing.max_bytes:
             return await self._alone(model, request, deadline)
-        response = await self._in_group(model, _Waiting(owned(request), deadline, rows, size))
-        if response is None:
+        shared = await self._in_group(model, _Waiting(owned(request), deadline, rows, size))
+        if shared is None:
             self._observer.repeated(request.model)
             if request.shared is not None:
                 request.shared.clear()
-            response = await self._alone(model, request, deadline)
-        return response
+            return await self._alone(model, request, deadline)
+        return shared
 
     def _may_share(self, model: _Model, coalescing: Coalescing) -> bool:
         if not coalescing.is_on or any(map(coalescing.is_proven, model.ended)):
@@ -194,24 +202,19 @@ class CoalescingEngine(Engine):
         return self._calls(request.model, _coalescing_of(request).steps)
 
     async def _alone(self, model: _Model, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Sends one request. Its caller gets the response also if it ends the shared calls."""
         response = await self._engine.infer(request, deadline)
-        coalescing, rows = _coalescing_of(request), rows_of(request)
+        self._check(model, request, response, rows_of(request))
+        return response
+
+    def _check(self, model: _Model, request: InferenceRequest, response: InferenceResponse, rows: int | None) -> None:
+        """Looks at the answer of a call for one request. Its caller gets it also if it ends the shared calls."""
+        coalescing = _coalescing_of(request)
         coalescing.saw(response.version)
         if rows is not None and coalescing.is_proven(response.version):
             try:
                 check_rows(response, request, rows, coalescing.outputs)
             except RowsMismatch as exc:
                 self._end(model, request, response.version, exc.fault)
-        return response
-
-    async def _at_once(self, model: _Model, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        self._observer.called(request.model, rows_of(request) or 1, 1)
-        model.running += 1
-        try:
-            return await self._alone(model, request, deadline)
-        finally:
-            self._ended(model)
 
     async def _in_group(self, model: _Model, waiting: _Waiting) -> InferenceResponse | None:
         """Waits for the answer of a shared call; None if the request must be sent alone."""

@@ -37,7 +37,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Canceller, run
 from app.pipelines.spec import STREAM_DEFAULTS, StreamSpec
-from app.streams.events import Event
+from app.streams.events import Event, EventLog
 from app.streams.store import StartKey, StreamStore
 from app.streams.stream import ProblemOf, Stream, StreamPlan
 
@@ -275,13 +275,15 @@ class Inference:
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
 
-    async def open_stream(self, call: InferenceCall) -> tuple[Stream, list[Event]]:
+    async def open_stream(self, call: InferenceCall, log: EventLog | None = None) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
+
+        ``log``: where it writes its events; None for a new log.
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
         slot = await self.take_slot(call)
-        stream = Stream(self._plan_of(call, slot, StreamRecorder(self, call, slot)))
+        stream = Stream(self._plan_of(call, slot, StreamRecorder(self, call, slot)), log)
         self._start(stream, call.target.name)
         try:
             opening = await _first_events(stream, call.target.stream.commit_s if call.target.commits else None)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from msgspec.structs import replace
 
 from app.core.errors import GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig, ModelState
 
 Document = Literal["metadata", "config", "stats"]
@@ -64,10 +64,32 @@ class Engine(Protocol):
 def responses_of(
     engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline
 ) -> AsyncGenerator[InferenceResponse]:
-    """Runs all requests at the same time, and yields their responses as they arrive. Raises the first error."""
-    if len(requests) == 1:
-        return engine.infer_stream(requests[0], deadline)
-    return _merged(engine, requests, deadline)
+    """Runs all requests at the same time, and yields their responses as they arrive. Raises the first error.
+
+    The responses of a step of a sequence are read to their end, also if the caller closes the generator before.
+    """
+    if len(requests) > 1:
+        return _merged(engine, requests, deadline)
+    responses, sequence = engine.infer_stream(requests[0], deadline), requests[0].sequence
+    return responses if sequence is None else _read_to_the_end(responses, sequence)
+
+
+async def _read_to_the_end(
+    responses: AsyncGenerator[InferenceResponse], sequence: OpenSequence
+) -> AsyncGenerator[InferenceResponse]:
+    """Closing the generator waits for the last response. Cancelling it cancels the call: the sequence is lost then."""
+    try:
+        async with aclosing(responses):
+            try:
+                async for response in responses:
+                    yield response
+            except GeneratorExit:
+                async for _ in responses:
+                    pass
+                raise
+    except asyncio.CancelledError:
+        sequence.is_lost = True
+        raise
 
 
 async def _merged(

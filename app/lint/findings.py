@@ -192,7 +192,7 @@ SOLUTION_BY_CODE = {
     Code.SESSION_IDLE: (
         "Raise `max_sequence_idle_microseconds` in the model's `config.pbtxt` above the time of a step and the "
         "longest pause together: the default of 1 s is too short for most sessions. Or lower `session: {idle_s: "
-        "...}` and `timeout_s` of the pipeline."
+        "...}`, `timeout_s` and `stream: {timeout_s: ...}` of the pipeline."
     ),
     Code.SESSION_PLACES: (
         "Lower `session: {max_open: ...}`, or let the model run more sequences at a time: more instances, a "

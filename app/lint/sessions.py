@@ -64,6 +64,8 @@ def _idle_faults(spec: PipelineSpec, session: SessionSpec, model: ModelConfig) -
     idle_s = 0.0 if model.sequence is None else model.sequence.idle_s
     longest_s = reach_s(idle_s)
     limits = {"session.idle_s": session.idle_s, "timeout_s": spec.timeout_s or 0.0}
+    if spec.stream is not None and "timeout_s" in spec.stream.model_fields_set:
+        limits["stream.timeout_s"] = spec.stream.timeout_s
     longer = [f"`{key}` is {value:g} s" for key, value in limits.items() if value > longest_s]
     if longer:
         yield (

@@ -276,8 +276,9 @@ class Pipeline:
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""
         if self.spec.stream is None:
+            url = f"/v1/pipelines/{self.name}" if self.session is None else "/v1/sessions/{id}"
             raise InvalidRequest(
-                f"This pipeline does not stream: POST /v1/pipelines/{self.name} returns its whole answer.",
+                f"This pipeline does not stream: POST {url} returns its whole answer.",
                 hint="An operator can declare `stream: true` for it in gateway.yaml.",
             )
         return self.spec.stream

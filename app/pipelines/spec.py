@@ -400,7 +400,6 @@ class PipelineSpec(Section):
             "coalesce": self.coalesce is not None,
             "idempotent": self.idempotent,
             "cancel": self.cancel is not None,
-            "stream": self.stream is not None,
             "openai": self.openai is not None,
         }
         if self.session is not None and (wrong := next((name for name, is_set in others.items() if is_set), None)):

@@ -5,12 +5,13 @@ sequence without leaving the state unknown (decision 0062).
 """
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -122,12 +123,13 @@ class PipelineSession(Generic[Subject]):
     ended: End | None = field(default=None, init=False)
     has_end_flag: bool = field(default=False, init=False)
     """Whether Triton got the end flag."""
+    is_started: bool = field(default=False, init=False)
+    """Whether the model has answered, so that Triton has started the sequence."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: int = field(default=0, init=False)
     _current: SessionStep | None = field(default=None, init=False)
     _is_sent: bool = field(default=False, init=False)
     """Whether the running step, or the last one, was sent."""
-    _is_started: bool = field(default=False, init=False)
     _is_cut_off: bool = field(default=False, init=False)
     """Whether the last step could not be sent, so that Triton may have lost the state."""
     _free_since: float = field(init=False)
@@ -171,6 +173,38 @@ class PipelineSession(Generic[Subject]):
         running.add_done_callback(lambda _: self._turn.release())
         return (await self._outcome(running, step.deadline)).result()
 
+    async def begin(self, step: SessionStep, begun: asyncio.Future[None]) -> None:
+        """Waits for the turn of a step whose answer is a stream, runs it, and returns when ``begun`` is done.
+
+        The answer is not kept. Raises StepOutOfTurn for a repeated step; the other errors are those of :meth:`step`.
+        """
+        await self._take_turn(step.deadline)
+        try:
+            if self._repeated(step.number) is not None:
+                raise StepOutOfTurn("This step was answered, but not as a stream.", last_step=self.steps)
+        except BaseException:
+            self._turn.release()
+            raise
+        running = asyncio.create_task(self._run_unkept(step))
+        running.add_done_callback(lambda _: self._turn.release())
+        waiting: list[asyncio.Future[Any]] = [running, begun]
+        try:
+            await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
+        finally:
+            if not self._is_sent and not running.done():
+                running.cancel()
+        if begun.done():
+            return
+        if not running.done():
+            hint = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
+            raise DeadlineExceeded("The step had no output before the deadline.", hint=hint)
+        running.result().result()
+
+    def error_of_stream(self, error: GatewayError) -> GatewayError:
+        """The error that ends the stream of a step: SessionLost if the state is lost."""
+        is_sent = not isinstance(error, Unavailable) or error.was_sent
+        return self._lost() if self.sequence.is_lost and is_sent else error
+
     def prepared(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request as the running step of the sequence. Call it when the request is sent.
 
@@ -180,7 +214,7 @@ class PipelineSession(Generic[Subject]):
         self.queued_at = monotonic()
         self._is_sent = True
         return in_sequence(
-            request, self.sequence_id, starts=not self._is_started, ends=self._current.is_last, sequence=self.sequence
+            request, self.sequence_id, starts=not self.is_started, ends=self._current.is_last, sequence=self.sequence
         )
 
     def end(self, cause: GatewayError) -> None:
@@ -229,7 +263,7 @@ class PipelineSession(Generic[Subject]):
         if self.ended is not None:
             raise UnknownSession("The session has ended.")
         if number == self.steps:
-            raise StepOutOfTurn("The answer of this step is not kept any more.", last_step=self.steps)
+            raise StepOutOfTurn("The answer of this step is not kept.", last_step=self.steps)
         if number is not None and number != self.steps + 1:
             raise StepOutOfTurn(f"The next step of this session is {self.steps + 1}.", last_step=self.steps)
         return None
@@ -266,6 +300,13 @@ class PipelineSession(Generic[Subject]):
             self._arm()
         return StepOutcome(error=self._lost()) if self.sequence.is_lost else outcome
 
+    async def _run_unkept(self, step: SessionStep) -> StepOutcome:
+        steps = self.steps
+        outcome = await self._run(step)
+        if self.steps > steps:
+            self.forget()
+        return outcome
+
     def _not_sent(self, queued_before: float | None) -> None:
         """Triton did not get the step. Without an earlier step there is no sequence that can be lost."""
         self.queued_at = queued_before
@@ -274,7 +315,7 @@ class PipelineSession(Generic[Subject]):
     def _answered(self, step: SessionStep, outcome: StepOutcome) -> None:
         """An error of the model is an answer too: the model ran."""
         self.steps += 1
-        self._is_started |= outcome.error is None
+        self.is_started |= outcome.error is None
         self.forget()
         if step.number is not None and self.memory.replace(0, outcome.size):
             self._kept = outcome

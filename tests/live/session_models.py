@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import yaml
 
 SCRIPT = Path(__file__).parent / "session_model.py"
+STREAM_SCRIPT = Path(__file__).parent / "session_stream_model.py"
 
 
 class Summing(NamedTuple):
@@ -16,6 +17,8 @@ class Summing(NamedTuple):
     batch: int = 0
     instances: int = 1
     idle_s: float = 60.0
+    streams: bool = False
+    """Whether the model is decoupled: a step sends ``COUNT`` sums."""
 
     @property
     def places(self) -> int:
@@ -34,6 +37,27 @@ MODELS = {
     "short": Summing("UINT64", idle_s=2.0),
     "default_idle": Summing("UINT64", idle_s=0),
 }
+STREAMED = {
+    "streamed_direct": Summing("UINT64", instances=2, streams=True),
+    "streamed_oldest": Summing("UINT64", candidates=64, batch=4, streams=True),
+    "streamed_short": Summing("UINT64", idle_s=2.0, streams=True),
+}
+STREAMED_ENSEMBLE = """
+name: "streamed_chain"
+platform: "ensemble"
+max_batch_size: 4
+input [
+  { name: "NUMBER", data_type: TYPE_INT64, dims: [ 1 ] },
+  { name: "COUNT", data_type: TYPE_INT64, dims: [ 1 ] }
+]
+output [ { name: "SUM", data_type: TYPE_INT64, dims: [ 1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "uint64_direct" model_version: -1 input_map { key: "NUMBER" value: "NUMBER" }
+    output_map { key: "SUM" value: "first" } },
+  { model_name: "streamed_oldest" model_version: -1 input_map { key: "NUMBER" value: "first" }
+    input_map { key: "COUNT" value: "COUNT" } output_map { key: "SUM" value: "SUM" } }
+] }
+"""
 ENSEMBLE = """
 name: "summing_chain"
 platform: "ensemble"
@@ -63,23 +87,33 @@ def write_session_model(repository: Path, name: str) -> None:
     write_model(repository / name, config_of(name, MODELS[name]))
 
 
-def write_model(folder: Path, config: str) -> None:
+def write_stream_models(repository: Path) -> None:
+    """The models of streams, and ``uint64_direct``."""
+    write_session_model(repository, "uint64_direct")
+    for name, model in STREAMED.items():
+        write_model(repository / name, config_of(name, model), STREAM_SCRIPT)
+    (repository / "streamed_chain" / "1").mkdir(parents=True)
+    (repository / "streamed_chain" / "config.pbtxt").write_text(STREAMED_ENSEMBLE)
+
+
+def write_model(folder: Path, config: str, script: Path = SCRIPT) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").symlink_to(SCRIPT)
+    (folder / "1" / "model.py").symlink_to(script)
 
 
 def config_of(name: str, model: Summing) -> str:
     control = f'{{ name: "ID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{model.datatype} }} ] }}'
     scheduler = f"oldest {{ max_candidate_sequences: {model.candidates} }}" if model.candidates else "direct {}"
-    outputs = ", ".join(
-        f'{{ name: "{each}", data_type: TYPE_INT64, dims: [ 1 ] }}' for each in ("SUM", "STEPS", "OPEN")
-    )
+    names = ("SUM", "STEPS") if model.streams else ("SUM", "STEPS", "OPEN")
+    outputs = ", ".join(f'{{ name: "{each}", data_type: TYPE_INT64, dims: [ 1 ] }}' for each in names)
+    inputs = 'input [ { name: "COUNT", data_type: TYPE_INT64, dims: [ 1 ] } ]' if model.streams else ""
     return f"""
 name: "{name}"
 backend: "python"
 max_batch_size: {model.batch}
 input [ {{ name: "NUMBER", data_type: TYPE_INT64, dims: [ 1 ] }} ]
+{inputs}
 input [ {{ name: "SLEEP", data_type: TYPE_FP32, dims: [ 1 ], optional: true }} ]
 output [ {outputs} ]
 sequence_batching {{
@@ -88,6 +122,7 @@ sequence_batching {{
   control_input [ {control if model.datatype else ""} ]
 }}
 instance_group [ {{ kind: KIND_CPU count: {model.instances} }} ]
+model_transaction_policy {{ decoupled: {str(model.streams).lower()} }}
 """
 
 

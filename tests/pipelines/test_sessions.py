@@ -24,7 +24,6 @@ EXCLUDED: dict[str, Any] = {
     "coalesce": True,
     "idempotent": True,
     "cancel": {"model": "m", "input": "X"},
-    "stream": True,
     "openai": {"completions": {"prompt": "X", "text": "Y"}},
 }
 

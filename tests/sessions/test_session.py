@@ -76,9 +76,94 @@ class Model:
 
         return await self.session.step(SessionStep(number, is_last, Deadline.after(deadline_s), run))
 
+    async def begin(
+        self,
+        number: int | None = None,
+        *,
+        deadline_s: float = 5.0,
+        before: asyncio.Event | GatewayError | None = None,
+        first: asyncio.Event | GatewayError | None = None,
+        rest: asyncio.Event | GatewayError | None = None,
+    ) -> None:
+        """A step that is streamed. An event delays, before the request is sent, the first output, or the end."""
+        begun = asyncio.get_running_loop().create_future()
+
+        async def run() -> StepAnswer:
+            await _passed(before)
+            self.sent.append(self.session.prepared(REQUEST))
+            await _passed(first)
+            begun.set_result(None)
+            await _passed(rest)
+            return StepAnswer(b"")
+
+        await self.session.begin(SessionStep(number, False, Deadline.after(deadline_s), run), begun)
+
     @property
     def flags(self) -> list[set[str]]:
         return [set(each.parameters) - {"sequence_id"} for each in self.sent]
+
+
+async def _passed(obstacle: asyncio.Event | GatewayError | None) -> None:
+    if isinstance(obstacle, GatewayError):
+        raise obstacle
+    if obstacle is not None:
+        await obstacle.wait()
+
+
+async def test_a_streamed_step_begins_with_its_first_output_and_keeps_its_turn() -> None:
+    model, gate = Model(), asyncio.Event()
+    await model.begin(1, rest=gate)
+    waiting = asyncio.create_task(model.step(2))
+    await asyncio.sleep(0.01)
+    assert (len(model.sent), model.session.steps) == (1, 0)
+    gate.set()
+    await waiting
+    assert (len(model.sent), model.session.steps) == (2, 2)
+
+
+@pytest.mark.parametrize("rest", [None, ModelError("failed")])
+async def test_the_answer_of_a_streamed_step_is_not_kept(rest: GatewayError | None) -> None:
+    model = Model()
+    await model.step(1)
+    await model.begin(2, rest=rest)
+    for repeat in (model.begin, model.step):
+        with pytest.raises(StepOutOfTurn) as caught:
+            await repeat(2)
+        assert caught.value.last_step == 2
+    assert (len(model.sent), model.memory.used) == (2, 0)
+
+
+async def test_an_answered_step_is_not_repeated_as_a_stream() -> None:
+    model = Model()
+    first = await model.step(1)
+    with pytest.raises(StepOutOfTurn):
+        await model.begin(1)
+    assert await model.step(1) == first
+
+
+async def test_a_streamed_step_that_was_not_sent_leaves_the_kept_answer() -> None:
+    model = Model()
+    first = await model.step(1)
+    with pytest.raises(TooManyRequests):
+        await model.begin(2, before=TooManyRequests("full"))
+    assert await model.step(1) == first
+
+
+async def test_an_error_before_the_first_output_is_raised() -> None:
+    model = Model()
+    with pytest.raises(ModelError):
+        await model.begin(first=ModelError("failed"))
+    assert model.session.steps == 1
+
+
+@pytest.mark.parametrize(("is_sent", "steps"), [(True, 1), (False, 0)])
+async def test_only_a_streamed_step_that_was_sent_goes_on_after_the_deadline(is_sent: bool, steps: int) -> None:
+    model, gate = Model(), asyncio.Event()
+    with pytest.raises(DeadlineExceeded):
+        await model.begin(deadline_s=0.05, before=None if is_sent else gate, first=gate if is_sent else None)
+    gate.set()
+    await model.session.settle()
+    assert (len(model.sent), model.session.steps) == (steps, steps)
 
 
 async def test_the_first_step_starts_and_the_last_ends_the_sequence() -> None:

@@ -206,7 +206,7 @@ def _named(catalog: Catalog, name: str) -> dict[str, Any]:
         "state": entry.state,
         "state_detail": entry.state_detail,
         "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
-        "streams": entry.spec.stream is not None,
+        "streams": entry.spec.stream is not None and entry.spec.session is None,
         "sessions": entry.spec.session is not None,
         "url": f"/v1/pipelines/{name}",
         "missing_at": catalog.missing_at(entry) or UNSET,

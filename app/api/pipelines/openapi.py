@@ -182,11 +182,14 @@ def paths_of(pipeline: Pipeline) -> Schema:
     if names_of_examples := list(declared_requests(pipeline.spec)):
         example = example_operation(pipeline, names_of_examples, schema_ref(pipeline, "request"))
         paths[f"{path}/examples/{{example}}"] = {"get": example}
-    if pipeline.spec.stream is not None:
-        events = event_stream(schema_ref(pipeline, "output"))
-        stream = answer("`output` events, then exactly one `done` or `error` event", events)
-        paths[f"{path}/stream"] = {"post": _operation(pipeline, "stream", stream)}
+    if pipeline.spec.stream is not None and pipeline.session is None:
+        paths[f"{path}/stream"] = {"post": _operation(pipeline, "stream", _events(schema_ref(pipeline, "output")))}
     return paths
+
+
+def _events(output: Schema, *names: str) -> Schema:
+    """``names``: of headers."""
+    return answer("`output` events, then exactly one `done` or `error` event", event_stream(output), *names)
 
 
 def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
@@ -264,7 +267,9 @@ _STEP_HEADERS: Sequence[Schema] = (
 def session_paths(pipelines: Sequence[Pipeline]) -> Schema:
     """Describes the steps of the pipelines with sessions; empty without one."""
     stateful = [pipeline for pipeline in pipelines if pipeline.session is not None]
-    return {"/v1/sessions/{id}": {"post": _run_step(stateful), "delete": _delete_session()}} if stateful else {}
+    streaming = [pipeline for pipeline in stateful if pipeline.spec.stream is not None]
+    paths = {"/v1/sessions/{id}": {"post": _run_step(stateful), "delete": _delete_session()}} if stateful else {}
+    return paths | ({"/v1/sessions/{id}/stream": {"post": _stream_step(streaming)}} if streaming else {})
 
 
 def _run_step(stateful: Sequence[Pipeline]) -> Schema:
@@ -273,13 +278,22 @@ def _run_step(stateful: Sequence[Pipeline]) -> Schema:
         {"anyOf": [schema_ref(pipeline, "result") for pipeline in stateful]},
         *("X-Session-Step", "X-Session-Expires-In"),
     )
+    description = "Steps run in order, one at a time. The body and the answer are those of the session's pipeline."
+    return _step(stateful, "run_step", "Run a step of a session", description, result)
+
+
+def _stream_step(streaming: Sequence[Pipeline]) -> Schema:
+    events = _events({"anyOf": [schema_ref(pipeline, "output") for pipeline in streaming]}, "X-Session-Step")
+    description = "The step runs to its end, also if the client leaves. A repeated step is 409."
+    return _step(streaming, "stream_step", "Run a step of a session as a stream", description, events)
+
+
+def _step(stateful: Sequence[Pipeline], name: str, summary: str, description: str, ok: Schema) -> Schema:
     content = {name: each for pipeline in stateful for name, each in _request_content(pipeline).items()}
     content["application/json"] = {"schema": {"anyOf": [schema_ref(pipeline, "request") for pipeline in stateful]}}
-    possible = *_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS
-    answers = {"200": result, **problems(*possible)}
-    description = "Steps run in order, one at a time. The body and the answer are those of the session's pipeline."
+    answers = {"200": ok, **problems(*_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS)}
     parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS, EXPLAIN_HEADER
-    described = operation("run_step", "sessions", "Run a step of a session", description, answers, *parameters)
+    described = operation(name, "sessions", summary, description, answers, *parameters)
     return described | {"requestBody": {"required": True, "content": content}}
 
 
@@ -300,7 +314,7 @@ _LAST_EVENT_ID: Schema = {
 
 def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     """Describes ``POST /v1/streams`` for the pipelines that stream."""
-    streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
+    streaming = [each for each in pipelines if each.spec.stream is not None and each.session is None]
     schema = one_of([_start_schema(pipeline) for pipeline in streaming]) if streaming else {}
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
     started = json_answer("The stream has started", StreamStarted, "Location") | {"links": _LINKS}

@@ -11,12 +11,21 @@ from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.routing import check_query
-from app.core.errors import UnsupportedMediaType
+from app.core.errors import InvalidRequest, UnsupportedMediaType
 from app.core.inference import ELEMENT, InferenceRequest
 from app.pipelines.pipeline import Pipeline
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
 FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
+
+
+def check_is_start(exchange: Exchange) -> None:
+    """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
+    if exchange.header(b"last-event-id"):
+        raise InvalidRequest(
+            "This stream cannot be resumed.",
+            hint="Start it with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
+        )
 
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:

@@ -26,7 +26,7 @@ from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.arriving import read_beginning
 from app.api.pipelines.openapi import described
-from app.api.pipelines.reading import read_inference
+from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
 from app.api.pipelines.sessions import session_routes
@@ -36,7 +36,7 @@ from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
-from app.core.errors import InvalidRequest, UnknownExample, UnknownRequest
+from app.core.errors import UnknownExample, UnknownRequest
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
@@ -125,7 +125,7 @@ class PipelineRoutes:
 
     async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "stream")
-        _check_is_start(exchange)
+        check_is_start(exchange)
         response = await self._opened(exchange, pipeline)
         await response(exchange.scope, exchange.receive, send)
 
@@ -201,15 +201,6 @@ class PipelineRoutes:
         if found is None:
             raise UnknownRequest("No explained request of this caller has this id.")
         return JsonResponse(explanation_of(found))
-
-
-def _check_is_start(exchange: Exchange) -> None:
-    """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
-    if exchange.header(b"last-event-id"):
-        raise InvalidRequest(
-            "This stream cannot be resumed.",
-            hint="Start it with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
-        )
 
 
 class _View:

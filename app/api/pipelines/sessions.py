@@ -18,11 +18,13 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.inference import Inference, InferenceCall, Target
 from app.api.limits import Limits
-from app.api.pipelines.reading import read_inference
+from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, exit_headers, rendered
-from app.api.pipelines.session_passing import SessionPassing
+from app.api.pipelines.session_passing import STEP, SessionPassing
+from app.api.pipelines.session_streams import StepCollector, StepStream
 from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
+from app.api.streaming import Start, StreamResponse
 from app.api.workload import Workload
 from app.core.errors import Forbidden, InvalidRequest, MisdirectedSession, TooManyRequests, UnknownSession
 from app.core.inference import Deadline, InferenceRequest
@@ -36,7 +38,7 @@ from app.sessions.places import SharedPlaces
 from app.sessions.registry import Sessions
 from app.sessions.session import End, PipelineSession, SessionStep, StepAnswer
 
-STEP, IS_LAST = b"x-session-step", b"x-session-end"
+IS_LAST = b"x-session-end"
 _MOST_DIGITS = 15
 
 _log = logging.getLogger("triton_gateway.session")
@@ -108,7 +110,10 @@ class SessionRoutes:
 
     def router(self) -> APIRouter:
         return router_of(
-            post={"/v1/pipelines/{name}/sessions": self.open_session},
+            post={
+                "/v1/pipelines/{name}/sessions": self.open_session,
+                "/v1/sessions/{session_id}/stream": self.stream_step,
+            },
             delete={"/v1/sessions/{session_id}": self.delete_session},
         )
 
@@ -175,6 +180,44 @@ class SessionRoutes:
         exchange.record.exit_early(answer.early_exit)
         await exchange.answer(_headers_of(session, answer), answer.body)
 
+    async def stream_step(self, session_id: str, request: Request) -> Response:
+        exchange = exchange_of(request)
+        if (owner := await self._owner_of(session_id)) != self._home.number:
+            return await self._passing.stream_of(owner, exchange, await self._body_to_pass(exchange), self._limits)
+        session = self._found(exchange, session_id)
+        pipeline = session.subject.pipeline
+        self._inference.admit_step(exchange, pipeline)
+        exchange.record.transport = "stream"
+        check_is_start(exchange)
+        number, is_last = _number_of(exchange), _is_last(exchange)
+        deadline = self.stream_deadline(exchange, session)
+        inference = owned(await read_inference(exchange, pipeline, self._limits))
+        stream = self.stream_of(exchange.record, exchange.caller, session, inference, deadline)
+        with CancelledOnDisconnect(exchange):
+            opening = await stream.open(number, is_last=is_last)
+        start = Start(events=opening)
+        response = StreamResponse(stream.log, self._limits, start=start, on_left=stream.leave, closing=stream.left)
+        response.raw_headers = [*response.raw_headers, (STEP, b"%d" % stream.number)]
+        return response
+
+    def stream_deadline(self, exchange: Exchange, session: ServedSession) -> Deadline:
+        """Of a step whose answer is a stream. Raises InvalidRequest if the pipeline does not stream."""
+        spec = session.subject.pipeline.stream_spec()
+        return deadline_of(exchange, min(spec.timeout_s, session.terms.reach_s))
+
+    def stream_of(
+        self,
+        record: RequestRecord,
+        caller: Caller,
+        session: ServedSession,
+        inference: InferenceRequest,
+        deadline: Deadline,
+    ) -> StepStream:
+        """A step whose answer is a stream."""
+        answer = StepCollector(session.subject.pipeline, inference, session)
+        call = InferenceCall(session.subject.target, inference, answer, deadline, record, caller)
+        return StepStream(self._inference, session, call)
+
     async def _owner_of(self, session_id: str) -> int:
         """The worker that has the session. Raises UnknownSession, SessionLost or MisdirectedSession."""
         try:
@@ -186,12 +229,14 @@ class SessionRoutes:
             raise MisdirectedSession(f"The gateway at {address} has this session, or had it until it ended.") from exc
 
     async def _pass_on(self, owner: int, exchange: Exchange, send: Send) -> None:
+        answer = await self._passing.answer_of(owner, exchange, await self._body_to_pass(exchange))
+        await answer(exchange.scope, exchange.receive, send)
+
+    async def _body_to_pass(self, exchange: Exchange) -> bytes:
         """The owner counts and logs the step."""
         exchange.record.transport = None
         self._inference.workload.add(exchange.work)
-        body = await read_body(exchange, self._limits.of_any(self._inference.allowed(exchange)))
-        answer = await self._passing.answer_of(owner, exchange, bytes(body))
-        await answer(exchange.scope, exchange.receive, send)
+        return bytes(await read_body(exchange, self._limits.of_any(self._inference.allowed(exchange))))
 
     async def answer(
         self, record: RequestRecord, caller: Caller, session: ServedSession, inference: InferenceRequest

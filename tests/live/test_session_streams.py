@@ -1,0 +1,382 @@
+"""Steps of decoupled stateful models as streams, over a real Triton: the sums prove that each step ran to its end."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from websockets.exceptions import ConnectionClosed
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.keys import bearer, entry, write_keys
+from tests.fakes.websocket_client import event_of, events_of, opened
+from tests.live.conftest import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.live.connections import owner_of, workers_of
+from tests.live.events import Event, checked, events_in
+from tests.live.session_models import STREAMED, write_stream_models
+from tests.waiting import PATIENCE_S, eventually
+
+EVERY = [*STREAMED, "streamed_chain"]
+LAST = {"X-Session-End": "true"}
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """A Triton of its own, because a test kills it."""
+    repository = tmp_path_factory.mktemp("streams")
+    write_stream_models(repository)
+    with running_triton(EmbeddedOptions(repository, models_venv, first_restart_s=0.2), restarts=True) as server:
+        yield server
+
+
+@contextmanager
+def streams_gateway(triton: EmbeddedTriton, folder: Path, **settings: str) -> Iterator[GatewayProcess]:
+    sample = {"NUMBER": 1, "COUNT": 1}
+    pipelines: dict[str, Any] = {
+        name: {"model": name, "session": True, "stream": True, "sample": sample} for name in EVERY
+    }
+    pipelines["whole"] = {"model": "streamed_oldest", "session": True, "sample": sample}
+    config = folder / "gateway.yaml"
+    config.write_text(yaml.safe_dump({"pipelines": pipelines}))
+    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with streams_gateway(triton, tmp_path_factory.mktemp("gateway"), ping_s="0.2") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with streams_gateway(triton, tmp_path_factory.mktemp("two"), ping_s="0.2", workers="2") as process:
+        yield process
+
+
+@contextmanager
+def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    """A client that makes a connection for each request, which any worker may accept."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+        yield client
+    eventually(lambda: gateway.metric("open_sessions") == 0)
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+class Caller:
+    """One session, and the sum that its outputs must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str, headers: dict[str, str] | None = None) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions", headers=headers)
+        assert answer.status_code == 201, answer.text
+        self.id = answer.json()["id"]
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
+    def send(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(f"{self.url}/stream", json=body_of(number, count, sleep_s), headers=named)
+
+    def step(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> None:
+        """One step, whose outputs must have this session's sums."""
+        answer = self.send(number, count, sleep_s, **headers)
+        assert answer.status_code == 200, answer.text
+        self.check(checked(list(events_in(answer.text.splitlines()))), number, count)
+        assert answer.headers["X-Session-Step"] == str(self.steps)
+
+    def check(self, events: list[Event], number: int, count: int) -> None:
+        self.steps += 1
+        sums = [self.sum + number * each for each in range(1, count + 1)]
+        self.sum += number * count
+        assert [(each.data["SUM"], each.data["STEPS"]) for each in events[:-1]] == [(one, self.steps) for one in sums]
+        assert (events[-1].name, events[-1].data["outputs"]) == ("done", count)
+
+    def leave(self, number: int, count: int, sleep_s: float) -> None:
+        """Leaves after the first output. The model adds all numbers of the step."""
+        with self.client.stream("POST", f"{self.url}/stream", json=body_of(number, count, sleep_s)) as answer:
+            assert next(events_in(answer.iter_lines())).data["SUM"] == self.sum + number
+        self.steps, self.sum = self.steps + 1, self.sum + number * count
+
+    def end(self) -> None:
+        self.step(1, 1, X_Session_End="true")
+
+
+def body_of(number: int, count: int, sleep_s: float = 0) -> dict[str, float]:
+    return {"NUMBER": number, "COUNT": count} | ({"SLEEP": sleep_s} if sleep_s else {})
+
+
+@pytest.mark.parametrize("pipeline", STREAMED)
+def test_the_outputs_of_each_step_are_events(client: httpx.Client, pipeline: str) -> None:
+    sessions = [Caller(client, pipeline) for _ in range(min(STREAMED[pipeline].places, 8))]
+    for number, count in ((1, 3), (10, 1), (100, 0), (1000, 40)):
+        for session in sessions:
+            session.step(number, count)
+    for session in sessions:
+        session.end()
+        assert code(session.send(1, 1)) == (404, "unknown_session")
+
+
+def test_a_step_of_an_ensemble_is_streamed(client: httpx.Client) -> None:
+    session = Caller(client, "streamed_chain")
+    answers = [session.send(number, 2).text for number in (1, 10)]
+    sums = [[event.data.get("SUM") for event in events_in(text.splitlines())] for text in answers]
+    assert sums == [[1, 2, None], [2 + 11, 2 + 22, None]]
+    assert session.client.delete(session.url).status_code == 204
+
+
+@pytest.mark.parametrize("pipeline", ["streamed_direct", "streamed_oldest"])
+def test_a_step_runs_to_its_end_when_its_caller_leaves(
+    client: httpx.Client, gateway: GatewayProcess, pipeline: str
+) -> None:
+    """The next step waits for its turn, and its sums have all numbers of the step before it."""
+    session = Caller(client, pipeline)
+    session.step(1, 2)
+    for _ in range(3):
+        session.leave(5, 8, 0.05)
+        session.step(7, 2)
+    session.leave(5, 20, 0.05)
+    session.end()
+    left = [line for line in gateway.json_lines() if line.get("outcome") == "cancelled"]
+    assert {(line["path"], line["transport"], line["pipeline"]) for line in left[-4:]} == {
+        ("/v1/sessions/***/stream", "stream", pipeline)
+    }
+
+
+def test_a_caller_leaves_before_the_first_output(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """A second step waits behind the first. The step that leaves while it waits does not run."""
+    session = Caller(client, "streamed_oldest")
+    session.leave(5, 10, 0.1)
+    with httpx.Client(base_url=gateway.url) as leaving, pytest.raises(httpx.ReadTimeout):
+        leaving.post(f"{session.url}/stream", json=body_of(1000, 1), timeout=0.1)
+    session.step(7, 2)
+    session.end()
+
+
+def test_outputs_that_nobody_reads_are_dropped(client: httpx.Client) -> None:
+    session = Caller(client, "streamed_oldest")
+    session.leave(1, 3000, 0)
+    session.step(7, 2)
+    session.end()
+
+
+def test_the_deadline_of_the_caller_ends_the_events_but_not_the_step(client: httpx.Client) -> None:
+    session = Caller(client, "streamed_oldest")
+    answer = session.send(5, 10, 0.1, X_Request_Timeout="0.5")
+    *outputs, last = checked(list(events_in(answer.text.splitlines())))
+    assert 0 < len(outputs) < 10
+    assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
+    session.steps, session.sum = 1, 50
+    session.step(7, 2)
+    session.end()
+
+
+def test_a_repeated_step_is_refused(client: httpx.Client) -> None:
+    """The model never runs it twice."""
+    session = Caller(client, "streamed_oldest")
+    session.step(1, 2, X_Session_Step="1")
+    for number in ("1", "3"):
+        answer = session.send(1, 2, X_Session_Step=number)
+        assert (code(answer), answer.headers["X-Session-Step"]) == ((409, "step_out_of_turn"), "1")
+    whole = {"X-Session-Step": "1"}
+    assert code(client.post(session.url, json=body_of(1, 2), headers=whole)) == (409, "step_out_of_turn")
+    answer = client.post(session.url, json=body_of(2, 2), headers={"X-Session-Step": "2"})
+    assert answer.json()["SUM"] == [4, 6]
+    assert code(session.send(2, 2, X_Session_Step="2")) == (409, "step_out_of_turn")
+    session.steps, session.sum = 2, 6
+    session.step(7, 2, X_Session_Step="3")
+    session.end()
+
+
+def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
+    """After the first output the error is an event, before it a status."""
+    session = Caller(client, "streamed_oldest")
+    outputs = checked(list(events_in(session.send(-1, 3).text.splitlines())))
+    assert [each.name for each in outputs] == ["output", "output", "error"]
+    assert outputs[-1].data["code"] == "model_error"
+    assert code(session.send(-1, 1, X_Session_Step="2")) == (502, "model_error")
+    assert code(session.send(-1, 1, X_Session_Step="2")) == (409, "step_out_of_turn")
+    session.steps, session.sum = 2, -4
+    session.step(6, 2)
+    session.end()
+
+
+def test_a_silent_model_gets_heartbeats(client: httpx.Client) -> None:
+    session = Caller(client, "streamed_oldest")
+    answer = session.send(1, 2, 1)
+    assert answer.text.count("\n: \n") >= 2
+    session.steps, session.sum = 1, 2
+    session.end()
+
+
+def test_requests_that_do_not_fit_are_no_step(client: httpx.Client) -> None:
+    session, whole = Caller(client, "streamed_oldest"), Caller(client, "whole")
+    assert code(session.send(1, 1, Last_Event_ID="1")) == (400, "invalid_request")
+    assert code(session.send(1, 1, X_Session_Step="0")) == (400, "invalid_request")
+    assert code(client.post(f"{session.url}/stream", json={"NUMBER": "x"})) == (422, "invalid_input")
+    answer = whole.send(1, 1)
+    assert (code(answer), answer.json()["detail"]) == (
+        (400, "invalid_request"),
+        "This pipeline does not stream: POST /v1/sessions/{id} returns its whole answer.",
+    )
+    for path in ("/v1/pipelines/streamed_oldest/stream", "/v1/pipelines/streamed_oldest"):
+        answer = client.post(path, json=body_of(1, 1))
+        assert "/v1/pipelines/streamed_oldest/sessions" in answer.json()["hint"]
+    session.step(1, 2)
+    session.end()
+    assert client.delete(whole.url).status_code == 204
+
+
+def test_triton_forgets_the_sequence_of_a_step_that_is_too_long(client: httpx.Client) -> None:
+    session = Caller(client, "streamed_short")
+    answer = session.send(1, 100, 0.1)
+    last = checked(list(events_in(answer.text.splitlines())))[-1]
+    assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
+    eventually(lambda: code(session.send(1, 1)) == (410, "session_lost"))
+
+
+def test_a_killed_triton_ends_a_stream_and_its_session(
+    client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
+) -> None:
+    session = Caller(client, "streamed_oldest")
+    session.step(1, 1)
+    with client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
+        events = events_in(answer.iter_lines())
+        assert next(events).name == "output"
+        assert triton.pid is not None
+        os.kill(triton.pid, signal.SIGKILL)
+        last = list(events)[-1]
+    assert (last.name, last.data["code"]) == ("error", "session_lost")
+    assert "The last answered step is 1." in last.data["detail"]
+    lost = session.send(1, 1)
+    assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
+    wait_until_ready(gateway)
+
+
+def test_every_worker_streams_the_steps_of_a_session(two_workers: GatewayProcess) -> None:
+    with connections(two_workers) as client:
+        session = Caller(client, "streamed_oldest")
+        for number in range(10):
+            session.step(number, 3)
+        for _ in range(4):
+            session.leave(5, 8, 0.05)
+            session.step(7, 2)
+        assert {code(session.send(1, 1, X_Session_Step="1")) for _ in range(6)} == {(409, "step_out_of_turn")}
+        answers = [session.send(1, 2, 0.5) for _ in range(4)]
+        assert all("\n: \n" in answer.text for answer in answers)
+        session.steps, session.sum = session.steps + 4, session.sum + 8
+        session.end()
+    eventually(lambda: two_workers.metric("open_sessions") == 0)
+
+
+def test_events_that_are_passed_arrive_at_once(two_workers: GatewayProcess) -> None:
+    """The caller has the first outputs while the model still computes the others."""
+    with connections(two_workers) as client:
+        session = Caller(client, "streamed_oldest")
+        for _ in range(4):
+            with client.stream("POST", f"{session.url}/stream", json=body_of(1, 3, 0.3)) as answer:
+                events = events_in(answer.iter_lines())
+                seen = [next(events)]
+                assert two_workers.metric("active_streams", pipeline="streamed_oldest") == 1
+                session.check(checked([*seen, *events]), 1, 3)
+        session.end()
+
+
+def test_a_killed_worker_ends_the_streams_that_it_passed_on(two_workers: GatewayProcess) -> None:
+    with connections(two_workers) as client:
+        for _ in range(32):
+            session = Caller(client, "streamed_oldest")
+            owner = sorted(workers_of(two_workers))[int(session.id.split(".")[1]) - 1]
+            with client.stream("POST", f"{session.url}/stream", json=body_of(5, 300, 0.01)) as answer:
+                events = events_in(answer.iter_lines())
+                assert next(events).name == "output"
+                _, port = answer.extensions["network_stream"].get_extra_info("client_addr")
+                if owner_of(two_workers, port) != owner:
+                    os.kill(owner, signal.SIGKILL)
+                    last = list(events)[-1]
+                    break
+            assert client.delete(session.url).status_code == 204
+        assert (last.name, last.data["code"]) == ("error", "session_lost")
+    eventually(lambda: owner not in workers_of(two_workers) and len(workers_of(two_workers)) == 2)
+    wait_until_ready(two_workers)
+
+
+async def test_a_websocket_gets_the_outputs_of_each_step(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "streamed_oldest") as client:
+        total = 0
+        for request, (number, count) in enumerate(((1, 3), (10, 1), (100, 5)), 1):
+            await client.send(json.dumps(body_of(number, count)))
+            *outputs, (name, done) = await events_of(client, request)
+            assert [values["SUM"] for _, values in outputs] == [total + number * each for each in range(1, count + 1)]
+            assert (name, done["outputs"]) == ("done", count)
+            total += number * count
+        await client.send(json.dumps({"NUMBER": "x"}))
+        ((name, problem),) = await events_of(client, 4)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+
+
+async def test_a_step_goes_on_when_its_websocket_ends(gateway: GatewayProcess) -> None:
+    before = gateway.metric("sessions_total", pipeline="streamed_oldest", reason="lost")
+    client = await opened(gateway, "streamed_oldest")
+    await client.send(json.dumps(body_of(1, 10, 0.1)))
+    assert (await event_of(client))[0] == "output"
+    client.transport.abort()
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
+    assert gateway.metric("sessions_total", pipeline="streamed_oldest", reason="lost") == before
+
+
+async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
+    async with opened(gateway, "streamed_oldest") as client:
+        await client.send(json.dumps(body_of(5, 1000, 0.1)))
+        assert (await event_of(client))[0] == "output"
+        assert triton.pid is not None
+        os.kill(triton.pid, signal.SIGKILL)
+        events = await events_of(client, 1)
+        assert (events[-1][0], events[-1][1]["code"]) == ("error", "session_lost")
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert (client.close_code, client.close_reason) == (4410, "session_lost")
+    await asyncio.to_thread(wait_until_ready, gateway)
+
+
+def test_only_the_key_that_opened_a_session_can_stream(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
+    with (
+        streams_gateway(triton, tmp_path, api_keys_file=keys) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
+    ):
+        session = Caller(client, "streamed_oldest", bearer("alice"))
+        assert code(session.send(1, 1)) == (401, "unauthenticated")
+        assert code(session.send(1, 1, **bearer("bob"))) == (403, "forbidden")
+        session.step(1, 2, **bearer("alice"), **LAST)
+
+
+def test_the_document_describes_streams_of_sessions(gateway: GatewayProcess) -> None:
+    document = httpx.get(f"{gateway.url}/openapi.json").json()
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+    paths = document["paths"]
+    assert "/v1/pipelines/streamed_oldest/stream" not in paths
+    step = paths["/v1/sessions/{id}/stream"]["post"]
+    assert {"400", "404", "409", "410", "421", "422", "429"} <= set(step["responses"])
+    assert "text/event-stream" in step["responses"]["200"]["content"]

@@ -376,6 +376,9 @@ def test_the_document_describes_streams_of_sessions(gateway: GatewayProcess) -> 
     document = httpx.get(f"{gateway.url}/openapi.json").json()
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
     paths = document["paths"]
+    assert "streamed_oldest" not in json.dumps(paths["/v1/streams"])
+    described = httpx.get(f"{gateway.url}/v1/pipelines/streamed_oldest").json()
+    assert (described["streams"], described["sessions"]) == (False, True)
     assert "/v1/pipelines/streamed_oldest/stream" not in paths
     step = paths["/v1/sessions/{id}/stream"]["post"]
     assert {"400", "404", "409", "410", "421", "422", "429"} <= set(step["responses"])

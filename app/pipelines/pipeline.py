@@ -30,7 +30,6 @@ from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
-from app.pipelines.sessions import whole_sequence
 from app.pipelines.spec import ADAPTER, PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
@@ -225,13 +224,11 @@ class Pipeline:
         return self.builder.request_of(values)
 
     def probe_of(self, body: Body) -> InferenceRequest:
-        """A request that the gateway itself runs, or checks. For a pipeline with sessions, a sequence of its own.
+        """A request that the gateway itself runs, or only checks if the pipeline has sessions.
 
         Raises the errors of :meth:`request_of_json`.
         """
-        if self.session is None:
-            return self.request_of_json(body)
-        return whole_sequence(self.of_session().request_of_json(body), self.session.ids)
+        return (self if self.session is None else self.of_session()).request_of_json(body)
 
     def of_session(self) -> Self:
         """The pipeline as one session uses it."""

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 
-from app.core.inference import InferenceRequest
 from app.core.model import ModelConfig, reached
-from app.core.sequence import SequenceIds, SequenceIdSource, in_sequence, sequence_ids_of
+from app.core.sequence import SequenceIds, sequence_ids_of
 from app.core.session import SessionTerms, StatefulModel
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec
-
-_ids = SequenceIdSource()
 
 
 def stateful_models(config: ModelConfig, models: Mapping[str, ModelConfig]) -> list[ModelConfig]:
@@ -55,8 +52,3 @@ def _refusal(ids: SequenceIds, stateful: list[str]) -> str:
     if not ids.max_number and not ids.takes_text:
         return f"the models {', '.join(stateful)} take no common form of sequence id: texts and numbers"
     return ""
-
-
-def whole_sequence(request: InferenceRequest, ids: SequenceIds) -> InferenceRequest:
-    """Returns the request as a sequence of its own, for requests that the gateway itself runs."""
-    return in_sequence(request, _ids.new_id(ids), starts=True, ends=True)

@@ -377,6 +377,11 @@ class PipelineSpec(Section):
             raise ValueError(f"the name '{SAMPLE}' is reserved for the pipeline's sample")
         return examples
 
+    @property
+    def runs_sample(self) -> bool:
+        """Whether the gateway itself runs the sample. With sessions, it would wait for, and take, a caller's place."""
+        return self.sample is not None and self.warmup and self.session is None
+
     @model_validator(mode="after")
     def _names_are_free(self) -> Self:
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))

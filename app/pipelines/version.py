@@ -131,7 +131,7 @@ class PipelineVersion:
         self.stop()
         self.retry_now()
         self.state, self.detail = VersionState.WARMING, "Its sample is still running."
-        if self.spec.sample is None or not self.spec.warmup:
+        if not self.spec.runs_sample:
             self._become_ready()
 
     def _become_ready(self) -> None:

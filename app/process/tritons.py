@@ -127,7 +127,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 class SampleCanaries:
     """Provides the samples of the catalog's pipelines as canaries.
 
-    Pipelines without a ``sample``, or with ``warmup: false``, have no canary.
+    Pipelines whose samples the gateway does not run have no canary.
     """
 
     def __init__(self, catalog: Catalog | None = None) -> None:
@@ -144,7 +144,7 @@ class SampleCanaries:
         if self.catalog is None:
             return []
         pipelines = self.pipelines
-        sampled = [each for each in pipelines if each.spec.sample is not None and each.spec.warmup]
+        sampled = [each for each in pipelines if each.spec.runs_sample]
         found = (canary for pipeline in sampled for canary in _of(pipeline, pipelines, self.catalog))
         return list({canary.request.model: canary for canary in found}.values())
 

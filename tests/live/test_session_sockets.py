@@ -10,14 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.websocket_client import events_of, opened
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton
+from tests.live.conftest import GatewayProcess, running_triton
 from tests.live.session_models import MODELS, write_session_models
 from tests.live.test_sessions import sessions_gateway
 from tests.waiting import eventually
@@ -114,12 +113,7 @@ async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) ->
 
 
 async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    # Without samples: they would wait for the places of sequences that earlier tests left in Triton.
-    config = tmp_path / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"pipelines": {"int64_oldest": {"model": "int64_oldest", "session": True}}}))
-    with running_gateway(
-        tmp_path / "gateway", triton_url=triton.grpc_url, config=str(config), drain_s="60"
-    ) as draining:
+    with sessions_gateway(triton, tmp_path, drain_s="60") as draining:
         async with opened(draining, "int64_oldest") as client:
             await step(client, 1, 1)
             draining.process.send_signal(signal.SIGTERM)

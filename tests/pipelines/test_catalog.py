@@ -12,13 +12,14 @@ import pytest
 from app.config.document import ConfigError
 from app.core.errors import ModelError, ModelNotReady, UnknownPipeline
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.model import ModelConfig
+from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import compile_pipeline
 from app.pipelines.examples import sample_body
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.version import VersionState
+from app.process.tritons import SampleCanaries
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import ensemble, model, refusal, response, tensor
 
@@ -592,6 +593,13 @@ class TestWarmingUp:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain, warmup: false, sample: {X: 1}}\n")
         assert catalog.is_ready
         assert engine.requests == []
+
+    async def test_the_sample_of_a_session_does_not_take_the_place_of_a_caller(self, path: Path) -> None:
+        engine = FakeEngine.of(dataclasses.replace(PLAIN, sequence=SequenceBatching("UINT64", idle_s=60.0)))
+        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, session: true, sample: {X: 1.5}}\n")
+        assert catalog.is_ready
+        assert engine.requests == []
+        assert SampleCanaries(catalog).all() == []
 
     async def test_a_failed_sample_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
         engine.answers = [ModelError("no")]

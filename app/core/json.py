@@ -144,6 +144,11 @@ def _exactly(length: int) -> Schema:
     return {"minItems": length, "maxItems": length}
 
 
+def any_of(schemas: Sequence[Schema]) -> Schema:
+    """A single schema needs no ``anyOf``."""
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
 def one_of(schemas: Sequence[Schema]) -> Schema:
     """A single schema needs no ``oneOf``."""
     return schemas[0] if len(schemas) == 1 else {"oneOf": list(schemas)}

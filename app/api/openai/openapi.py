@@ -60,7 +60,7 @@ def _answer(name: str, choice: Schema, usage: Schema) -> Schema:
 
 
 def _choice(content: Schema, finish_reason: Schema) -> Schema:
-    return _object({"index": const_of(0), **content, "logprobs": _NO_LOGPROBS, "finish_reason": finish_reason})
+    return _object({"index": COUNT, **content, "logprobs": _NO_LOGPROBS, "finish_reason": finish_reason})
 
 
 _FUNCTION: Schema = _object({"name": TEXT, "arguments": TEXT})

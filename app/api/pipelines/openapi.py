@@ -26,7 +26,7 @@ from app.api.pipelines.answers import FindingList, PipelineDescription, Pipeline
 from app.api.pipelines.sessions import SessionOpened
 from app.api.pipelines.streams import StreamStarted
 from app.core import errors
-from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
+from app.core.json import TEXT, Schema, any_of, const_of, enum_of, object_of, one_of
 from app.observability.explain.waterfall import Explanation
 from app.observability.statistics import Statistics
 from app.pipelines.catalog import Catalog
@@ -275,7 +275,7 @@ def session_paths(pipelines: Sequence[Pipeline]) -> Schema:
 def _run_step(stateful: Sequence[Pipeline]) -> Schema:
     result = json_answer(
         "The outputs of the session's pipeline",
-        {"anyOf": [schema_ref(pipeline, "result") for pipeline in stateful]},
+        any_of([schema_ref(pipeline, "result") for pipeline in stateful]),
         *("X-Session-Step", "X-Session-Expires-In"),
     )
     description = "Steps run in order, one at a time. The body and the answer are those of the session's pipeline."
@@ -283,14 +283,14 @@ def _run_step(stateful: Sequence[Pipeline]) -> Schema:
 
 
 def _stream_step(streaming: Sequence[Pipeline]) -> Schema:
-    events = _events({"anyOf": [schema_ref(pipeline, "output") for pipeline in streaming]}, "X-Session-Step")
+    events = _events(any_of([schema_ref(pipeline, "output") for pipeline in streaming]), "X-Session-Step")
     description = "The step runs to its end, also if the client leaves. A repeated step is 409."
     return _step(streaming, "stream_step", "Run a step of a session as a stream", description, events)
 
 
 def _step(stateful: Sequence[Pipeline], name: str, summary: str, description: str, ok: Schema) -> Schema:
     content = {name: each for pipeline in stateful for name, each in _request_content(pipeline).items()}
-    content["application/json"] = {"schema": {"anyOf": [schema_ref(pipeline, "request") for pipeline in stateful]}}
+    content["application/json"] = {"schema": any_of([schema_ref(pipeline, "request") for pipeline in stateful])}
     answers = {"200": ok, **problems(*_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS)}
     parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS, EXPLAIN_HEADER
     described = operation(name, "sessions", summary, description, answers, *parameters)

@@ -271,7 +271,8 @@ class Inference:
         finally:
             if requests[0].shared is not None:
                 _note_sharing(call.record, requests[0].shared)
-            call.record.add_tokens(call.answer.tokens)
+            if (tokens := call.answer.tokens) is not None:
+                call.record.add_tokens(tokens)
             if is_abandoned or call.answer.has_enough:
                 call.abandon()
 
@@ -421,14 +422,15 @@ class StreamRecorder:
         if record.explanation is not None:
             record.explanation.stream_ended = time.perf_counter()
         record.exit_early(stream.early_exit)
-        self._count_tokens(self._answer.tokens)
+        if (tokens := self._answer.tokens) is not None:
+            self._count_tokens(tokens)
         if stream.error is not None:
             record.fail(stream.error)
         self._slot.leave(stream.error)
 
-    def _count_tokens(self, tokens: Tokens | None) -> None:
+    def _count_tokens(self, tokens: Tokens) -> None:
         self._record.add_tokens(tokens)
-        if tokens is not None and tokens.completion > 1:
+        if tokens.completion > 1:
             seconds = (self._last_at - self._first_at) / (tokens.completion - 1)
             self._metrics.time_per_output_token.observe(seconds)
 

@@ -179,7 +179,7 @@ AnswerOf = Callable[[Pipeline, InferenceRequest], Answering]
 
 def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
     """The answer of a unary request."""
-    return WholeAnswer(pipeline, request), None if pipeline.spec.batch is None else PipelineBatch(pipeline, request)
+    return WholeAnswer(pipeline, request), None if pipeline.batch is None else PipelineBatch(pipeline, request)
 
 
 def arriving_answer_of(
@@ -191,7 +191,7 @@ def arriving_answer_of(
 
 def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
     """The answer of a stream."""
-    if pipeline.spec.batch is None:
+    if pipeline.batch is None:
         return Collector(pipeline, request), None
     batch = StreamedBatch(pipeline, request)
     return batch, batch

@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -30,7 +29,7 @@ from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
-from app.pipelines.spec import ADAPTER, PipelineSpec, StreamSpec
+from app.pipelines.spec import ADAPTER, BatchSpec, PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
 
@@ -160,16 +159,24 @@ class Pipeline:
     inputs: tuple[InputField, ...]
     parameters: tuple[ParameterField, ...]
     outputs: tuple[OutputField, ...]
+    text_runs: Sequence[OutputField]
+    """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
+    counts: Sequence[str]
+    """The outputs that count what the responses have."""
     contracts: Contracts
     rules: EarlyExitRules
     reader: BodyReader
     builder: RequestBuilder
     timeout_s: float
     """The timeout of a unary request; that of a stream is in ``spec.stream``."""
+    batch: BatchSpec | None = None
+    """The declared ``batch:``; None without one."""
     call_items: int = 1
     """The most items of a call."""
     openai: OpenAIMapping | None = None
     """The compiled ``openai:`` declaration."""
+    usage: UsageSpec | None = None
+    """The tensors that count tokens; None if the model counts none."""
     reasoning: ReasoningOutput | None = None
     """Divides the answers under ``/v1/pipelines``."""
     exposes_errors: bool = False
@@ -183,25 +190,10 @@ class Pipeline:
     is_of_session: bool = False
     """Whether requests may be made: each is a step of a session."""
 
-    @cached_property
-    def text_runs(self) -> Sequence[OutputField]:
-        """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
-        return [field for field in self.outputs if field.is_text_run and not field.is_reasoning]
-
-    @cached_property
-    def counts(self) -> Sequence[str]:
-        """The outputs that count what the responses have."""
-        return [field.name for field in self.outputs if field.is_count]
-
-    @cached_property
-    def usage(self) -> UsageSpec | None:
-        """The tensors that count tokens; None if the model counts none."""
-        return None if self.spec.openai is None else self.spec.openai.usage
-
     @property
     def max_items(self) -> int:
         """The most items of a request."""
-        return 1 if self.spec.batch is None else self.spec.batch.max_items
+        return 1 if self.batch is None else self.batch.max_items
 
     def request_of_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> InferenceRequest:
         """``given``: values of further fields, which the body does not have.

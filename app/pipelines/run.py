@@ -50,8 +50,8 @@ class TokenCount:
             self.tokens.completion = int(written.array.flat[-1])
 
 
-class Collector:
-    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`."""
+class ResponseReader:
+    """Converts the responses of one request to the caller's values, and determines how its answer ended."""
 
     has_enough = False
     """Always False: the answer needs every response."""
@@ -64,8 +64,8 @@ class Collector:
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
         self._contract = pipeline.contracts.check_of(request.parameters)
-        self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs}
-        self._counts = dict.fromkeys(pipeline.counts, 0)
+        self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs} if pipeline.text_runs else {}
+        self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
         self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
@@ -82,7 +82,7 @@ class Collector:
         if self._token_count is not None:
             self._token_count.add(response)
 
-    def add(self, response: InferenceResponse) -> Values | None:
+    def values_of(self, response: InferenceResponse) -> Values | None:
         """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
@@ -101,7 +101,7 @@ class Collector:
                 values[name] = (values[name] or "") + rest
         return values
 
-    def finish(self, error: GatewayError | None = None) -> Ending:
+    def ending(self, error: GatewayError | None) -> Ending:
         """Called after the last response, or after an error.
 
         An early exit before any output has the empty result. Raises the error for the caller, or ContractViolation if
@@ -158,7 +158,19 @@ class Collector:
         return "" if self._decoupled and field.is_text_run else field.empty_value
 
 
-class WholeAnswer(Collector):
+class Collector(ResponseReader):
+    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`."""
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Raises the errors of :meth:`values_of`."""
+        return self.values_of(response)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the errors of :meth:`ending`."""
+        return self.ending(error)
+
+
+class WholeAnswer(ResponseReader):
     """The answer of a unary request: one output, with each output of a decoupled model joined as it declares."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
@@ -166,16 +178,16 @@ class WholeAnswer(Collector):
         self._values: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`Collector.add`."""
-        values = super().add(response)
+        """Raises the errors of :meth:`values_of`."""
+        values = self.values_of(response)
         if not self._decoupled:
             self._values = values or self._values
         elif values is not None:
             self._join(values)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`Collector.finish`."""
-        ending = super().finish(error)
+        """Raises the errors of :meth:`ending`."""
+        ending = self.ending(error)
         if not self._decoupled:
             return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
@@ -293,7 +305,7 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """
     body = await asyncio.to_thread(sample_body, pipeline, folder)
     request = replace(pipeline.probe_of(body), is_probe=True)
-    if pipeline.spec.batch is not None:
+    if pipeline.batch is not None:
         request = part_of(request, range(pipeline.call_items))
     responded = _ignore if pipeline.config.decoupled else None
     deadline = Deadline.after(pipeline.sample_timeout_s)

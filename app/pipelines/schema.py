@@ -49,12 +49,12 @@ def form_schema(pipeline: Pipeline) -> Schema:
 
 def result_schema(pipeline: Pipeline) -> Schema:
     properties = {field.name: _output_schema(field, joined=pipeline.config.decoupled) for field in pipeline.outputs}
-    if pipeline.spec.batch is not None and pipeline.config.decoupled:
+    if pipeline.batch is not None and pipeline.config.decoupled:
         properties = {name: list_of(schema) for name, schema in properties.items()}
     if pipeline.rules:
         reasons = list(dict.fromkeys(rule.reason for rule in pipeline.rules.rules))
         reason = enum_of([*reasons, None])
-        each = pipeline.spec.batch is not None
+        each = pipeline.batch is not None
         properties["early_exit"] = {
             **(list_of(reason) if each else reason),
             "description": f"The reason of the early exit{' of each item' if each else ''}, or null.",
@@ -65,7 +65,7 @@ def result_schema(pipeline: Pipeline) -> Schema:
 def event_schema(pipeline: Pipeline) -> Schema:
     """The data of one ``output`` event."""
     properties = {field.name: _output_schema(field, joined=False) for field in pipeline.outputs}
-    if pipeline.spec.batch is not None:
+    if pipeline.batch is not None:
         text = "The number of the output's item, or of the first item of its part, from 0."
         properties = {INDEX: {**COUNT, "description": text}, **properties}
     return {"type": "object", "properties": properties, "required": list(properties)}

@@ -144,7 +144,7 @@ class PipelineRoutes:
         """
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.admission.check(exchange.caller, deadline)
-        if may_arrive and pipeline.spec.batch is not None:
+        if may_arrive and pipeline.batch is not None:
             inference, further = await read_beginning(exchange, pipeline, self._limits)
             if further is not None:
                 answer_of = partial(arriving_answer_of, further=further)

@@ -108,7 +108,7 @@ class PipelineMessageHandler:
         deadline = deadline_of(exchange, pipeline.timeout_s if streams is None else streams.timeout_s)
         target.admission.check(exchange.caller, deadline)
         request = await read_message(exchange, pipeline, message)
-        is_whole = streams is None and pipeline.spec.batch is None
+        is_whole = streams is None and pipeline.batch is None
         answer, batch = (answer_of if is_whole else streamed_answer_of)(pipeline, request)
         call = InferenceCall(target, request, answer, deadline, record, exchange.caller, batch=batch)
         stream, opening = await inference.open_stream(call)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.core.errors import TooManyRequests, UpstreamUnavailable
+from app.core.errors import GatewayError, TooManyRequests, UpstreamUnavailable
 from app.core.sequence import SequenceIds
 from app.core.session import SessionTerms, StatefulModel
 from app.sessions import redis_sessions
@@ -30,6 +30,17 @@ async def running(shared: RedisSessions) -> AsyncIterator[RedisSessions]:
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+
+async def take_after(error: type[GatewayError], shared: RedisSessions, terms: SessionTerms) -> None:
+    """Takes a place as soon as the gateway no longer answers with ``error``."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await shared.take("", terms, 1)
+                return
+            except error:
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -96,13 +107,7 @@ async def test_a_running_gateway_keeps_its_leases(redis: RedisServer, monkeypatc
         assert await other.address_of("a") == "pod-a:8080"
         assert await other.address_of("b") is None
         first.release(lease)
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    await other.take("", brief, 1)
-                    break
-                except TooManyRequests:
-                    await asyncio.sleep(0.01)
+        await take_after(TooManyRequests, other, brief)
 
 
 async def test_without_redis_no_session_is_opened_and_the_others_go_on(redis: RedisServer) -> None:
@@ -117,11 +122,5 @@ async def test_without_redis_no_session_is_opened_and_the_others_go_on(redis: Re
             shared.release(lease)
         finally:
             redis.start()
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    await shared.take("", TWO, 1)
-                    break
-                except UpstreamUnavailable:
-                    await asyncio.sleep(0.05)
+        await take_after(UpstreamUnavailable, shared, TWO)
         await shared.take("", TWO, 1)

@@ -1,9 +1,8 @@
-"""Writes models whose sequences sum numbers, and a ``gateway.yaml`` with a pipeline with sessions for each."""
+"""Models whose sequences sum numbers."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 SCRIPT = Path(__file__).parent / "session_model.py"
 STREAM_SCRIPT = Path(__file__).parent / "session_stream_model.py"
@@ -42,7 +41,7 @@ STREAMED = {
     "streamed_oldest": Summing("UINT64", candidates=64, batch=4, streams=True),
     "streamed_short": Summing("UINT64", idle_s=2.0, streams=True),
 }
-STREAMED_ENSEMBLE = """
+STREAMED_CHAIN = """
 name: "streamed_chain"
 platform: "ensemble"
 max_batch_size: 4
@@ -58,7 +57,7 @@ ensemble_scheduling { step [
     input_map { key: "COUNT" value: "COUNT" } output_map { key: "SUM" value: "SUM" } }
 ] }
 """
-ENSEMBLE = """
+SUMMING_CHAIN = """
 name: "summing_chain"
 platform: "ensemble"
 max_batch_size: 4
@@ -76,33 +75,26 @@ ensemble_scheduling { step [
 """
 
 
-def write_session_models(repository: Path) -> None:
-    for name in MODELS:
-        write_session_model(repository, name)
-    (repository / "summing_chain" / "1").mkdir(parents=True)
-    (repository / "summing_chain" / "config.pbtxt").write_text(ENSEMBLE)
+ENSEMBLES = {"summing_chain": SUMMING_CHAIN, "streamed_chain": STREAMED_CHAIN}
 
 
-def write_session_model(repository: Path, name: str) -> None:
-    write_model(repository / name, config_of(name, MODELS[name]))
+def write_models(repository: Path, names: Iterable[str]) -> None:
+    """``names``: of MODELS, STREAMED and ENSEMBLES."""
+    for name in names:
+        if name in ENSEMBLES:
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "config.pbtxt").write_text(ENSEMBLES[name])
+        else:
+            write_model(repository / name, (MODELS | STREAMED)[name])
 
 
-def write_stream_models(repository: Path) -> None:
-    """The models of streams, and ``uint64_direct``."""
-    write_session_model(repository, "uint64_direct")
-    for name, model in STREAMED.items():
-        write_model(repository / name, config_of(name, model), STREAM_SCRIPT)
-    (repository / "streamed_chain" / "1").mkdir(parents=True)
-    (repository / "streamed_chain" / "config.pbtxt").write_text(STREAMED_ENSEMBLE)
-
-
-def write_model(folder: Path, config: str, script: Path = SCRIPT) -> None:
+def write_model(folder: Path, model: Summing) -> None:
     (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").symlink_to(script)
+    (folder / "config.pbtxt").write_text(_config_of(folder.name, model))
+    (folder / "1" / "model.py").symlink_to(STREAM_SCRIPT if model.streams else SCRIPT)
 
 
-def config_of(name: str, model: Summing) -> str:
+def _config_of(name: str, model: Summing) -> str:
     control = f'{{ name: "ID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{model.datatype} }} ] }}'
     scheduler = f"oldest {{ max_candidate_sequences: {model.candidates} }}" if model.candidates else "direct {}"
     names = ("SUM", "STEPS") if model.streams else ("SUM", "STEPS", "OPEN")
@@ -124,29 +116,3 @@ sequence_batching {{
 instance_group [ {{ kind: KIND_CPU count: {model.instances} }} ]
 model_transaction_policy {{ decoupled: {str(model.streams).lower()} }}
 """
-
-
-def pipelines_of(**session: Any) -> dict[str, Any]:
-    """``session``: the keys of each pipeline's ``session``."""
-    names = [*MODELS, "summing_chain"]
-    pipelines = {name: {"model": name, "session": session or True, "sample": {"NUMBER": 1}} for name in names}
-    return {
-        **pipelines,
-        "ending": {"model": "short", "session": {"end_inputs": {"NUMBER": 0}}},
-        "brief": {"model": "uint64_direct", "session": {"idle_s": 0.5}},
-        "old": {"model": "uint64_direct", "session": {"max_s": 1.0}},
-        "few": {"model": "uint64_direct", "session": {"max_open": 2}},
-        "ordinary": {"model": "uint64_direct"},
-        "meter": {
-            "model": "uint64_oldest",
-            "inputs": {"watts": {"tensor": "NUMBER"}},
-            "outputs": {"sum": {"tensor": "SUM"}},
-            "session": {"end_inputs": {"watts": 0}},
-        },
-    }
-
-
-def write_config(folder: Path, **session: Any) -> str:
-    path = folder / "gateway.yaml"
-    path.write_text(yaml.safe_dump({"pipelines": pipelines_of(**session)}))
-    return str(path)

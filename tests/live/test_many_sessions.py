@@ -20,7 +20,7 @@ import yaml
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.connections import workers_of
-from tests.live.session_models import Summing, config_of, write_model
+from tests.live.session_models import Summing, write_model
 from tests.live.test_sessions import load
 from tests.processes import START_S, GatewayProcess, running_gateway, running_triton, wait_until_ready
 from tests.waiting import eventually
@@ -192,7 +192,7 @@ class Run:
 def run(tmp_path: Path, models_venv: Path) -> Iterator[Run]:
     repository = tmp_path / "models"
     for name, model in MODELS.items():
-        write_model(repository / name, config_of(name, model))
+        write_model(repository / name, model)
     config = tmp_path / "gateway.yaml"
     config.write_text(yaml.safe_dump({"pipelines": {name: {"model": name, "session": True} for name in MODELS}}))
     options = EmbeddedOptions(repository, models_venv, first_restart_s=0.2)

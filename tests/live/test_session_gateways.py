@@ -7,7 +7,6 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,42 +14,29 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import yaml
 from websockets.exceptions import ConnectionClosed
 
-from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.fakes.certificates import Authority
 from tests.fakes.websocket_client import opened
-from tests.live.conftest import GatewayProcess, free_ports, running_gateway, running_triton
+from tests.live.conftest import GatewayProcess, free_ports
 from tests.live.nginx import documented_routes, documented_server, running_nginx
 from tests.live.redis import RedisServer
-from tests.live.session_models import MODELS, write_session_model
-from tests.live.test_session_sockets import step
+from tests.live.session_models import MODELS
+from tests.live.sessions import sessions_gateway, sessions_triton, step
 from tests.waiting import eventually
 
 PIPELINE, COUNTED, SHORT = "int64_oldest", "uint64_oldest", "short"
-PIPELINES = PIPELINE, COUNTED, SHORT
+PIPELINES = {name: {"model": name, "session": True} for name in (PIPELINE, COUNTED, SHORT)}
 PLACES = MODELS[COUNTED].places
 READ_TIMEOUT_S = 1
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    repository = tmp_path_factory.mktemp("sessions")
-    for name in PIPELINES:
-        write_session_model(repository, name)
-    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+    with sessions_triton(tmp_path_factory.mktemp("sessions"), models_venv, PIPELINES) as server:
         yield server
-
-
-@contextmanager
-def sessions_gateway(triton: EmbeddedTriton, folder: Path, **settings: str) -> Iterator[GatewayProcess]:
-    config = folder / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"pipelines": {name: {"model": name, "session": True} for name in PIPELINES}}))
-    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +44,8 @@ def pinging(
     triton: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
     """A gateway whose pings come more often than nginx's timeout."""
-    with sessions_gateway(
-        triton, tmp_path_factory.mktemp("pinging"), name="a", ping_s="0.2", redis_url=redis.url
-    ) as process:
+    folder = tmp_path_factory.mktemp("pinging")
+    with sessions_gateway(triton, folder, PIPELINES, name="a", ping_s="0.2", redis_url=redis.url) as process:
         yield process
 
 
@@ -69,9 +54,8 @@ def silent(
     triton: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
     """A gateway whose pings come less often than nginx's timeout."""
-    with sessions_gateway(
-        triton, tmp_path_factory.mktemp("silent"), name="b", ping_s="30", redis_url=redis.url
-    ) as process:
+    folder = tmp_path_factory.mktemp("silent")
+    with sessions_gateway(triton, folder, PIPELINES, name="b", ping_s="30", redis_url=redis.url) as process:
         yield process
 
 
@@ -197,7 +181,7 @@ def test_sessions_go_on_while_redis_does_not_answer(
 def test_the_places_of_a_killed_gateway_become_free(
     triton: EmbeddedTriton, redis: RedisServer, pinging: GatewayProcess, tmp_path: Path
 ) -> None:
-    with sessions_gateway(triton, tmp_path, redis_url=redis.url) as killed:
+    with sessions_gateway(triton, tmp_path, PIPELINES, redis_url=redis.url) as killed:
         url = opening(killed, SHORT).headers["Location"]
         assert httpx.post(killed.url + url, json={"NUMBER": 2}).status_code == 200
         killed.process.send_signal(signal.SIGKILL)

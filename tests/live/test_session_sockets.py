@@ -10,40 +10,35 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.websocket_client import events_of, opened
-from tests.live.conftest import GatewayProcess, running_triton
-from tests.live.session_models import MODELS, write_session_models
-from tests.live.test_sessions import sessions_gateway
+from tests.live.conftest import GatewayProcess
+from tests.live.session_models import MODELS
+from tests.live.sessions import sessions_gateway, sessions_triton, step
 from tests.waiting import eventually
+
+PIPELINES: dict[str, Any] = {
+    **{
+        name: {"model": name, "session": True}
+        for name in ("text_direct", "uint64_oldest", "int64_oldest", "int32_oldest", "short")
+    },
+    "few": {"model": "uint64_direct", "session": {"max_open": 2}},
+}
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    """A Triton with the models of sessions only."""
-    repository = tmp_path_factory.mktemp("sessions")
-    write_session_models(repository)
-    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+    models = {pipeline["model"] for pipeline in PIPELINES.values()}
+    with sessions_triton(tmp_path_factory.mktemp("sessions"), models_venv, models) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway")) as process:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES) as process:
         yield process
-
-
-async def step(client: ClientConnection, number: int, value: int, **fields: Any) -> dict[str, Any]:
-    """Sends a step. Returns its only output."""
-    await client.send(json.dumps({"NUMBER": value, **fields}))
-    (_, output), (name, done) = await events_of(client, number)
-    assert (name, done["outputs"]) == ("done", 1)
-    values: dict[str, Any] = output
-    return values
 
 
 async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None:
@@ -113,7 +108,7 @@ async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) ->
 
 
 async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with sessions_gateway(triton, tmp_path, drain_s="60") as draining:
+    with sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as draining:
         async with opened(draining, "int64_oldest") as client:
             await step(client, 1, 1)
             draining.process.send_signal(signal.SIGTERM)

@@ -5,81 +5,58 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import yaml
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from websockets.exceptions import ConnectionClosed
 
-from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.fakes.websocket_client import event_of, events_of, opened
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.live.conftest import GatewayProcess, wait_until_ready
 from tests.live.connections import owner_of, workers_of
 from tests.live.events import Event, checked, events_in
-from tests.live.session_models import STREAMED, write_stream_models
+from tests.live.session_models import STREAMED
+from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton
 from tests.waiting import PATIENCE_S, eventually
 
-EVERY = [*STREAMED, "streamed_chain"]
+SAMPLE = {"NUMBER": 1, "COUNT": 1}
+PIPELINES = {
+    **{
+        name: {"model": name, "session": True, "stream": True, "sample": SAMPLE}
+        for name in (*STREAMED, "streamed_chain")
+    },
+    "whole": {"model": "streamed_oldest", "session": True, "sample": SAMPLE},
+}
 LAST = {"X-Session-End": "true"}
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    """A Triton of its own, because a test kills it."""
-    repository = tmp_path_factory.mktemp("streams")
-    write_stream_models(repository)
-    with running_triton(EmbeddedOptions(repository, models_venv, first_restart_s=0.2), restarts=True) as server:
+    models = [*STREAMED, "uint64_direct", "streamed_chain"]
+    with sessions_triton(tmp_path_factory.mktemp("streams"), models_venv, models, restarts=True) as server:
         yield server
-
-
-@contextmanager
-def streams_gateway(triton: EmbeddedTriton, folder: Path, **settings: str) -> Iterator[GatewayProcess]:
-    sample = {"NUMBER": 1, "COUNT": 1}
-    pipelines: dict[str, Any] = {
-        name: {"model": name, "session": True, "stream": True, "sample": sample} for name in EVERY
-    }
-    pipelines["whole"] = {"model": "streamed_oldest", "session": True, "sample": sample}
-    config = folder / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"pipelines": pipelines}))
-    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
 def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with streams_gateway(triton, tmp_path_factory.mktemp("gateway"), ping_s="0.2") as process:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES, ping_s="0.2") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with streams_gateway(triton, tmp_path_factory.mktemp("two"), ping_s="0.2", workers="2") as process:
+    folder = tmp_path_factory.mktemp("two")
+    with sessions_gateway(triton, folder, PIPELINES, ping_s="0.2", workers="2") as process:
         yield process
-
-
-@contextmanager
-def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    """A client that makes a connection for each request, which any worker may accept."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
-        yield client
 
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+    with session_client(gateway) as client:
         yield client
-    eventually(lambda: gateway.metric("open_sessions") == 0)
-
-
-def code(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
 
 
 class Caller:
@@ -363,7 +340,7 @@ async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: 
 def test_only_the_key_that_opened_a_session_can_stream(triton: EmbeddedTriton, tmp_path: Path) -> None:
     keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
     with (
-        streams_gateway(triton, tmp_path, api_keys_file=keys) as gateway,
+        sessions_gateway(triton, tmp_path, PIPELINES, api_keys_file=keys) as gateway,
         httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
     ):
         session = Caller(client, "streamed_oldest", bearer("alice"))

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +16,49 @@ import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.fakes.keys import bearer, entry, write_keys
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.live.conftest import GatewayProcess, wait_until_ready
 from tests.live.connections import workers_of
-from tests.live.session_models import MODELS, write_config, write_session_models
+from tests.live.session_models import MODELS
+from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton
 from tests.waiting import PATIENCE_S, eventually
 
 EVERY = [*MODELS, "summing_chain"]
 LONG = [name for name in EVERY if name not in ("short", "default_idle")]
+PIPELINES = {
+    **{name: {"model": name, "session": True, "sample": {"NUMBER": 1}} for name in EVERY},
+    "ending": {"model": "short", "session": {"end_inputs": {"NUMBER": 0}}},
+    "brief": {"model": "uint64_direct", "session": {"idle_s": 0.5}},
+    "old": {"model": "uint64_direct", "session": {"max_s": 1.0}},
+    "few": {"model": "uint64_direct", "session": {"max_open": 2}},
+    "ordinary": {"model": "uint64_direct"},
+    "meter": {
+        "model": "uint64_oldest",
+        "inputs": {"watts": {"tensor": "NUMBER"}},
+        "outputs": {"sum": {"tensor": "SUM"}},
+        "session": {"end_inputs": {"watts": 0}},
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    """A Triton of its own, because these tests unload its models and kill it."""
-    repository = tmp_path_factory.mktemp("sessions")
-    write_session_models(repository)
-    with running_triton(EmbeddedOptions(repository, models_venv, first_restart_s=0.2), restarts=True) as server:
+    with sessions_triton(tmp_path_factory.mktemp("sessions"), models_venv, EVERY, restarts=True) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway")) as process:
-        yield process
-
-
-@contextmanager
-def sessions_gateway(triton: EmbeddedTriton, folder: Path, **settings: str) -> Iterator[GatewayProcess]:
-    config = write_config(folder)
-    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=config, **settings) as process:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES) as process:
         yield process
 
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+    with session_client(gateway) as client:
         yield client
-    eventually(lambda: gateway.metric("open_sessions") == 0)
 
 
 class Caller:
@@ -108,10 +110,6 @@ def test_the_samples_of_the_catalog_run_a_session(gateway: GatewayProcess) -> No
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "sum" in shown
     assert 'fetch(url, {method: "POST", headers, body})' in samples["javascript"]
-
-
-def code(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
 
 
 @pytest.mark.parametrize("pipeline", [name for name in EVERY if name != "summing_chain"])
@@ -397,7 +395,7 @@ def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayPr
 
 def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
     with (
-        sessions_gateway(triton, tmp_path, drain_s="60") as gateway,
+        sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as gateway,
         httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
     ):
         session = Caller(client, "int64_oldest")
@@ -414,7 +412,7 @@ def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Pat
 def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, tmp_path: Path) -> None:
     keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
     with (
-        sessions_gateway(triton, tmp_path, api_keys_file=keys) as gateway,
+        sessions_gateway(triton, tmp_path, PIPELINES, api_keys_file=keys) as gateway,
         httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
     ):
         url = client.post("/v1/pipelines/int64_oldest/sessions", headers=bearer("alice")).headers["Location"]
@@ -430,20 +428,12 @@ def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, t
 
 @pytest.fixture(scope="module")
 def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("two"), workers="2") as process:
+    with sessions_gateway(triton, tmp_path_factory.mktemp("two"), PIPELINES, workers="2") as process:
         yield process
 
 
 def worker_of(session: Caller) -> str:
     return str(session.opened["id"].split(".")[1])
-
-
-@contextmanager
-def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    """A client that makes a connection for each request, which any worker may accept."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
-        yield client
 
 
 def test_every_worker_answers_the_steps_of_a_session(two_workers: GatewayProcess) -> None:

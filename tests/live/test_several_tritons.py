@@ -20,7 +20,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transport import call_control
 from app.triton.transports import open_transport
-from tests.live.session_models import MODELS, write_session_model
+from tests.live.session_models import MODELS, write_models
 from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.waiting import PATIENCE_S, eventually
 
@@ -46,7 +46,7 @@ pipelines:
 def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[list[EmbeddedTriton]]:
     """Two Tritons on two addresses with the same ports. A killed Triton restarts."""
     repository = scripted_models(tmp_path_factory.mktemp("several") / "repository")
-    write_session_model(repository, "int64_oldest")
+    write_models(repository, ["int64_oldest"])
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         ports = Ports.free("127.0.0.2")
         options = [

@@ -1,0 +1,71 @@
+"""A Triton with stateful models, gateways whose pipelines have sessions, and what callers of sessions need.
+
+Each module of tests has a Triton of its own: without ``end_inputs`` a sequence keeps its place for a minute after its
+session ended, and a gateway does not know the sequences of another one.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from websockets.asyncio.client import ClientConnection
+
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.websocket_client import events_of
+from tests.live.session_models import write_models
+from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.waiting import PATIENCE_S, eventually
+
+
+@contextmanager
+def sessions_triton(
+    folder: Path, models_venv: Path, models: Iterable[str], *, restarts: bool = False
+) -> Iterator[EmbeddedTriton]:
+    """``restarts``: for tests that kill it."""
+    write_models(folder, models)
+    with running_triton(EmbeddedOptions(folder, models_venv, first_restart_s=0.2), restarts=restarts) as triton:
+        yield triton
+
+
+@contextmanager
+def sessions_gateway(
+    triton: EmbeddedTriton, folder: Path, pipelines: Mapping[str, Any], **settings: str
+) -> Iterator[GatewayProcess]:
+    config = folder / "gateway.yaml"
+    config.write_text(yaml.safe_dump({"pipelines": pipelines}))
+    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as gateway:
+        yield gateway
+
+
+@contextmanager
+def session_client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    """A client whose sessions have all ended when the block ends."""
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+        yield client
+    eventually(lambda: gateway.metric("open_sessions") == 0)
+
+
+@contextmanager
+def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    """A client that makes a connection for each request, which any worker may accept."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+async def step(client: ClientConnection, number: int, value: int, **fields: Any) -> dict[str, Any]:
+    """Sends a step over a WebSocket. Returns its only output."""
+    await client.send(json.dumps({"NUMBER": value, **fields}))
+    (_, output), (name, done) = await events_of(client, number)
+    assert (name, done["outputs"]) == ("done", 1)
+    values: dict[str, Any] = output
+    return values

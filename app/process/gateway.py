@@ -7,7 +7,7 @@ API keys and models that need the operator's attention.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -224,59 +224,61 @@ async def open_gateway(
 
     A worker starts nevertheless, because the other workers may still serve the previous version of the file.
     """
-    explanations = stores.explanations
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
     keys = _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
-    async with servers.opened() as calls, AsyncExitStack() as stack:
-        engine, shared_memory = calls.engine, calls.shared_memory
-        catalog = await _catalog_of(settings, triton, engine)
+    async with servers.opened() as calls:
+        catalog = await _catalog_of(settings, triton, calls.engine)
         servers.canaries.catalog = catalog
-        check = ModelCheck(catalog, engine, is_done=triton.part is not None)
+        check = ModelCheck(catalog, calls.engine, is_done=triton.part is not None)
         await check.run_once()
-        canceller = Canceller(engine)
-        workers, number = (triton.part.workers, triton.part.number) if triton.part else (1, 1)
-        admission = Admission(workers, len(triton.addresses), number)
-        home = _session_home_of(settings, number, workers)
-        shared_places = await stack.enter_async_context(_shared_places_of(settings, triton, home, supervisor))
+        inference = _inference_of(servers, calls.engine, catalog, stores.explanations)
+        home = _session_home_of(settings, triton)
         shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
-        gateway = Gateway(
-            Inference(
-                CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
-                catalog,
-                metrics,
-                canceller,
-                tracer,
-                admission=admission,
-                explaining=None if explanations is None else Explaining(explanations, for_everyone=settings.explain),
-            ),
-            stores.streams,
-            limits_of(settings),
-            None if shared_memory is None else shared_memory.bodies,
-            triton.metrics_url,
-            metrics_tls_of(settings),
-            servers.health,
-            keys,
-            explanations if isinstance(explanations, ExplainStore) else None,
-            settings.traces_url,
-            browser_rules=browser_rules_of(settings),
-            session_home=home,
-            shared_places=shared_places,
-            downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
-        )
         async with (
+            _shared_places_of(settings, triton, home, supervisor) as shared_places,
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
             supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
         ):
-            yield gateway
-        await canceller.close()
+            yield Gateway(
+                inference,
+                stores.streams,
+                limits_of(settings),
+                None if calls.shared_memory is None else calls.shared_memory.bodies,
+                triton.metrics_url,
+                metrics_tls_of(settings),
+                servers.health,
+                keys,
+                stores.explanations if isinstance(stores.explanations, ExplainStore) else None,
+                settings.traces_url,
+                browser_rules=browser_rules_of(settings),
+                session_home=home,
+                shared_places=shared_places,
+                downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
+            )
+        await inference.canceller.close()
 
 
-def _session_home_of(settings: Settings, number: int, workers: int) -> SessionHome:
+def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanations: Explanations | None) -> Inference:
+    triton, metrics = servers.triton, servers.metrics
+    admission = Admission(triton.workers, len(triton.addresses), triton.worker_number)
+    explaining = None if explanations is None else Explaining(explanations, for_everyone=servers.settings.explain)
+    return Inference(
+        CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
+        catalog,
+        metrics,
+        Canceller(engine),
+        servers.tracer,
+        admission=admission,
+        explaining=explaining,
+    )
+
+
+def _session_home_of(settings: Settings, triton: Triton) -> SessionHome:
     if settings.name is not None:
-        return SessionHome(settings.name, number, workers)
-    return SessionHome.at(gethostname(), settings.port, number, workers)
+        return SessionHome(settings.name, triton.worker_number, triton.workers)
+    return SessionHome.at(gethostname(), settings.port, triton.worker_number, triton.workers)
 
 
 @asynccontextmanager

@@ -81,6 +81,16 @@ class Triton:
     """None in the process that reloads failed models and detects a stuck Triton."""
 
     @property
+    def workers(self) -> int:
+        """How many processes call this Triton."""
+        return 1 if self.part is None else self.part.workers
+
+    @property
+    def worker_number(self) -> int:
+        """The number of this process among them, from 1."""
+        return 1 if self.part is None else self.part.number
+
+    @property
     def is_single(self) -> bool:
         """Whether there is one address, which is not a DNS name."""
         return len(self.addresses) == 1 and not is_name(self.addresses[0])
@@ -266,7 +276,7 @@ class Servers:
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""
-        return PacedCancels.shared_by(self.triton.part.workers if self.triton.part else 1)
+        return PacedCancels.shared_by(self.triton.workers)
 
     @asynccontextmanager
     async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:

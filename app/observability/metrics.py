@@ -75,9 +75,7 @@ class Metrics:
         """Returns the same object for the same name."""
         self.requests = self._counter("requests", "Requests that ended, by outcome", *_BY_REQUEST)
         self.request_duration = self._histogram(
-            "request_duration_seconds",
-            "Time from a request's first byte to its answer's last byte",
-            *_BY_REQUEST,
+            "request_duration_seconds", "Time from a request's first byte to its answer's last byte", *_BY_REQUEST
         )
         self.overhead = self._histogram(
             "overhead_seconds",
@@ -98,32 +96,26 @@ class Metrics:
             "From the first to the last output of a stream, for each token after the first",
             "pipeline",
         )
-        self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline", mode="livesum")
-        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline", mode="livesum")
+        self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline")
+        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline")
         self.queue_time = self._histogram(
             "queue_seconds", "Time that a request waited for a slot, 0 if it did not wait", "pipeline"
         )
-        self.requests_running = self._gauge("requests_running", "Requests that have a slot", mode="livesum")
-        self.requests_waiting = self._gauge("requests_waiting", "Requests that wait for a slot", mode="livesum")
-        self.running_by_pipeline = self._gauge(
-            "requests_running_by_pipeline", "Requests that have a slot", "pipeline", mode="livesum"
-        )
+        self.requests_running = self._gauge("requests_running", "Requests that have a slot")
+        self.requests_waiting = self._gauge("requests_waiting", "Requests that wait for a slot")
+        self.running_by_pipeline = self._gauge("requests_running_by_pipeline", "Requests that have a slot", "pipeline")
         self.waiting_by_pipeline = self._gauge(
-            "requests_waiting_by_pipeline", "Requests that wait for a slot", "pipeline", mode="livesum"
+            "requests_waiting_by_pipeline", "Requests that wait for a slot", "pipeline"
         )
-        self.in_flight_limit = self._gauge("in_flight_limit", "Slots for requests to a model", "model", mode="livesum")
-        self.kept_streams = self._gauge(
-            "kept_streams", "Resumable streams that can be read, running and ended", mode="livesum"
-        )
-        self.kept_stream_bytes = self._gauge(
-            "kept_stream_bytes", "Memory of the events of resumable streams", mode="livesum"
-        )
+        self.in_flight_limit = self._gauge("in_flight_limit", "Slots for requests to a model", "model")
+        self.kept_streams = self._gauge("kept_streams", "Resumable streams that can be read, running and ended")
+        self.kept_stream_bytes = self._gauge("kept_stream_bytes", "Memory of the events of resumable streams")
         self.sessions = OpenedMetrics(
-            self._gauge("open_sessions", "Sessions that take steps", "pipeline", mode="livesum"),
+            self._gauge("open_sessions", "Sessions that take steps", "pipeline"),
             self._counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
         )
         self.websockets = OpenedMetrics(
-            self._gauge("open_websockets", "Open WebSockets", "pipeline", mode="livesum"),
+            self._gauge("open_websockets", "Open WebSockets", "pipeline"),
             self._counter("websockets", "WebSockets that ended, by reason", "pipeline", "reason"),
         )
         self.parts = self._counter(
@@ -157,11 +149,11 @@ class Metrics:
             self._counter("coalesced_repeats", "Calls that were made again for a part of a shared call", "model"),
         )
         self.open_breakers = self._gauge(
-            "open_breakers", "Tritons where a model is not called until it answers a probe", "model", mode="livesum"
+            "open_breakers", "Tritons where a model is not called until it answers a probe", "model"
         )
         self.large_calls = self._counter("large_calls", "Calls with large tensors, by transport", "way")
         self.shared_memory = self._gauge(
-            "shared_memory_bytes", "Shared memory for large tensors, by its state", "state", mode="livesum"
+            "shared_memory_bytes", "Shared memory for large tensors, by its state", "state"
         )
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.engine_deaths = self._counter("engine_deaths", "Engines of models that died", "model")
@@ -171,14 +163,16 @@ class Metrics:
         self.processes = ProcessMetrics()
         self.registry.register(self.processes)
         self.has_addresses = has_addresses
-        self.triton_up = self._gauge("triton_up", "Whether Triton answers", *(["address"] if has_addresses else []))
-        self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
+        self.triton_up = self._gauge(
+            "triton_up", "Whether Triton answers", *(["address"] if has_addresses else []), mode="all"
+        )
+        self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model", mode="all")
         self.config_reload_failed = self._gauge(
             "config_reload_failed",
             "Whether the newest gateway.yaml or file of API keys cannot be served in full",
             mode="livemax",
         )
-        self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
+        self._gauge("build_info", "The running version, as a label", "version", mode="all").labels(version).set(1)
 
     @cached_property
     def _calls_of(self) -> Callable[..., Counter]:
@@ -227,7 +221,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str, *labels: str, mode: Literal["all", "livesum", "livemax"] = "all") -> Gauge:
+    def _gauge(
+        self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax", "all"] = "livesum"
+    ) -> Gauge:
         """``mode``: how the gauges of several workers are merged. With ``all`` the page has only the supervisor's."""
         return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 

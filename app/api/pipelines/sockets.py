@@ -4,7 +4,7 @@ A text message is a JSON body, a binary message the raw body of the pipeline's o
 messages are in the query of the address.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from starlette.types import Send
 
@@ -19,7 +19,7 @@ from app.api.pipelines.sessions import ServedSession, SessionRoutes
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
 from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
-from app.core.errors import GatewayError, SessionLost
+from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest
 from app.core.json import json_of
 from app.core.rows import owned
@@ -27,7 +27,7 @@ from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
 from app.sessions.session import End, SessionStep
-from app.streams.events import STALL_S, Event, LiveLog
+from app.streams.events import STALL_S, Event
 from app.streams.stream import Done
 
 MAX_AT_ONCE = 8
@@ -179,34 +179,7 @@ class StreamedStepHandler(StepHandler):
         request = owned(await read_message(exchange, session.subject.pipeline, message))
         stream = self._sessions.stream_of(record, exchange.caller, session, request, deadline)
         opening = await stream.open(None, is_last=False)
-        events = StepEvents(stream.log, record)
-        return Reply(events, events.without_loss(opening), stream.leave, stream.left)
-
-
-class StepEvents:
-    """Raises SessionLost instead of giving it as an event, because it ends the WebSocket. Implements Events."""
-
-    def __init__(self, log: LiveLog, record: RequestRecord) -> None:
-        self._log = log
-        self._record = record
-        self._loss: SessionLost | None = None
-
-    @property
-    def is_full(self) -> bool:
-        return self._log.is_full
-
-    async def read(self, after: int) -> list[Event]:
-        if self._loss is not None:
-            raise self._loss
-        return self.without_loss(await self._log.read(after))
-
-    def without_loss(self, events: Sequence[Event]) -> list[Event]:
-        """Returns the events before the loss; :meth:`read` raises it next."""
-        error = self._record.error
-        if events and events[-1].name == "error" and isinstance(error, SessionLost):
-            self._loss = error
-            return list(events[:-1])
-        return list(events)
+        return Reply(stream.log, opening, stream.leave, stream.left)
 
 
 async def read_message(exchange: Exchange, pipeline: Pipeline, message: Message) -> InferenceRequest:

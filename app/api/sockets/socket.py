@@ -141,7 +141,7 @@ class Socket:
                 reply = await self._handler.start(message, record)
             finally:
                 self._starting.discard(task)
-            await self._relay(number, reply)
+            await self._relay(number, reply, record)
         except GatewayError as error:
             await self._refuse(number, record, error)
         except asyncio.CancelledError:
@@ -166,7 +166,7 @@ class Socket:
             trace=own.trace,
         )
 
-    async def _relay(self, number: int, reply: Reply) -> None:
+    async def _relay(self, number: int, reply: Reply, record: RequestRecord) -> None:
         """Does not wait after the terminal event: a client that leaves then must not cancel an answered request."""
         events = reply.opening
         self._replies.add(reply)
@@ -175,6 +175,7 @@ class Socket:
                 if events:
                     await self._websocket.send([_text_of(number, each.name, each.data) for each in events])
                     if events[-1].is_terminal:
+                        self._close_after(record.error)
                         return
                 events = await reply.events.read(events[-1].id if events else 0)
         except BaseException:
@@ -197,8 +198,12 @@ class Socket:
             await self._websocket.send([_text_of(number, "error", json_of(problem_of(error, record.request_id)))])
         except GatewayError:
             return
-        if type(error) in REASON_BY_ERROR:
-            self._websocket.close(REASON_BY_ERROR[type(error)])
+        self._close_after(error)
+
+    def _close_after(self, error: GatewayError | None) -> None:
+        """Ends the WebSocket if no further message can be answered after this error of one."""
+        if error is not None and (reason := REASON_BY_ERROR.get(type(error))) is not None:
+            self._websocket.close(reason)
 
     def _cancel(self) -> None:
         """The WebSocket has ended."""

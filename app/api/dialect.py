@@ -53,11 +53,6 @@ class ShortRoute(Route):
         self._transport = transport
         self.app = FailureMiddleware(self._call, lambda _path: error_form)
 
-    def parameters_in(self, path: str) -> dict[str, str] | None:
-        """Returns the path parameters; None if the path does not match."""
-        found = self.path_regex.match(path)
-        return found.groupdict() if found else None
-
     def check(self, exchange: Exchange) -> None:
         """Checks the API key. Raises Unauthenticated or Forbidden."""
         if self.guard is not None:
@@ -83,8 +78,8 @@ class ShortPath:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         for route in self._routes.get(scope["method"], ()):
-            if (parameters := route.parameters_in(scope["path"])) is not None:
-                scope["route"], scope["path_params"] = route, parameters
+            if (found := route.path_regex.match(scope["path"])) is not None:
+                scope["route"], scope["path_params"] = route, found.groupdict()
                 return route.app(scope, receive, send)
         return self._app(scope, receive, send)
 

@@ -1,11 +1,12 @@
 """One WebSocket on a connection of HTTP/1.1: messages, back pressure, pings, limits and the end (decision 0063).
 
-The library `websockets` reads and writes the frames, without I/O.
+The library `websockets` reads the frames and writes all but those of messages, without I/O.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from struct import pack
 
 from websockets.frames import Frame, Opcode
 from websockets.protocol import OPEN
@@ -26,6 +27,10 @@ MAX_AHEAD_BYTES = 64 * 1024
 """Limits of the messages that wait to be taken. Above one of them, reading pauses."""
 CLOSE_S = 3.0
 """How long the client may take to answer a close frame."""
+
+_WHOLE_TEXT = 0x80 | Opcode.TEXT
+_TWO_BYTES, _EIGHT_BYTES = 126, 127
+"""Instead of a length: it has so many bytes, and follows."""
 
 _REASON_BY_CODE = {
     1002: CloseReason.PROTOCOL_ERROR,
@@ -79,7 +84,8 @@ class WebSocketConnection(asyncio.Protocol):
             return None
         message = self._messages.popleft()
         self._ahead_bytes -= len(message.data)
-        self._limit_reading()
+        if self._connection.flow.read_paused:
+            self._limit_reading()
         return message
 
     def stop_receiving(self) -> None:
@@ -91,9 +97,8 @@ class WebSocketConnection(asyncio.Protocol):
             await self._connection.flow.drain()
         if self.reason is not None:
             raise cause_of(self.reason)
-        for text in texts:
-            self._protocol.send_text(text)
-        self._write()
+        if not self._transport.is_closing() and not self._connection.is_ending:
+            self._transport.write(b"".join([_text_frame(text) for text in texts]))
 
     def close(self, reason: CloseReason) -> None:
         if self.reason is None:
@@ -288,6 +293,15 @@ class WebSocketConnection(asyncio.Protocol):
                 timer.cancel()
         self._count_partial(0)
         self._ended.set()
+
+
+def _text_frame(text: bytes) -> bytes:
+    """Returns a whole text message in one frame (RFC 6455, 5.2). The library takes eight times as long."""
+    size = len(text)
+    if size < _TWO_BYTES:
+        return b"%c%c%b" % (_WHOLE_TEXT, size, text)
+    mark, form = (_TWO_BYTES, "!BBH") if size < 1 << 16 else (_EIGHT_BYTES, "!BBQ")
+    return pack(form, _WHOLE_TEXT, mark, size) + text
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -85,6 +85,10 @@ class Sessions(Generic[Subject]):
         self._observer.opened(session)
         return session
 
+    def __contains__(self, session_id: str) -> bool:
+        """Whether the session is open."""
+        return session_id in self._open
+
     def find(self, session_id: str) -> PipelineSession[Subject]:
         """Returns also a session that ended a short time ago. Raises UnknownSession."""
         session = self._open.get(session_id) or self._past.get(session_id)

@@ -6,7 +6,7 @@ sequence without leaving the state unknown (decision 0062).
 
 import asyncio
 from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -132,28 +132,26 @@ class PipelineSession(Generic[Subject]):
     """Whether the running step, or the last one, was sent."""
     _is_cut_off: bool = field(default=False, init=False)
     """Whether the last step could not be sent, so that Triton may have lost the state."""
-    _free_since: float = field(init=False)
+    _expires_at: float = field(default=inf, init=False)
+    """When the session ends if its next step has not come, in monotonic seconds. Set while no step runs."""
+    _caller: asyncio.Future[None] | None = field(default=None, init=False)
+    """The wait of the caller of the running step, or of the last one."""
+    _answer_by: float = field(default=0.0, init=False)
+    """The deadline of this caller, in monotonic seconds."""
     _kept: StepOutcome | None = field(default=None, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _timer_at: float = field(default=inf, init=False)
-    """When the timer fires. By then steps may have come, so that the session expires later."""
+    """When the timer fires. By then steps may have come, so that it is set again: most steps do not touch it."""
 
     def __post_init__(self) -> None:
         self.sequence = OpenSequence(self.place.address)
-        self.opened_at = self._free_since = monotonic()
-        self._arm()
+        self.opened_at = monotonic()
+        self._await_step()
 
     @property
     def expires_in_s(self) -> float:
         """How long the session waits for its next step."""
         return max(self._expires_at - monotonic(), 0.0)
-
-    @property
-    def _expires_at(self) -> float:
-        longest = self.opened_at + self.terms.max_s
-        if self.queued_at is not None:
-            longest = min(longest, self.queued_at + self.terms.reach_s)
-        return min(self._free_since + self.terms.idle_s, longest)
 
     async def step(self, step: SessionStep) -> StepAnswer:
         """Waits for the turn of the step, and runs it.
@@ -169,8 +167,7 @@ class PipelineSession(Generic[Subject]):
         if kept is not None:
             self._turn.release()
             return kept.result()
-        running = asyncio.create_task(self._run(step))
-        running.add_done_callback(lambda _: self._turn.release())
+        running = self._started(self._run(step))
         return (await self._outcome(running, step.deadline)).result()
 
     async def begin(self, step: SessionStep, begun: asyncio.Future[None]) -> None:
@@ -185,8 +182,7 @@ class PipelineSession(Generic[Subject]):
         except BaseException:
             self._turn.release()
             raise
-        running = asyncio.create_task(self._run_unkept(step))
-        running.add_done_callback(lambda _: self._turn.release())
+        running = self._started(self._run_unkept(step))
         waiting: list[asyncio.Future[Any]] = [running, begun]
         try:
             await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
@@ -225,7 +221,8 @@ class PipelineSession(Generic[Subject]):
         """Ends the session. The running step runs to its end. No-op if the session has ended."""
         if self.ended is None:
             self.ended = reason
-            self._disarm()
+            if not self._turn.locked():
+                self._disarm()
             self.on_end(self, reason)
 
     async def settle(self) -> None:
@@ -268,10 +265,26 @@ class PipelineSession(Generic[Subject]):
             raise StepOutOfTurn(f"The next step of this session is {self.steps + 1}.", last_step=self.steps)
         return None
 
+    def _started(self, run: Coroutine[Any, Any, StepOutcome]) -> asyncio.Task[StepOutcome]:
+        """A task, because the step may run longer than its caller waits. It has the turn of the caller."""
+        self._is_sent = False
+        running = asyncio.create_task(run)
+        running.add_done_callback(self._end_turn)
+        return running
+
+    def _end_turn(self, _running: asyncio.Task[StepOutcome]) -> None:
+        self._turn.release()
+        self._await_step()
+        if self._caller is not None and not self._caller.done():
+            self._caller.set_result(None)
+
     async def _outcome(self, running: asyncio.Task[StepOutcome], deadline: Deadline) -> StepOutcome:
         """Waits for the step. A step that was not sent yet is cancelled when its caller stops waiting."""
+        waiting = self._caller = asyncio.get_running_loop().create_future()
+        self._answer_by = deadline.expires_at
+        self._arm(deadline.expires_at)
         try:
-            await _ended(running, deadline.remaining_s())
+            await waiting
             if running.done():
                 return running.result()
         finally:
@@ -281,10 +294,14 @@ class PipelineSession(Generic[Subject]):
         raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
 
     async def _run(self, step: SessionStep) -> StepOutcome:
-        self._current, self._is_sent = step, False
+        self._current = step
         queued_before = self.queued_at
         try:
-            outcome = await _outcome_of(step)
+            try:
+                outcome = StepOutcome(await step.run())
+            except GatewayError as exc:
+                exc.forget_frames()  # they hold the request's body
+                outcome = StepOutcome(error=exc)
             self._is_cut_off = isinstance(outcome.error, Unavailable) and not outcome.error.was_sent
             if self._is_cut_off:
                 self._not_sent(queued_before)
@@ -294,10 +311,9 @@ class PipelineSession(Generic[Subject]):
             self.sequence.is_lost |= self._is_sent  # the call was interrupted
             raise
         finally:
-            self._current, self._free_since = None, monotonic()
+            self._current = None
             if self.sequence.is_lost:
                 self.close(End.LOST)
-            self._arm()
         return StepOutcome(error=self._lost()) if self.sequence.is_lost else outcome
 
     async def _run_unkept(self, step: SessionStep) -> StepOutcome:
@@ -330,25 +346,48 @@ class PipelineSession(Generic[Subject]):
             hint="Open a new session, and begin again with its first step.",
         )
 
-    def _arm(self) -> None:
-        """Sets the timer, unless it fires early enough: most steps do not touch it."""
-        expires_at = self._expires_at
-        if self.ended is None and expires_at < self._timer_at:
+    def _await_step(self) -> None:
+        """Begins to wait for the next step."""
+        expires_at = min(monotonic() + self.terms.idle_s, self.opened_at + self.terms.max_s)
+        if self.queued_at is not None:
+            expires_at = min(expires_at, self.queued_at + self.terms.reach_s)
+        self._expires_at = expires_at
+        if self.ended is None:
+            self._arm(expires_at)
+        else:
             self._disarm()
-            self._timer_at = expires_at
-            self._timer = asyncio.get_running_loop().call_later(self.expires_in_s, self._expire)
+
+    def _arm(self, at: float) -> None:
+        """Sets the timer, unless it fires early enough."""
+        if at < self._timer_at:
+            self._disarm()
+            self._timer_at = at
+            self._timer = asyncio.get_running_loop().call_later(max(at - monotonic(), 0.0), self._time_out)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, inf
+
+    def _time_out(self) -> None:
+        """Ends the wait of the caller, or the session, if it is time."""
+        self._timer_at = inf
+        if self._turn.locked():
+            self._end_wait()
+        elif self.ended is None:
+            self._expire()
+
+    def _end_wait(self) -> None:
+        """The end of the step sets the timer for the session."""
+        if self._caller is not None and not self._caller.done():
+            if monotonic() < self._answer_by:
+                self._arm(self._answer_by)
+            else:
+                self._caller.set_result(None)
 
     def _expire(self) -> None:
-        self._timer_at = inf
-        if self._current is not None:
-            return  # the end of the step sets the timer
         if self.expires_in_s > 0:
-            self._arm()
+            self._arm(self._expires_at)
             return
         is_old = self._expires_at >= self.opened_at + self.terms.max_s
         if self._is_cut_off and self.queued_at is not None:
@@ -357,28 +396,3 @@ class PipelineSession(Generic[Subject]):
             self.close(End.MAX if is_old else End.IDLE)
         if self.on_expired is not None:
             self.on_expired()
-
-
-async def _ended(task: asyncio.Task[StepOutcome], timeout_s: float) -> None:
-    """Waits until the task has ended, at most ``timeout_s``. Costs half as much as ``asyncio.wait``."""
-    loop = asyncio.get_running_loop()
-    waiting = loop.create_future()
-
-    def wake(_: object) -> None:
-        if not waiting.done():
-            waiting.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = loop.call_later(timeout_s, wake, None)
-    try:
-        await waiting
-    finally:
-        timer.cancel()
-
-
-async def _outcome_of(step: SessionStep) -> StepOutcome:
-    try:
-        return StepOutcome(await step.run())
-    except GatewayError as exc:
-        exc.forget_frames()  # they hold the request's body
-        return StepOutcome(error=exc)

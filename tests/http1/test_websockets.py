@@ -101,6 +101,14 @@ async def test_a_websocket_ends_if_there_is_no_memory_for_its_message(app: Appli
     assert app.held == 0
 
 
+async def test_texts_of_every_form_of_length_arrive_in_order(app: Application, port: int) -> None:
+    async with connected_to(port) as client:
+        websocket = await app.opened.get()
+        texts = [f"{size:x<{size}}" for size in (5, 125, 126, 65_535, 65_536)]
+        await websocket.send([b"", *(each.encode() for each in texts)])
+        assert [await client.recv() for _ in range(6)] == ["", *texts]
+
+
 async def test_a_message_must_arrive_in_time(app: Application, port: int) -> None:
     app.message_s = app.ping_s = 0.2
     async with connected(port) as (reader, writer):

@@ -164,10 +164,11 @@ class SessionRoutes:
         return Response(status_code=204)
 
     async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        if (owner := await self._owner_of(found["session_id"])) != self._home.number:
+        session_id = found["session_id"]
+        if session_id not in self._sessions and (owner := await self._owner_of(session_id)) != self._home.number:
             await self._pass_on(owner, exchange, send)
             return
-        session = self._found(exchange, found["session_id"])
+        session = self._found(exchange, session_id)
         pipeline = session.subject.pipeline
         self._inference.admit_step(exchange, pipeline)
         number, is_last = _number_of(exchange), _is_last(exchange)
@@ -279,10 +280,12 @@ def _number_of(exchange: Exchange) -> int | None:
 
 def _is_last(exchange: Exchange) -> bool:
     """Raises InvalidRequest if ``X-Session-End`` is neither ``true`` nor ``false``."""
-    text = (exchange.header(IS_LAST) or "false").lower()
-    if text not in ("true", "false"):
+    text = exchange.header(IS_LAST)
+    if text is None:
+        return False
+    if text.lower() not in ("true", "false"):
         raise InvalidRequest("X-Session-End must be `true` or `false`.")
-    return text == "true"
+    return text.lower() == "true"
 
 
 def _headers_of(session: ServedSession, answer: StepAnswer) -> list[Header]:

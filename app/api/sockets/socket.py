@@ -7,9 +7,10 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
+
+from msgspec import Struct
 
 from app.api.exchange import Exchange
 from app.api.failures import delay_refusal
@@ -30,8 +31,7 @@ _log = StructuredLogger("triton_gateway.websocket")
 _failures = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class Reply(Struct, frozen=True, eq=False):
     """The answer to one message. ``opening``: its first events; ``end``: stops it; ``ended``: waits for its end."""
 
     events: Events
@@ -40,14 +40,18 @@ class Reply:
     ended: Callable[[], Awaitable[None]]
 
 
+_NO_FURTHER = LiveLog()
+
+
 def whole_reply(*events: Event) -> Reply:
     """A reply that has ended: all its events, the terminal one last."""
-    log = LiveLog()
+    return Reply(_NO_FURTHER, events, _end_nothing, _ended_already)
 
-    async def ended() -> None:
-        return
 
-    return Reply(log, events, lambda _: None, ended)
+def _end_nothing(_cause: GatewayError) -> None: ...
+
+
+async def _ended_already() -> None: ...
 
 
 class MessageHandler(Protocol):
@@ -83,6 +87,7 @@ class Socket:
         self._workload = workload
         self._requests = 0
         self._running: set[asyncio.Task[None]] = set()
+        self._has_room = asyncio.Event()
         self._starting: set[asyncio.Task[None]] = set()
         """The running tasks whose message has no reply yet."""
         self._replies: set[Reply] = set()
@@ -118,9 +123,10 @@ class Socket:
             task.cancel()
 
     async def _run_messages(self) -> None:
-        free = asyncio.Semaphore(self._handler.at_once)
         for number in count(1):
-            await free.acquire()
+            while len(self._running) >= self._handler.at_once:
+                self._has_room.clear()
+                await self._has_room.wait()
             message = await self._websocket.receive()
             if message is None:
                 break
@@ -128,10 +134,13 @@ class Socket:
             task = asyncio.create_task(self._answer(number, message))
             self._running.add(task)
             self._starting.add(task)
-            task.add_done_callback(self._running.discard)
-            task.add_done_callback(lambda _: free.release())
+            task.add_done_callback(self._message_ended)
         if self._running:
             await asyncio.wait(self._running)
+
+    def _message_ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._has_room.set()
 
     async def _answer(self, number: int, message: Message) -> None:
         record, task = self._record_of(number), asyncio.current_task()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import Struct
+
 from app.core.errors import (
     ClientClosedRequest,
     Forbidden,
@@ -72,8 +74,7 @@ def cause_of(reason: CloseReason) -> GatewayError:
     return ClientClosedRequest(f"The WebSocket ended: {reason}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True, eq=False):
     """A whole message. The bytes count as memory of its WebSocket until ``release`` is called."""
 
     data: bytes

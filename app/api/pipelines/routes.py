@@ -29,7 +29,8 @@ from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
-from app.api.pipelines.sessions import session_routes
+from app.api.pipelines.session_steps import SessionSteps
+from app.api.pipelines.sessions import SessionRoutes
 from app.api.pipelines.sockets import SocketRoutes
 from app.api.pipelines.streams import StreamRoutes
 from app.api.responses import JSON, JsonResponse, send_json
@@ -241,8 +242,9 @@ class _View:
 def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
-    sessions = session_routes(services.inference, services.limits, services.session_home, services.shared_places)
-    sockets = SocketRoutes(services.inference, services.limits, services.origins, sessions)
+    steps = SessionSteps(services.inference, services.session_home, services.shared_places)
+    sessions = SessionRoutes(services, steps)
+    sockets = SocketRoutes(services.inference, services.limits, services.origins, steps)
     return Dialect(
         routers=[pipelines.router(), streams.router(), sessions.router()],
         bearer_routers=[streams.router_by_id()],

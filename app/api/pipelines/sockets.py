@@ -15,7 +15,7 @@ from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
-from app.api.pipelines.sessions import ServedSession, SessionRoutes
+from app.api.pipelines.session_steps import ServedSession, SessionSteps
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
 from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
@@ -37,11 +37,11 @@ MAX_AT_ONCE = 8
 class SocketRoutes:
     """``origins``: of the pages of other sites that may open a WebSocket."""
 
-    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], sessions: SessionRoutes) -> None:
+    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], steps: SessionSteps) -> None:
         self._inference = inference
         self._limits = limits
         self._origins = origins
-        self._sessions = sessions
+        self._steps = steps
         self._route = ShortRoute("/v1/pipelines/{name}/session", self.open_socket, transport=TRANSPORT, method="GET")
 
     def short_routes(self) -> list[ShortRoute]:
@@ -65,9 +65,9 @@ class SocketRoutes:
     async def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
         """Raises TooManyRequests, ModelNotReady or UpstreamUnavailable if the pipeline cannot open a session now."""
         if pipeline.session is not None:
-            session = await self._sessions.opened(exchange, pipeline)
+            session = await self._steps.opened(exchange, pipeline)
             handler = StepHandler if pipeline.spec.stream is None else StreamedStepHandler
-            return handler(self._sessions, session, exchange, self._route.check)
+            return handler(self._steps, session, exchange, self._route.check)
         return PipelineMessageHandler(self._inference, exchange, pipeline.name, self._route.check)
 
 
@@ -126,12 +126,12 @@ class StepHandler:
 
     def __init__(
         self,
-        sessions: SessionRoutes,
+        steps: SessionSteps,
         session: ServedSession,
         exchange: Exchange,
         check_key: Callable[[Exchange], None],
     ) -> None:
-        self._sessions = sessions
+        self._steps = steps
         self._session = session
         self._exchange = exchange
         self._check_key = check_key
@@ -153,7 +153,7 @@ class StepHandler:
         deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
         request = owned(await read_message(exchange, pipeline, message))
         answer = await session.step(
-            SessionStep(None, False, deadline, lambda: self._sessions.answer(record, caller, session, request))
+            SessionStep(None, False, deadline, lambda: self._steps.answer(record, caller, session, request))
         )
         record.exit_early(answer.early_exit)
         done: Done = {
@@ -175,9 +175,9 @@ class StreamedStepHandler(StepHandler):
         """Raises the errors of a step before its first output."""
         exchange, session = self._exchange, self._session
         self._check_key(exchange)
-        deadline = self._sessions.stream_deadline(exchange, session)
+        deadline = self._steps.stream_deadline(exchange, session)
         request = owned(await read_message(exchange, session.subject.pipeline, message))
-        stream = self._sessions.stream_of(record, exchange.caller, session, request, deadline)
+        stream = self._steps.stream_of(record, exchange.caller, session, request, deadline)
         opening = await stream.open(None, is_last=False)
         return Reply(stream.log, opening, stream.leave, stream.left)
 

@@ -23,14 +23,16 @@ from benchmarks.timing import Durations, cpu_s
 SESSIONS = (1, 32)
 WARM_UP_S, SECONDS = 0.3, 1.0
 FLOOR = 0.7
-MODEL = "bench_session"
+MODEL, ORDINARY_MODEL = "bench_session", "bench_identity"
 BODY = json_of(input=SMALL)
 GRPC, HTTP, SOCKET = "bare grpc.aio client", "this gateway, HTTP", "this gateway, WebSocket"
 ORDINARY = "for comparison: this gateway, a request to a model without a state"
 NOTE = (
     "Steps of 4 floats to a model with a state that computes nothing. A session sends its next step when the last one "
-    "was answered. The bare client sends prepared requests of sequences, as the load of the gateway sends prepared "
-    "requests; each load is a process of its own. CPU: for one step."
+    "was answered. The bare client is Triton's stub on grpc.aio with prepared requests of sequences. The load "
+    "of the gateway writes prepared bytes to its sockets and searches the answers only for their length or their last "
+    "event. Each load is a process of its own. CPU: for one step; Triton's includes the model's process, and falls "
+    "with the number of steps that one execution of the model has."
 )
 
 
@@ -39,7 +41,10 @@ class Sample:
     rate: float
     p50_ms: float
     p99_ms: float
+    batch: float
+    """Steps for each execution of the model."""
     gateway_us: float
+    triton_us: float
     load_us: float
 
 
@@ -49,6 +54,7 @@ class Way:
 
     load: LoadProcess
     opened: Callable[[int], AbstractAsyncContextManager[tuple[Ask, ...]]]
+    model: str = MODEL
 
 
 async def run(rounds: int) -> list[Table]:
@@ -61,7 +67,7 @@ async def run(rounds: int) -> list[Table]:
             GRPC: Way(grpc, lambda sessions: _sequences(on.triton, sessions)),
             HTTP: Way(http, lambda sessions: _sessions(on.gateway, sessions)),
             SOCKET: Way(http, _sockets),
-            ORDINARY: Way(http, _requests),
+            ORDINARY: Way(http, _requests, ORDINARY_MODEL),
         }
         return [await _compared(on, ways, sessions, rounds) for sessions in SESSIONS]
 
@@ -76,15 +82,30 @@ async def _compared(on: Stage, ways: Mapping[str, Way], sessions: int, rounds: i
 
 
 async def _measured(on: Stage, way: Way, sessions: int) -> Sample:
-    processes = [psutil.Process(on.gateway.pid), psutil.Process(way.load.pid)]
+    triton = psutil.Process(on.triton.pid)
+    groups = [
+        [psutil.Process(on.gateway.pid)],
+        [triton, *triton.children(recursive=True)],
+        [psutil.Process(way.load.pid)],
+    ]
     async with way.opened(sessions) as asks:
         await way.load.perform(Each(asks, WARM_UP_S))
     async with way.opened(sessions) as asks:
-        before = [cpu_s(each) for each in processes]
+        [executed] = await on.triton.executions(way.model)
+        before = [sum(map(cpu_s, group)) for group in groups]
         report = await way.load.perform(Each(asks, SECONDS))
-        used = [1e6 * (cpu_s(each) - start) / report.count for each, start in zip(processes, before, strict=True)]
+        used = [
+            1e6 * (sum(map(cpu_s, group)) - start) / report.count for group, start in zip(groups, before, strict=True)
+        ]
+        [executions] = await on.triton.executions(way.model)
     latencies = Durations(report.durations)
-    return Sample(report.count / report.elapsed_s, latencies.percentile_ms(50), latencies.percentile_ms(99), *used)
+    return Sample(
+        report.count / report.elapsed_s,
+        latencies.percentile_ms(50),
+        latencies.percentile_ms(99),
+        report.count / (executions - executed),
+        *used,
+    )
 
 
 @asynccontextmanager
@@ -104,7 +125,7 @@ async def _sockets(sessions: int) -> AsyncIterator[tuple[Ask, ...]]:
 
 @asynccontextmanager
 async def _requests(connections: int) -> AsyncIterator[tuple[Ask, ...]]:
-    yield (HttpAsk("/v1/pipelines/bench_identity", BODY),) * connections
+    yield (HttpAsk(f"/v1/pipelines/{ORDINARY_MODEL}", BODY),) * connections
 
 
 _sequence_ids = count(1)
@@ -130,7 +151,9 @@ def _table(sessions: int, found: Mapping[str, Sequence[Sample]]) -> Table:
         f"steps/s, against the {GRPC}",
         "p50, ms",
         "p99, ms",
+        "steps of an execution",
         "CPU µs, gateway",
+        "CPU µs, Triton",
         "CPU µs, load",
     ]
     rows = [_row(name, samples, found[GRPC]) for name, samples in found.items()]
@@ -151,6 +174,8 @@ def _row(name: str, samples: Sequence[Sample], bare: Sequence[Sample]) -> Sequen
         "" if name == GRPC else f"{ratio.text(2)}x",
         text("p50_ms", 2),
         text("p99_ms", 2),
+        text("batch", 1),
         "-" if name == GRPC else text("gateway_us"),
+        text("triton_us"),
         text("load_us"),
     ]

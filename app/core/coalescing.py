@@ -6,6 +6,8 @@ and :mod:`app.pipelines.trial` shows for each version of a model that a row does
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from app.core.trace import TraceContext
 
 
@@ -37,17 +39,14 @@ class Coalescing:
     """Whether a version of the model answered that no trial has seen."""
     fault: CoalescingFault | None = None
     """The newest reason why requests do not share calls."""
+    proven: set[str] = field(default_factory=set)
+    """The versions for which the rows of a shared call may be given to their callers."""
     _tried: set[str] = field(default_factory=set)
-    _proven: set[str] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
 
     @property
     def is_on(self) -> bool:
-        return not self.needs_trial and bool(self._proven)
-
-    def is_proven(self, version: str) -> bool:
-        """Whether the rows of a shared call that this version answered may be given to their callers."""
-        return version in self._proven
+        return not self.needs_trial and bool(self.proven)
 
     def saw(self, version: str) -> None:
         """Call this for each version that answers. No requests share a call until the trial of a new version."""
@@ -60,13 +59,13 @@ class Coalescing:
         if version in self._ended:
             self.needs_trial = False
             return
-        self._proven.add(version)
+        self.proven.add(version)
         self.needs_trial, self.fault = False, None
 
     def refuse(self, version: str, fault: CoalescingFault) -> None:
         """The trial of a version failed."""
         self._tried.add(version)
-        self._proven.discard(version)
+        self.proven.discard(version)
         self.needs_trial, self.fault = False, fault
 
     def end(self, version: str, fault: CoalescingFault) -> None:
@@ -75,8 +74,7 @@ class Coalescing:
         self.refuse(version, fault)
 
 
-@dataclass(slots=True, eq=False)
-class SharedCall:
+class SharedCall(Struct, eq=False):
     """The call that a request shared. The engine fills it; without other requests in the call it stays empty."""
 
     requests: int = 0

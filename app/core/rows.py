@@ -4,7 +4,7 @@ The first dimension of every input and output is the batch. A response is cut on
 the rows of all requests; Triton does not check that.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 
 import numpy as np
 from msgspec.structs import replace
@@ -33,11 +33,13 @@ class RowsMismatch(Exception):
 
 def rows_of(request: InferenceRequest) -> int | None:
     """Returns the size of the request's batch; None if its inputs do not have the same first dimension."""
-    sizes = {tensor.array.shape[:1] for tensor in request.inputs}
-    if len(sizes) != 1:
-        return None
-    size = sizes.pop()
-    return size[0] if size and size[0] > 0 else None
+    rows: int | None = None
+    for tensor in request.inputs:
+        shape = tensor.array.shape
+        if not shape or (rows is not None and shape[0] != rows):
+            return None
+        rows = shape[0]
+    return rows or None
 
 
 def bytes_of(request: InferenceRequest) -> int:
@@ -128,23 +130,24 @@ def _trace_of(requests: Iterable[InferenceRequest]) -> TraceContext | None:
     return next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None)
 
 
-def check_rows(response: InferenceResponse, request: InferenceRequest, rows: int, written: Iterable[str]) -> None:
+def check_rows(response: InferenceResponse, request: InferenceRequest, rows: int, written: Set[str]) -> None:
     """Checks that every output has one row for each of these ``rows`` of the request.
 
     ``written``: the outputs that the model must write if the request names none.
 
     Raises RowsMismatch if an output is missing, or its first dimension is not ``rows``.
     """
-    wanted = [output.name for output in request.outputs] or written
-    if absent := [name for name in wanted if name not in response.outputs]:
-        raise RowsMismatch(CoalescingFault("is left out of a response", min(absent)))
-    for name, tensor in response.outputs.items():
+    outputs = response.outputs
+    wanted = {output.name for output in request.outputs} if request.outputs else written
+    if not outputs.keys() >= wanted:
+        raise RowsMismatch(CoalescingFault("is left out of a response", min(wanted - outputs.keys())))
+    for name, tensor in outputs.items():
         if tensor.array.shape[:1] != (rows,):
             raise RowsMismatch(CoalescingFault(f"has the shape {list(tensor.array.shape)} for {rows} rows", name))
 
 
 def cut(
-    response: InferenceResponse, request: InferenceRequest, rows: Sequence[int], written: Iterable[str]
+    response: InferenceResponse, request: InferenceRequest, rows: Sequence[int], written: Set[str]
 ) -> list[InferenceResponse]:
     """Returns the responses of the requests with these ``rows``, in order.
 

@@ -14,7 +14,7 @@ Decision 60 has the reasons.
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 class CoalescingObserver(Protocol):
     def called(self, model: str, items: int, requests: int) -> None:
-        """A call of a model whose requests may share calls. ``items``: the rows of its requests."""
+        """A call for requests with ``coalescing``. ``items``: their rows."""
 
     def repeated(self, model: str) -> None:
         """A part of a failed call is sent again, or a request of a call that could not be cut."""
@@ -156,7 +156,7 @@ class CoalescingEngine(Engine):
         self._engine = engine
         self._calls = calls
         self._observer = observer
-        self._models: dict[str, _Model] = {}
+        self._models = defaultdict[str, _Model](_Model)
 
     def infer(self, request: InferenceRequest, deadline: Deadline) -> Coroutine[Any, Any, InferenceResponse]:
         coalescing = request.coalescing
@@ -167,23 +167,19 @@ class CoalescingEngine(Engine):
     async def _coalesced(
         self, request: InferenceRequest, coalescing: Coalescing, deadline: Deadline
     ) -> InferenceResponse:
-        model = self._models.get(request.model)
-        if model is None:
-            model = self._models[request.model] = _Model()
-        if not self._may_share(model, coalescing):
-            return await self._alone(model, request, deadline)
-        rows = rows_of(request)
+        model, rows = self._models[request.model], rows_of(request)
         if not model.running or (model.running < self._limit(request) and not model.waiting):
             self._observer.called(request.model, rows or 1, 1)
             model.running += 1
             try:
                 response = await self._engine.infer(request, deadline)
+                self._check(model, request, coalescing, response, rows)
+                return response
             finally:
                 self._ended(model)
-            self._check(model, request, response, rows)
-            return response
         size = bytes_of(request)
-        if rows is None or rows > coalescing.max_items or 2 * size > coalescing.max_bytes:
+        fits = rows is not None and rows <= coalescing.max_items and 2 * size <= coalescing.max_bytes
+        if rows is None or not fits or not self._may_share(model, coalescing):
             return await self._alone(model, request, deadline)
         shared = await self._in_group(model, _Waiting(owned(request), deadline, rows, size))
         if shared is None:
@@ -194,7 +190,7 @@ class CoalescingEngine(Engine):
         return shared
 
     def _may_share(self, model: _Model, coalescing: Coalescing) -> bool:
-        if not coalescing.is_on or any(map(coalescing.is_proven, model.ended)):
+        if not coalescing.is_on or not coalescing.proven.isdisjoint(model.ended):
             return False
         return not model.paused_until or asyncio.get_running_loop().time() >= model.paused_until
 
@@ -202,15 +198,24 @@ class CoalescingEngine(Engine):
         return self._calls(request.model, _coalescing_of(request).steps)
 
     async def _alone(self, model: _Model, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        rows = rows_of(request)
+        self._observer.called(request.model, rows or 1, 1)
         response = await self._engine.infer(request, deadline)
-        self._check(model, request, response, rows_of(request))
+        self._check(model, request, _coalescing_of(request), response, rows)
         return response
 
-    def _check(self, model: _Model, request: InferenceRequest, response: InferenceResponse, rows: int | None) -> None:
+    def _check(
+        self,
+        model: _Model,
+        request: InferenceRequest,
+        coalescing: Coalescing,
+        response: InferenceResponse,
+        rows: int | None,
+    ) -> None:
         """Looks at the answer of a call for one request. Its caller gets it also if it ends the shared calls."""
-        coalescing = _coalescing_of(request)
-        coalescing.saw(response.version)
-        if rows is not None and coalescing.is_proven(response.version):
+        if response.version not in coalescing.proven:
+            coalescing.saw(response.version)
+        elif rows is not None:
             try:
                 check_rows(response, request, rows, coalescing.outputs)
             except RowsMismatch as exc:
@@ -299,21 +304,20 @@ class CoalescingEngine(Engine):
         Raises GatewayError.
         """
         first, deadline = part[0].request, Deadline(max(each.deadline.expires_at for each in part))
-        rows = [each.rows for each in part]
-        self._observer.called(first.model, sum(rows), len(part))
-        coalescing = _coalescing_of(first)
         if len(part) == 1:
             if first.shared is not None:
                 first.shared.clear()
             part[0].give(await self._alone(model, first, deadline))
             return True
+        rows, coalescing = [each.rows for each in part], _coalescing_of(first)
+        self._observer.called(first.model, sum(rows), len(part))
         request = joined([each.request for each in part])
         for each in part:
             if each.request.shared is not None:
                 each.request.shared.set(len(part), request.request_id, request.trace)
         response = await self._engine.infer(request, deadline)
         coalescing.saw(response.version)
-        if not coalescing.is_proven(response.version) or response.version in model.ended:
+        if response.version not in coalescing.proven or response.version in model.ended:
             return False
         try:
             responses = cut(response, request, rows, coalescing.outputs)

@@ -348,6 +348,7 @@ def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pyte
         assert bench.coalescing.fault.output == output
         assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
         assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
+        assert [items for items, _ in bench.counted.calls] == bench.inner.sizes, "each call is counted"
 
     with caplog.at_level(logging.ERROR):
         run(work())

@@ -32,7 +32,7 @@ def coalescing_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, 
 def _refusals(spec: PipelineSpec, config: ModelConfig, steps: Sequence[ModelConfig]) -> Iterator[str]:
     if not spec.idempotent:
         yield "the pipeline is not `idempotent: true`: a request of a call that failed is sent again"
-    if spec.sample is None or not spec.warmup:
+    if not spec.runs_sample:
         yield "the pipeline has no `sample` that runs at start, with which the gateway tries the model"
     if spec.early_exit:
         yield "the pipeline has `early_exit` rules: they are for one request, and would end all requests of a call"

@@ -1,5 +1,6 @@
 """Fixtures for all tests, which share one real Triton and one real gateway."""
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from hypothesis import settings
 
 from app.observability.log import LineHandler
 from tests.live.redis import RedisServer, has_redis
-from tests.processes import client, config_path, free_ports, gateway, repository, start_gateway, triton
+from tests.processes import WORKER, client, config_path, free_ports, gateway, repository, start_gateway, triton
 
 __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
 
@@ -32,9 +33,34 @@ LONG_FILES_FIRST = ("docs", "benchmarks", "live", "browser", "typescript", "zoo"
 """Folders with files that take a minute: if one of them began last, it would run alone."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker of pytest-xdist begins to collect the suite with another folder.
+
+    In a new checkout, compiling the tests takes longer than all imports. Each worker compiles its own share of the
+    files, and then finds those of the others compiled.
+    """
+    gc.disable()
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and config.args == ["tests"]:
+        files = sorted(file.relative_to(config.rootpath) for file in (config.rootpath / "tests").rglob("test_*.py"))
+        names = sorted({file.parts[1] for file in files})
+        first = names.index(files[len(files) * (WORKER % workers) // workers].parts[1])
+        config.args = [f"tests/{name}" for name in names[first:] + names[:first]]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {config.rootpath / "tests" / name: place for place, name in enumerate(LONG_FILES_FIRST)}
-    items.sort(key=lambda item: min((rank[each] for each in item.path.parents if each in rank), default=len(rank)))
+
+    def place_of(item: pytest.Item) -> tuple[int, Path]:
+        return min((rank[each] for each in item.path.parents if each in rank), default=len(rank)), item.path
+
+    items.sort(key=place_of)
+
+
+def pytest_collection_finish() -> None:
+    """No garbage collection looks at the collected tests, which all live until the end."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

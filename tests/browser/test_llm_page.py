@@ -111,10 +111,11 @@ def test_stop_cancels_the_stream(browser: Chrome, slow_gateway: GatewayProcess) 
     browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
     page.click("#write")
     page.wait_for("#state", "Stopped.")
-    assert text_of(page)
-    eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
+    text = text_of(page)
     browser.refresh()
     page.wait_for("#state", "Ready.")
+    assert text
+    eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
 
 
 def test_the_page_reports_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:

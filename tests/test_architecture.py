@@ -64,6 +64,10 @@ def parts_of(path: Path) -> tuple[str, ...]:
     return path.relative_to(ROOT / "app").with_suffix("").parts
 
 
+def test_the_map_of_the_house_has_at_most_120_lines() -> None:
+    assert len((ROOT / "docs/explanation/architecture.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(parts_of(path)))
 def test_imports_follow_the_order_of_layers(path: Path) -> None:
     package, *rest = parts_of(path)

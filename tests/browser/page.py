@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -55,9 +56,17 @@ class ConsolePage:
 
     def wait_for(self, selector: str, text: str = "") -> None:
         """Waits until the page has a matching element that contains the text."""
-        script = "const e = document.querySelector(arguments[0]); return !!e && e.textContent.includes(arguments[1])"
-        failed = f"{selector} never showed {text!r}"
-        WebDriverWait(self.browser, WAIT_S, 0.05).until(lambda b: b.execute_script(script, selector, text), failed)
+        shown: str | None = None
+
+        def is_shown(browser: Chrome) -> bool:
+            nonlocal shown
+            shown = browser.execute_script("return document.querySelector(arguments[0])?.textContent", selector)
+            return shown is not None and text in shown
+
+        try:
+            WebDriverWait(self.browser, WAIT_S, 0.05).until(is_shown)
+        except TimeoutException as exc:
+            raise AssertionError(f"{selector} never showed {text!r}; at last it showed {shown!r}") from exc
 
     def wait_for_state(self, state: str) -> None:
         self.wait_for(f".live[data-state={state}]")

@@ -60,11 +60,10 @@ def open_to_files(triton: EmbeddedTriton, config: dict[str, Any], folder: Path) 
 
 
 @pytest.fixture
-def opened(browser: Chrome, open_gateway: GatewayProcess) -> Iterator[ConsolePage]:
+def opened(browser: Chrome, open_gateway: GatewayProcess) -> ConsolePage:
     page = ConsolePage(browser)
     browser.get(f"{FILE.as_uri()}?gateway={open_gateway.url}")
-    yield page
-    browser.execute_script("sessionStorage.clear()")
+    return page
 
 
 def text_of(page: ConsolePage) -> str:
@@ -73,7 +72,7 @@ def text_of(page: ConsolePage) -> str:
 
 def stored_text(page: ConsolePage, gateway: GatewayProcess) -> str:
     """Returns the complete text of the page's stream, read from the gateway."""
-    path = urlsplit(page.browser.execute_script("return sessionStorage.getItem('stream')")).path
+    path = urlsplit(page.browser.execute_script("return history.state.stream")).path
     events = checked(parsed(httpx.get(gateway.url + path, timeout=30).text))
     return "".join(event.data["text"] for event in events[:-1])
 

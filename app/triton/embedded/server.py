@@ -209,9 +209,14 @@ class EmbeddedTriton:
                 logger.error("the embedded Triton ended with %s and is started again", self._end(status))
                 await self._restart(backoff)
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether Triton is being started. It may answer already."""
+        return self._launching.locked()
+
     async def restart(self) -> None:
-        """Kills a Triton that does not work, so that `watch` starts it again."""
-        if self._triton is not None and not self._launching.locked():
+        """Kills a Triton that does not work, so that `watch` starts it again. Does nothing while Triton starts."""
+        if self._triton is not None and not self.is_starting:
             await self._triton.kill()
 
     async def stop(self) -> None:

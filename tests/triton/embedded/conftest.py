@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -76,17 +75,6 @@ def _command_of(process: psutil.Process) -> list[str]:
 @pytest.fixture
 def traces_of() -> Callable[[int], Traces]:
     return Traces.of
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not holds():
-            assert time.monotonic() < deadline, f"the condition is not true after {within_s} s"
-            time.sleep(0.05)
-
-    return eventually
 
 
 def write_model(models: Path, name: str = "ident", initialize: str = "pass", config: str = CONFIG) -> None:
@@ -163,17 +151,19 @@ def busy(infer):
 
 @pytest.fixture
 def until_answered(infer):
-    """Waits until the model answers."""
+    """Waits until the model answers and the start has ended, after which a restart has an effect."""
 
-    async def until_answered(url: str) -> None:
+    async def until_answered(triton: EmbeddedTriton) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while True:
-                try:
-                    await infer(url)
-                except Exception:
-                    await asyncio.sleep(0.1)
-                else:
-                    return
+            while not await answers(triton.grpc_url) or triton.is_starting:
+                await asyncio.sleep(0.05)
+
+    async def answers(url: str) -> bool:
+        try:
+            await infer(url)
+        except Exception:
+            return False
+        return True
 
     return until_answered
 
@@ -186,6 +176,6 @@ def until_restarted(until_answered):
         async with asyncio.timeout(PATIENCE_S):
             while triton.pid == pid:
                 await asyncio.sleep(0.05)
-        await until_answered(triton.grpc_url)
+        await until_answered(triton)
 
     return until_restarted

@@ -20,6 +20,7 @@ from app.triton.embedded.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.triton.embedded.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
 from app.triton.embedded.server import EmbeddedTriton, Loading
 from tests.processes import is_free
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 ORDERLY_S = 15
@@ -92,7 +93,7 @@ async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, bu
     assert traces.are_gone()
 
 
-async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy, eventually):
+async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy):
     pid, url = gateway.stdout.readline().split()
     traces = traces_of(int(pid))
     async with busy(url):
@@ -164,7 +165,7 @@ async def test_stop_between_two_restarts_ends_the_watch(options):
     await asyncio.wait_for(watch, 1.0)
 
 
-async def test_a_restart_waits_until_its_port_is_free(options, until_answered, caplog, eventually):
+async def test_a_restart_waits_until_its_port_is_free(options, until_answered, caplog):
     triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
     await triton.start()
     port = int(triton.grpc_url.rpartition(":")[2])
@@ -173,7 +174,7 @@ async def test_a_restart_waits_until_its_port_is_free(options, until_answered, c
     with listening_on(port):
         watch = asyncio.create_task(triton.watch())
         await asyncio.to_thread(eventually, lambda: f"Port {port}" in caplog.text)
-    await until_answered(triton.grpc_url)
+    await until_answered(triton)
     await triton.stop()
     await watch
 

@@ -94,6 +94,18 @@ class Attack:
             await sender.close()
 
 
+async def test_an_answer_is_that_of_its_request(gateway: GatewayProcess) -> None:
+    sender = Sender(int(gateway.url.rpartition(":")[2]))
+    live, listed = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in ("/health/live", "/v1/pipelines")
+    )
+    await sender.send(Hostile("two requests", live + live, is_exact=False))
+    reply = await sender.send(Hostile("one request", listed))
+    await sender.close()
+    assert reply is not None
+    assert "pipelines" in reply.text
+
+
 @pytest.mark.parametrize(
     "count", [1500, pytest.param(HOSTILE, id="long", marks=[pytest.mark.full, pytest.mark.timeout(HOSTILE / 50 + 120)])]
 )

@@ -18,8 +18,17 @@ class Sender:
 
     async def send(self, request: Hostile) -> Reply | None:
         """Returns None without a complete answer. Raises EOFError or OSError if the connection ended in an answer."""
-        if not request.is_exact:
-            await self.close()
+        if request.is_exact:
+            return await self._exchanged(request, ANSWER_S)
+        await self.close()
+        try:
+            return await self._exchanged(request, FRAMING_S)
+        except (TimeoutError, EOFError, OSError):
+            return None
+        finally:
+            await self.close()  # a second answer may follow
+
+    async def _exchanged(self, request: Hostile, answer_s: float) -> Reply | None:
         reader, writer = self._streams or await self._connected()
         try:
             writer.write(request.content)
@@ -27,13 +36,11 @@ class Sender:
                 await writer.drain()
                 await self.close()
                 return None
-            async with asyncio.timeout(ANSWER_S if request.is_exact else FRAMING_S):
+            async with asyncio.timeout(answer_s):
                 return await self._answer(reader, is_head=request.content.startswith(b"HEAD "))
         except (TimeoutError, EOFError, OSError):
             await self.close()
-            if request.is_exact:
-                raise
-            return None
+            raise
 
     async def _answer(self, reader: asyncio.StreamReader, *, is_head: bool) -> Reply:
         received = await reader.readuntil(b"\r\n\r\n")

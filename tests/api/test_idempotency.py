@@ -16,7 +16,6 @@ from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
-from tests.waiting import PATIENCE_S
 
 KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}
 START = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
@@ -42,7 +41,7 @@ def read(api: Served, note: str = "n", **headers: str) -> Any:
 
 
 async def idle(api: Served) -> None:
-    await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 20)
 
 
 class TestStreams:

@@ -18,7 +18,6 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.fakes.models import model, response, tensor
-from tests.waiting import PATIENCE_S
 
 CONFIG = """
 pipelines:
@@ -64,7 +63,7 @@ def running(api: Served) -> dict[str, int]:
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -111,7 +110,7 @@ class TestEveryDialect:
         answer = await answering
         if kind == "resumable stream":
             assert running(api) == {model: 1}, "the stream outlives its POST"
-            await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+            await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
         assert answer.status_code < 300 or kind == "embeddings"
         assert running(api) == {}
         assert await metric(api, "in_flight_requests", pipeline=pipeline) == 0
@@ -138,7 +137,7 @@ class TestEveryDialect:
         for error in (UpstreamUnavailable("away"), DeadlineExceeded("late"), TooManyRequests("full")):
             api.engine.answers = [error]
             await post(api, path, body)
-            await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+            await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
             assert running(api) == {}
 
 
@@ -205,7 +204,7 @@ async def test_a_request_that_every_pipeline_rejects_is_429_before_its_body_is_r
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert await metric(api, "rejected_total", reason="too_many_requests") == 1
     await first
-    await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
 
 
 async def test_a_busy_pipeline_rejects_no_request_to_another(tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start:
     leaving.cancel()
     await wait_for(lambda: admission.own.waiting == 0)
     await first
-    await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
     assert len(api.engine.requests) == 1
 
 

@@ -12,7 +12,6 @@ from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
 from tests.fakes.exchange import connected
 from tests.fakes.gateway import Served
-from tests.waiting import PATIENCE_S
 
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 
@@ -23,7 +22,7 @@ async def started(api: Served) -> str:
     answer = await api.client.post("/v1/streams", json=GOOD)
     assert answer.status_code == 201
     assert answer.headers["location"] == answer.json()["url"] == f"/v1/streams/{answer.json()['id']}"
-    await asyncio.wait_for(api.gateway.inference.workload.idle(), PATIENCE_S)
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 20)
     return str(answer.headers["location"])
 
 

@@ -13,7 +13,6 @@ import uvloop
 
 from app.core.errors import PayloadTooLarge
 from tests.fakes.listener import listening
-from tests.waiting import PATIENCE_S
 
 HELLO = b"hello"
 
@@ -114,12 +113,12 @@ class Application:
 
     async def later(self, _scope: Any, _receive: Any, send: Any) -> None:
         """Answers after the test sets ``go_on``."""
-        await asyncio.wait_for(self.go_on.wait(), PATIENCE_S)
+        await asyncio.wait_for(self.go_on.wait(), 5)
         await _answer(send, HELLO)
 
     async def later_stream(self, scope: Any, receive: Any, send: Any) -> None:
         """Like ``stream``, but begins after the test sets ``go_on`` for the first time."""
-        await asyncio.wait_for(self.go_on.wait(), PATIENCE_S)
+        await asyncio.wait_for(self.go_on.wait(), 5)
         self.go_on.clear()
         await self.stream(scope, receive, send)
 

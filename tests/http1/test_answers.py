@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.fakes.listener import connected, listening, read_answer, request
-from tests.waiting import PATIENCE_S
 
 BODY = b"hello"
 LIMIT = 64
@@ -89,7 +88,7 @@ async def test_a_direct_answer_equals_an_answer_through_asgi(port: int, headers:
 async def test_connection_close_is_respected(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(post("/direct", "Connection: close"))
-        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).endswith(BODY)
+        assert (await asyncio.wait_for(reader.read(), 1)).endswith(BODY)
 
 
 async def test_pipelined_requests_are_answered_in_order(port: int, application: Direct) -> None:
@@ -115,7 +114,7 @@ async def test_work_after_an_answer_follows_its_write_and_precedes_the_next_requ
             client.connect(("127.0.0.1", port))
             client.setblocking(False)
             client.send(post("/") * 3)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(5):
                 while len(events) < 6:
                     await asyncio.sleep(0.01)
     assert events == ["request", b"HTTP/1.1 200"] * 3
@@ -153,7 +152,7 @@ async def test_a_disconnected_client_gets_no_answer(port: int, application: Dire
     async with connected(port) as (_reader, writer):
         writer.write(post("/left"))
         await asyncio.sleep(0.02)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(2):
         while not application.were_taken:
             await asyncio.sleep(0.01)
     assert application.were_taken == [False]

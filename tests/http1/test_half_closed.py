@@ -7,7 +7,6 @@ import pytest
 from app.http1 import closing
 from tests.fakes.listener import connected, read_answer, request
 from tests.http1.conftest import Application
-from tests.waiting import PATIENCE_S
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -20,12 +19,12 @@ async def test_a_client_that_closes_its_side_gets_its_answer(
         writer.write(request("/later", "Content-Length: 5", body=b"hello"))
         await asyncio.sleep(pause_s)
         writer.write_eof()
-        assert await asyncio.wait_for(reader.readexactly(len(INTERIM)), PATIENCE_S) == INTERIM
+        assert await asyncio.wait_for(reader.readexactly(len(INTERIM)), 2) == INTERIM
         await asyncio.sleep(0.1)
         application.go_on.set()
         head, body = await read_answer(reader)
         assert (b"connection: close" in head, body) == (True, b"hello")
-        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        assert await asyncio.wait_for(reader.read(), 2) == b""
 
 
 async def test_a_second_request_before_the_end_of_the_data_is_answered(port: int) -> None:
@@ -34,7 +33,7 @@ async def test_a_second_request_before_the_end_of_the_data_is_answered(port: int
         await read_answer(reader)
         writer.write(request("/early", method="GET"))
         writer.write_eof()
-        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).endswith(b"hello")
+        assert (await asyncio.wait_for(reader.read(), 2)).endswith(b"hello")
 
 
 async def test_a_client_that_closes_the_connection_is_noticed(port: int, application: Application) -> None:
@@ -42,7 +41,7 @@ async def test_a_client_that_closes_the_connection_is_noticed(port: int, applica
         writer.write(request("/wait", "Content-Length: 0"))
         await asyncio.sleep(0.05)
         writer.close()
-        await asyncio.wait_for(application.disconnected.wait(), PATIENCE_S)
+        await asyncio.wait_for(application.disconnected.wait(), 1)
 
 
 async def test_the_wait_for_an_answer_to_a_half_closed_connection_is_limited(
@@ -67,7 +66,7 @@ async def test_an_answer_that_has_begun_is_not_limited(
         await reader.readuntil(b"one")
         await asyncio.sleep(0.8)
         application.go_on.set()
-        assert b"two" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert b"two" in await asyncio.wait_for(reader.read(), 2)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +83,5 @@ async def test_other_ends_of_the_data_are_disconnects(port: int, application: Ap
         writer.write(text)
         await asyncio.sleep(0.05)
         writer.write_eof()
-        await asyncio.wait_for(application.disconnected.wait(), PATIENCE_S)
-        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        await asyncio.wait_for(application.disconnected.wait(), 2)
+        assert await asyncio.wait_for(reader.read(), 2) == b""

@@ -14,7 +14,6 @@ from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.http1.protocol import MAX_AHEAD_BYTES
 from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
 from tests.http1.conftest import Application
-from tests.waiting import PATIENCE_S
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -122,7 +121,7 @@ class TestPassedBody:
         async with connected(port) as (_, writer):
             writer.write(request("/sink", f"Content-Length: {length}", body=b"x" * 100_000))
             await asyncio.sleep(0.05)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(5):
             await application.disconnected.wait()
 
     async def test_a_half_closed_connection_counts_as_a_disconnect(self, port: int, application: Application) -> None:
@@ -131,7 +130,7 @@ class TestPassedBody:
             await asyncio.sleep(0.05)
             writer.write_eof()
             assert await reader.read() == b""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(5):
             await application.disconnected.wait()
 
     @pytest.mark.parametrize("framing", ["Content-Length: 3000000", CHUNKED])
@@ -291,4 +290,4 @@ async def test_a_disconnect_after_pipelined_data_is_reported(
         await asyncio.sleep(0.1)
         assert not application.disconnected.is_set()
         writer.close()
-        await asyncio.wait_for(application.disconnected.wait(), PATIENCE_S)
+        await asyncio.wait_for(application.disconnected.wait(), 5)

@@ -12,7 +12,6 @@ from app.process import gateway
 from app.process.gateway import adopt_when_made
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model
-from tests.waiting import PATIENCE_S
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 
@@ -23,7 +22,7 @@ def short_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(catalog: Catalog, names: set[str]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(5):
         while {name for name, entry in catalog.entries.items() if entry.pipeline} != names:
             await catalog.refresh()
             await asyncio.sleep(0.005)
@@ -38,7 +37,7 @@ async def test_a_file_created_later_is_loaded_and_followed(tmp_path: Path, caplo
     try:
         await until(catalog, {"plain"})
         path.write_text("pipelines: {mine: {modle: plain}}")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(5):
             while "did you mean 'model'?" not in caplog.text:
                 await asyncio.sleep(0.005)
         await until(catalog, {"plain"})

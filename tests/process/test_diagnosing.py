@@ -7,7 +7,6 @@ import pytest
 
 from app.process.serving import announce, wrong_address
 from tests.fakes.triton import FakeTriton, serving
-from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ async def test_a_wrong_address_is_reported_at_once(http_port: int, capfd: pytest
 
     announcing = asyncio.create_task(announce(Down(), "http://127.0.0.1:1", f"127.0.0.1:{http_port}"))
     printed = ""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(1.5):
         while "an HTTP server answers there" not in printed:
             await asyncio.sleep(0.01)
             printed += capfd.readouterr().err

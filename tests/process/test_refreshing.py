@@ -13,7 +13,6 @@ from app.process import gateway
 from app.process.gateway import ModelCheck, keep_fresh
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model
-from tests.waiting import PATIENCE_S
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 
@@ -39,7 +38,7 @@ async def refreshed(engine: FakeEngine, path: Path) -> AsyncIterator[tuple[Catal
 
 
 async def become(name: str, metrics: Metrics, value: float | None, **labels: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(5):
         while metrics.registry.get_sample_value(f"triton_gateway_{name}", labels) != value:
             await asyncio.sleep(0.005)
 
@@ -62,7 +61,7 @@ async def test_an_unusable_file_does_not_end_the_refresh(tmp_path: Path, hostile
         await become("config_reload_failed", metrics, 1)
         assert catalog.is_ready
         path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(5):
             while "q" not in catalog.entries or catalog.entries["q"].pipeline is None:
                 await asyncio.sleep(0.005)
         await become("config_reload_failed", metrics, 0)
@@ -81,7 +80,7 @@ async def test_an_unexpected_exception_is_logged_and_retried(tmp_path: Path, cap
     engine = FailingEngine.of(PLAIN)
     engine.is_up = False
     async with refreshed(engine, path) as (catalog, metrics):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(5):
             while "ZeroDivisionError" not in caplog.text:
                 await asyncio.sleep(0.005)
         engine.is_up = True

@@ -13,7 +13,6 @@ from app.sessions import redis_sessions
 from app.sessions.home import SessionHome
 from app.sessions.redis_sessions import RedisSessions
 from tests.live.redis import RedisServer
-from tests.waiting import PATIENCE_S
 
 TWO = SessionTerms((StatefulModel("m", 2, 60.0),), SequenceIds(), 30.0, 600.0)
 
@@ -35,7 +34,7 @@ async def running(shared: RedisSessions) -> AsyncIterator[RedisSessions]:
 
 async def take_after(error: type[GatewayError], shared: RedisSessions, terms: SessionTerms) -> None:
     """Takes a place as soon as the gateway no longer answers with ``error``."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(10):
         while True:
             try:
                 await shared.take("", terms, 1)

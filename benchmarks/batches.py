@@ -43,11 +43,11 @@ NOTE = (
     "against `tritonclient.grpc.aio` with the same images in calls of 64 rows, with 4 and 8 calls at a time. "
     "The model has two instances, and sleeps while it works. The client of the one request sends the form in pieces of "
     f"{PIECE // 1024} KiB and reads the JSON answer with orjson. "
-    "Beside the work of the model, one request takes a time that does not depend on this work: until the first part "
-    "has arrived, while the rest of the form takes the CPU from the first calls, and after the last part, when the "
-    f"gateway writes {IMAGES * 16:,} numbers as text and the client reads them. The loop gets them as bytes with each "
-    "call. And the gateway keeps one part more in Triton than the model has instances, so that another request has its "
-    "turn soon, where the loop keeps two or six. "
+    "One request needs more time in three places, however long the model works: before the first part has arrived; "
+    "while the rest of the form takes CPU from the first calls; and after the last part, when the gateway writes "
+    f"{IMAGES * 16:,} numbers as text and the client reads them. The loop gets these numbers as bytes with each call. "
+    "The gateway keeps only one part more in Triton than the model has instances, so that another request has its turn "
+    "soon. The loop keeps two or six calls more. "
     "Memory of the gateway's process: the peak of all requests."
 )
 CPU_COLUMNS = ["the model works", "", "client", "gateway", "Triton and the model", "sum", "sum, for each core"]

@@ -1,8 +1,11 @@
 """The React hook ``samples/useStream.ts`` in a page of another origin, with StrictMode."""
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -67,27 +70,44 @@ def tokens(gateway: GatewayProcess) -> str:
     return " ".join(map(str, answer["token_id"]))
 
 
-def reloaded_within_the_stream(page: ConsolePage) -> bool:
-    """False if the stream, which lasts about a second, ended before the old page was gone: then nothing is kept."""
+def active_streams(gateway: GatewayProcess) -> int:
+    statistics: dict[str, Any] = httpx.get(f"{gateway.url}/v1/statistics").json()
+    return int(statistics["pipelines"]["write"]["active_streams"])
+
+
+@contextmanager
+def stopped(triton: EmbeddedTriton) -> Iterator[None]:
+    assert triton.pid
+    os.kill(triton.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(triton.pid, signal.SIGCONT)
+
+
+def reloaded_within_the_stream(page: ConsolePage, triton: EmbeddedTriton, gateway: GatewayProcess) -> bool:
+    """False if the stream, which lasts about a second, ended before Triton was stopped: then nothing is kept.
+
+    With Triton stopped, the stream cannot end while the browser replaces the page.
+    """
     page.click("#start")
     page.wait_for("#tokens", " ")
-    page.browser.execute_script("onpagehide = () => { name = sessionStorage.getItem('stream:write') ?? '' }")
-    page.browser.refresh()
-    return bool(page.browser.execute_script("return name"))
+    with stopped(triton):
+        was_running = active_streams(gateway) == 1
+        page.browser.execute_script("onpagehide = () => { name = sessionStorage.getItem('stream:write') ?? '' }")
+        page.browser.refresh()
+        return was_running and bool(page.browser.execute_script("return name"))
 
 
-def test_a_stream_survives_a_reload(app: Callable[[], ConsolePage], gateway_of_app: GatewayProcess) -> None:
+def test_a_stream_survives_a_reload(
+    app: Callable[[], ConsolePage], gateway_of_app: GatewayProcess, triton: EmbeddedTriton
+) -> None:
     page = app()
-    assert any(reloaded_within_the_stream(page) for _ in range(20))
+    assert any(reloaded_within_the_stream(page, triton, gateway_of_app) for _ in range(20))
     page.wait_for("#state", "done")
     assert page.one("#tokens").text == tokens(gateway_of_app)
     page.browser.refresh()
     page.wait_for("#state", "idle")
-
-
-def active_streams(gateway: GatewayProcess) -> int:
-    statistics: dict[str, Any] = httpx.get(f"{gateway.url}/v1/statistics").json()
-    return int(statistics["pipelines"]["write"]["active_streams"])
 
 
 def test_stop_ends_the_stream(app: Callable[[], ConsolePage], gateway_of_app: GatewayProcess) -> None:

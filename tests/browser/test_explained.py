@@ -88,6 +88,7 @@ def test_axe_finds_nothing(open_explained: OpenExplained, axe_in_both_schemes: C
 def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained) -> None:
     page = open_explained("ocr")
     page.browser.execute_script(EXPLAIN_AS, json.loads((HERE / "explained.json").read_text()))
+    page.wait_for(".drop", "samples/sign.png")
     page.click("#run")
     page.wait_for(".axis", "0 ms")
     assert page.texts(".axis .track span") == ["0 ms", "10", "20", "30", "40"]
@@ -104,6 +105,7 @@ def test_the_call_of_a_request_that_shared_it_shows_the_size_of_the_batch(open_e
     page = open_explained("ocr")
     explanation = json.loads((HERE / "explained.json").read_text())
     page.browser.execute_script(EXPLAIN_AS, {**explanation, "shared_with": 22})
+    page.wait_for(".drop", "samples/sign.png")
     page.click("#run")
     page.wait_for("[data-phase=triton] .name", "in a batch of 23")
     assert [text for text in page.texts(".phase .name") if "batch" in text] == ["call Triton in a batch of 23"]

@@ -104,9 +104,9 @@ async def running_triton(folder: Path, models: Path | None = None) -> AsyncItera
 async def running_gateway(
     folder: Path,
     triton: Triton,
-    log_level: str = "warning",
     workers: int = 1,
     more: Mapping[str, str] | None = None,
+    command: Sequence[str] = (sys.executable, "-m", "app.cli", "serve"),
 ) -> AsyncIterator[Gateway]:
     """Starts a gateway as a separate process, with the pipelines of the checkout and of this package, until ready."""
     port, admin_port = free_ports(2)
@@ -115,13 +115,13 @@ async def running_gateway(
         "GATEWAY_ADMIN_PORT": str(admin_port),
         "GATEWAY_TRITON_URL": triton.grpc_url,
         "GATEWAY_CONFIG": str(_joined_config(folder)),
-        "GATEWAY_LOG_LEVEL": log_level,
+        "GATEWAY_LOG_LEVEL": "warning",
         "GATEWAY_MAX_CONNECTIONS": "8192",
         "GATEWAY_WORKERS": str(workers),
         **(more or {}),
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:
+    with process([*command], settings, folder / "gateway.log") as running:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
             admin_url = f"http://127.0.0.1:{admin_port}"
             await wait_until_ready(client, f"{admin_url}/health/ready", running, folder / "gateway.log")

@@ -42,8 +42,9 @@ async def started(name: str, triton: Triton, folder: Path, asks: Asks, **options
     """Starts a gateway with its own folder in ``folder``. ``options``: see :func:`benchmarks.stage.running_gateway`."""
     own = folder / name.replace(" ", "-")
     own.mkdir()
+    options["more"] = {"GATEWAY_LOG_LEVEL": "info", **options.get("more", {})}
     async with (
-        running_gateway(own, triton, log_level="info", **options) as gateway,
+        running_gateway(own, triton, **options) as gateway,
         load_process("http", urlsplit(gateway.url).netloc, own) as load,
     ):
         others = tuple(child.pid for child in psutil.Process(gateway.pid).children())

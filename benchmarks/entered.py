@@ -1,0 +1,155 @@
+"""`python -m benchmarks entered`: how much code a request enters, that is, how much a reader of it must read.
+
+A gateway runs under ``sys.setprofile`` in front of a real Triton, over real connections. Each case is repeated; a
+function counts if every repetition enters it, so background tasks do not count.
+"""
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, FrameType
+
+from app.cli import main
+from benchmarks.load.orders import HttpAsk
+from benchmarks.peers.contents import json_of
+from benchmarks.stage import ROOT, Gateway, running_gateway, running_triton
+from benchmarks.table import Table
+
+APP = f"{ROOT / 'app'}/"
+WARM = 50
+"""Requests before the count, so that what runs once or seldom does not count."""
+JSON = {"content-type": "application/json"}
+POST = HttpAsk("/v1/pipelines/bench_identity", json_of(input=[1.5, 2.5, 3.5, 4.5]))
+STREAM = HttpAsk("/v1/pipelines/bench_stream/stream", json_of(count=100, interval_ms=20))
+CHAT = HttpAsk(
+    "/v1/chat/completions",
+    json_of(model="bench_llm", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=400),
+)
+
+Entered = frozenset[tuple[str, str]]
+"""Files of ``app`` and the qualified names of their functions."""
+
+
+class Recorder:
+    """The functions that a gateway enters between ``start`` and ``stop``, told over a socket to its other end."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def start(self) -> None:
+        self._control.sendall(b"start\n")
+        assert self._control.recv(16) == b"started\n"
+
+    def stop(self) -> Entered:
+        self._control.sendall(b"stop\n")
+        with self._control.makefile() as lines:
+            return frozenset(map(tuple, json.loads(lines.readline())))
+
+
+async def run(rounds: int) -> list[Table]:
+    async with _recorded_gateway() as (gateway, recorder):
+        cases: dict[str, Callable[[], Awaitable[Entered]]] = {
+            "one small POST": lambda: _post(gateway, recorder),
+            "one event of a stream": lambda: _event(gateway, recorder, STREAM),
+            "one chunk of a chat": lambda: _event(gateway, recorder, CHAT),
+        }
+        for _ in range(WARM):
+            await _post(gateway, recorder)
+        found = {name: frozenset.intersection(*[await case() for _ in range(rounds)]) for name, case in cases.items()}
+    return [_totals(found), *(_listing(name, entered) for name, entered in found.items())]
+
+
+async def _post(gateway: Gateway, recorder: Recorder) -> Entered:
+    recorder.start()
+    answer = await gateway.client.post(POST.path, content=POST.body, headers=JSON)
+    entered = recorder.stop()
+    answer.raise_for_status()
+    return entered
+
+
+async def _event(gateway: Gateway, recorder: Recorder, ask: HttpAsk) -> Entered:
+    async with gateway.client.stream("POST", ask.path, content=ask.body, headers=JSON) as answer:
+        lines = (line async for line in answer.aiter_lines() if line.startswith("data:"))
+        for _ in range(10):
+            await anext(lines)
+        recorder.start()
+        for _ in range(20):
+            await anext(lines)
+        return recorder.stop()
+
+
+def _totals(found: dict[str, Entered]) -> Table:
+    rows = [[name, len(each), len({file for file, _ in each}), len(_rooms(each))] for name, each in found.items()]
+    return Table(
+        "Code of app/ that is entered", ["", "functions", "files", "folders"], [list(map(str, r)) for r in rows]
+    )
+
+
+def _rooms(entered: Entered) -> set[Path]:
+    return {Path(file).parent for file, _ in entered}
+
+
+def _listing(name: str, entered: Entered) -> Table:
+    files = sorted({file for file, _ in entered})
+    rows = [[file, ", ".join(sorted(f"`{function}`" for each, function in entered if each == file))] for file in files]
+    return Table(name, ["file", "functions"], rows)
+
+
+@asynccontextmanager
+async def _recorded_gateway() -> AsyncIterator[tuple[Gateway, Recorder]]:
+    with TemporaryDirectory(prefix="benchmark-") as folder, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder}/recorder")
+        listening.listen()
+        command = (sys.executable, "-m", "benchmarks.entered", f"{folder}/recorder")
+        async with (
+            running_triton(Path(folder)) as triton,
+            running_gateway(Path(folder), triton, more={"GATEWAY_LOG_LEVEL": "info"}, command=command) as gateway,
+        ):
+            control, _ = listening.accept()
+            with control:
+                yield gateway, Recorder(control)
+
+
+def record(control: socket.socket) -> None:
+    """Records in a thread the functions that all other threads enter, when the other end asks for it."""
+    entered: set[CodeType] = set()
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            entered.add(frame.f_code)
+
+    def listen() -> None:
+        with control.makefile("rw") as lines:
+            for line in lines:
+                if line == "start\n":
+                    entered.clear()
+                    lines.write("started\n")
+                else:
+                    lines.write(f"{json.dumps(sorted(_names_of(list(entered))))}\n")
+                lines.flush()
+
+    threading.Thread(target=listen, daemon=True).start()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+
+
+def _names_of(codes: Iterable[CodeType]) -> set[tuple[str, str]]:
+    """Generator expressions and lambdas belong to the function that has them."""
+    return {
+        (code.co_filename.removeprefix(APP), code.co_qualname)
+        for code in codes
+        if code.co_filename.startswith(APP) and not code.co_name.startswith("<")
+    }
+
+
+if __name__ == "__main__":
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(sys.argv[1])
+    record(connection)
+    sys.argv = ["triton-gateway", "serve"]
+    main()

@@ -30,10 +30,9 @@ from app.api.routes.health import HealthRoutes, Workers
 from app.api.routing import Route
 from app.check import live_findings
 from app.core.inference import TensorMemory
+from app.core.share import WHOLE, Share
 from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
-from app.sessions.home import SessionHome
-from app.sessions.places import SharedPlaces
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
@@ -64,8 +63,7 @@ class Gateway:
     """None if this process is the only one that serves the API."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
-    session_home: SessionHome = field(default_factory=SessionHome)
-    shared_places: SharedPlaces | None = None
+    share: Share = WHOLE
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
 
@@ -112,8 +110,7 @@ def create_app(
         gateway.store,
         gateway.statistics,
         findings,
-        gateway.session_home,
-        gateway.shared_places,
+        gateway.share,
         gateway.downloads,
         cors_origins,
     )

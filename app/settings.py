@@ -76,12 +76,6 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
-    name: str | None = Field(
-        None,
-        pattern="^[a-z0-9-]{1,32}$",
-        description="name of this gateway at the start of the ids of its sessions, by which a proxy can route "
-        "(default: made of host name and port)",
-    )
     workers: int = Field(1, ge=1, le=256, description="number of processes that serve the API")
     triton_url: str = Field(
         "127.0.0.1:8001",
@@ -130,7 +124,7 @@ class Settings(BaseSettings):
     )
     redis_url: str | None = Field(
         None,
-        description="Redis for resumable streams that several processes share, and for the count of their sessions",
+        description="Redis for resumable streams that several processes share",
         repr=False,
     )
     max_connections: int = Field(4096, ge=1, le=1_000_000, description="limit of open connections to the API")

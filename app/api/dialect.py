@@ -5,7 +5,7 @@ more than a whole small inference.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
@@ -20,10 +20,9 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openapi.document import Described
 from app.api.problems import problem_response
+from app.core.share import WHOLE, Share
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics
-from app.sessions.home import SessionHome
-from app.sessions.places import SharedPlaces
 from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
@@ -96,10 +95,8 @@ class Services:
     """Of all workers."""
     findings: Callable[[], Awaitable[Sequence[Finding]]]
     """What the linter finds now. Raises GatewayError."""
-    session_home: SessionHome = field(default_factory=SessionHome)
-    """This process among those that have sessions."""
-    shared_places: SharedPlaces | None = None
-    """None if this gateway counts its own sessions only."""
+    share: Share = WHOLE
+    """The part of this process in the limits."""
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
     origins: Collection[str] = ()

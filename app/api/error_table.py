@@ -76,8 +76,10 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.UnknownSession: ErrorRow(
         404,
-        "No session has this id, or the session has ended: by its last step, DELETE, `idle_s` or `max_s`.",
-        "Open a session with POST /v1/pipelines/{pipeline}/sessions.",
+        "The process has no session with this id, or the session has ended: by its last step, DELETE, `idle_s` or "
+        "`max_s`.",
+        "Open a session with POST /v1/pipelines/{pipeline}/sessions. With several gateways, send all requests of a "
+        "session to the gateway that opened it.",
     ),
     errors.MethodNotAllowed: ErrorRow(
         405,
@@ -98,7 +100,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.SessionLost: ErrorRow(
         410,
         "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
-        "session was idle for longer than the model allows. Or the process of the gateway that had the session ended.",
+        "session was idle for longer than the model allows.",
         "Open a new session. `X-Session-Step` of the answer has the number of the last answered step.",
     ),
     errors.StreamEvicted: ErrorRow(
@@ -117,12 +119,6 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         415,
         "The pipeline does not accept this content type, or the body has a Content-Encoding.",
         "Send application/json, or, where an input is a file, multipart/form-data or the file's own type.",
-    ),
-    errors.MisdirectedSession: ErrorRow(
-        421,
-        "Another gateway has the session, or had it until it ended.",
-        "Send all requests of a session to the gateway that opened it, or open a new session.",
-        is_of_replica=True,
     ),
     errors.InvalidInput: ErrorRow(
         422,
@@ -173,6 +169,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         501,
         "The gateway has several workers and no Redis, so it keeps no resumable streams.",
         "Use POST /v1/pipelines/{pipeline}/stream, or set GATEWAY_REDIS_URL.",
+    ),
+    errors.HttpSessionsOff: ErrorRow(
+        501,
+        "The gateway has several workers, and a session lives in one of them: over HTTP, its steps would reach others.",
+        "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS to 1.",
     ),
     errors.ModelError: ErrorRow(
         502,

@@ -6,8 +6,8 @@ GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
                        UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       UpgradeRequired, HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused, UnknownSession,
-                       StepOutOfTurn, MisdirectedSession
+                       UpgradeRequired, HeadersTooLarge, ResumableStreamsOff, HttpSessionsOff, IdempotencyKeyReused,
+                       UnknownSession, StepOutOfTurn
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
   ContractViolation
@@ -249,6 +249,11 @@ class ResumableStreamsOff(ClientError):
     title = "Resumable streams are off"
 
 
+class HttpSessionsOff(ClientError):
+    code = "http_sessions_off"
+    title = "Sessions over HTTP are off"
+
+
 class IdempotencyKeyReused(ClientError):
     code = "idempotency_key_reused"
     title = "The idempotency key belongs to another request"
@@ -257,12 +262,6 @@ class IdempotencyKeyReused(ClientError):
 class UnknownSession(ClientError):
     code = "unknown_session"
     title = "No such session"
-
-
-class MisdirectedSession(ClientError):
-    code = "misdirected_session"
-    title = "Another gateway has the session"
-    retryable = True
 
 
 class StepOutOfTurn(ClientError):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from app.core.errors import InvalidInput
 from app.core.inference import BYTES, InferenceRequest, OpenSequence
 from app.core.model import ModelConfig, reached
+from app.core.share import WHOLE, Share
 
 MAX_ID_BYTES = 128
 """Triton's limit for a text, which it counts in bytes."""
@@ -105,21 +106,20 @@ def _words(own: OwnIds) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SequenceIdSource:
-    """Makes the ids of sessions. The processes of a gateway never make the same id; ``number`` counts from 1.
+    """Makes the ids of sessions. The processes of a gateway never make the same id.
 
     Ids are random. Other gateways at the same Triton make the same one with a chance of 1 in 2**62, or 1 in 2**30 for
     models whose control has 32 bits.
     """
 
-    workers: int = 1
-    number: int = 1
+    share: Share = WHOLE
 
     def new_id(self, ids: SequenceIds) -> int | str:
         """Triton 2.51 reads a text as if it had 128 bytes, whatever its length."""
         own = ids.own
         if isinstance(own, str):
             return (own + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
-        return own[secrets.randbelow(len(own) // self.workers) * self.workers + self.number - 1]
+        return own[secrets.randbelow(len(own) // self.share.of) * self.share.of + self.share.number - 1]
 
 
 def in_sequence(

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import gethostname
 
 from app import __version__
 from app.admission.admission import Admission
@@ -24,6 +23,7 @@ from app.check import log_findings
 from app.config.document import ConfigError
 from app.core.engine import Engine
 from app.core.loopback import is_loopback
+from app.core.share import Share
 from app.core.text import nearest
 from app.main import DIALECTS, Gateway
 from app.observability.explain.request import Explanations
@@ -37,8 +37,6 @@ from app.process.credentials import metrics_tls_of
 from app.process.open_files import watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
-from app.sessions.home import SessionHome
-from app.sessions.places import SharedPlaces
 from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.coalescing import CoalescingEngine
@@ -233,10 +231,8 @@ async def open_gateway(
         check = ModelCheck(catalog, calls.engine, is_done=triton.part is not None)
         await check.run_once()
         inference = _inference_of(servers, calls.engine, catalog, stores.explanations)
-        home = _session_home_of(settings, triton)
         shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
         async with (
-            _shared_places_of(settings, triton, home, supervisor) as shared_places,
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
             supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
@@ -253,8 +249,7 @@ async def open_gateway(
                 stores.explanations if isinstance(stores.explanations, ExplainStore) else None,
                 settings.traces_url,
                 browser_rules=browser_rules_of(settings),
-                session_home=home,
-                shared_places=shared_places,
+                share=Share(triton.worker_number, triton.workers),
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
             )
         await inference.canceller.close()
@@ -273,30 +268,6 @@ def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanatio
         admission=admission,
         explaining=explaining,
     )
-
-
-def _session_home_of(settings: Settings, triton: Triton) -> SessionHome:
-    if settings.name is not None:
-        return SessionHome(settings.name, triton.worker_number, triton.workers)
-    return SessionHome.at(gethostname(), settings.port, triton.worker_number, triton.workers)
-
-
-@asynccontextmanager
-async def _shared_places_of(
-    settings: Settings, triton: Triton, home: SessionHome, supervisor: Supervisor
-) -> AsyncIterator[SharedPlaces | None]:
-    if settings.redis_url is None:
-        yield None
-        return
-    from app.sessions.redis_sessions import RedisSessions  # noqa: PLC0415 - needs an extra that may not be installed
-
-    host = gethostname()
-    address = f"{host}:{settings.port}"
-    async with (
-        RedisSessions(settings.redis_url, home, triton=triton.grpc_url, host=host, address=address) as shared,
-        supervisor.running("count of sessions", shared.run()),
-    ):
-        yield shared
 
 
 def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:

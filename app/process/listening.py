@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -101,16 +101,9 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
 class Server(uvicorn.Server):
     """Ignores signals, because the process handles them and drains before it stops the servers."""
 
-    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit, further: Sequence[socket.socket] = ()) -> None:
-        """``further``: sockets that are served besides the first one, also Unix sockets."""
+    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit) -> None:
         super().__init__(config)
         self._limit = limit
-        self._further = further
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in self._further:
-            await self.accept_from(listener)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,9 +128,7 @@ class Server(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-        server = await create(protocol, sock=listener, backlog=BACKLOG)
+        server = await asyncio.get_running_loop().create_server(protocol, sock=listener, backlog=BACKLOG)
         self.servers.append(server)
         return server
 
@@ -148,9 +139,8 @@ async def serving(
     listener: socket.socket,
     supervisor: Supervisor,
     limit: ConnectionLimit,
-    *further: socket.socket,
 ) -> AsyncIterator[Server]:
-    """Serves the application on the sockets for the duration of the block."""
+    """Serves the application on the socket for the duration of the block."""
     server = Server(
         uvicorn.Config(
             app,
@@ -166,7 +156,6 @@ async def serving(
             timeout_graceful_shutdown=GRACE_S,
         ),
         limit,
-        further,
     )
     name = f"server on port {listener.getsockname()[1]}"
     async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):

@@ -6,6 +6,7 @@ answer.
 
 import asyncio
 import gc
+import logging
 import math
 import socket
 import time
@@ -41,6 +42,7 @@ from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits
 from app.streams.store import StoreUnusable, StreamStore
 
+_log = logging.getLogger(__name__)
 WITHIN_S = 1.0
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n"
 
@@ -190,7 +192,13 @@ def check_files(settings: Settings) -> None:
     """Raises ConfigError or SettingsError for a file that cannot be used, before anything is started."""
     check_credentials(settings)
     if settings.config_path is not None:
-        warn_without_counter(read_gateway_file(settings.config_path))
+        file = read_gateway_file(settings.config_path)
+        warn_without_counter(file)
+        if settings.workers > 1 and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
+            _log.warning(
+                "POST /v1/pipelines/{pipeline}/sessions answers 501 http_sessions_off: sessions over HTTP need "
+                "GATEWAY_WORKERS=1; over a WebSocket they work with several workers"
+            )
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file, DIALECTS)
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
-from typing import Protocol
 
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.session import SessionTerms
+from app.core.share import Share
 
 LONGEST_RETRY_S = 30
 USUAL_RETRY_S = 5
@@ -18,46 +18,19 @@ PlaceKey = tuple[str, str]
 """A model and the address of a Triton, or a pipeline and an empty address for its ``max_open``."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceLease:
-    """A place that all gateways count. ``keys``: where it is counted; ``lifetime_ms``: without a renewal."""
-
-    id: str
-    keys: tuple[str, ...]
-    lifetime_ms: int
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """The place of one session in all of its models at the Triton at ``address``."""
 
-    lease: PlaceLease | None = None
-
-    def __init__(self, address: str, keys: Sequence[PlaceKey]) -> None:
-        self.address = address
-        self.keys = keys
-
-
-class SharedPlaces(Protocol):
-    """Counts the sessions of several gateways at each Triton."""
-
-    async def take(self, home: str, terms: SessionTerms, servers: int) -> PlaceLease:
-        """``home``: one of ``servers`` Tritons. The caller must release the lease.
-
-        Raises TooManyRequests, or UpstreamUnavailable if the count is not available.
-        """
-
-    def release(self, lease: PlaceLease) -> None: ...
-
-    async def address_of(self, gateway: str) -> str | None:
-        """Where a gateway with this name runs, for people. None if nobody knows it."""
+    address: str
+    keys: Sequence[PlaceKey]
 
 
 class Places:
-    """The places of this process. ``workers``: the processes that share all places; ``number``: of this one, from 1."""
+    """The places of this process. ``share``: its part of them."""
 
-    def __init__(self, workers: int = 1, number: int = 1) -> None:
-        self._workers = workers
-        self._number = number
+    def __init__(self, share: Share) -> None:
+        self._share = share
         self._taken = Counter[PlaceKey]()
         self._free_at: dict[Place, float] = {}
         """When Triton forgets the sequences of ended sessions that it still has, in monotonic seconds."""
@@ -99,23 +72,15 @@ class Places:
     def _limits(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> Iterator[tuple[PlaceKey, int]]:
         """``terms``: their slots are those of all Tritons together."""
         for model in terms.models:
-            yield (model.name, home), self._share(model.slots // servers)
+            yield (model.name, home), self._share.part(model.slots // servers)
         if terms.max_open is not None:
-            yield (f"pipeline {pipeline}", ""), self._share(terms.max_open)
-
-    def _share(self, total: int) -> int:
-        """The part of this process. All parts together are never more than ``total``, so a part may be 0."""
-        return total // self._workers + (self._number <= total % self._workers)
+            yield (f"pipeline {pipeline}", ""), self._share.part(terms.max_open)
 
     def _refusal(self, keys: Sequence[PlaceKey]) -> TooManyRequests:
         now = monotonic()
         known = [until - now for place, until in self._free_at.items() if not set(keys).isdisjoint(place.keys)]
-        return no_free_place(min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S)
-
-
-def no_free_place(retry_after_s: int = USUAL_RETRY_S) -> TooManyRequests:
-    return TooManyRequests(
-        "As many sessions are open as the model can have.",
-        hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
-        retry_after_s=retry_after_s,
-    )
+        return TooManyRequests(
+            "As many sessions are open as the model can have.",
+            hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
+            retry_after_s=min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S,
+        )

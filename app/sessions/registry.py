@@ -1,6 +1,7 @@
 """The sessions of this process: opens them, finds them by their id, and frees their places in Triton."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from time import monotonic
 from typing import Generic, Protocol
@@ -9,14 +10,16 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.engine import Engine, discard_stream
-from app.core.errors import GatewayError, TooManyRequests, UnknownSession
+from app.core.errors import GatewayError, UnknownSession
 from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.sequence import SequenceIdSource, in_sequence
 from app.core.session import SessionTerms
-from app.sessions.home import SessionHome
-from app.sessions.places import Place, Places, SharedPlaces
+from app.core.share import Share
+from app.sessions.places import Places
 from app.sessions.session import AnswerMemory, End, PipelineSession, Subject
 
+ID_BYTES = 16
+"""A session id is a bearer capability: whoever has it can run steps."""
 KEEP_S = 60.0
 """How long an ended session is known: to repeat its last answer, and to tell that it was lost."""
 MOST_PAST = 10_000
@@ -35,24 +38,18 @@ class SessionObserver(Protocol[Subject]):
 
 
 class Sessions(Generic[Subject]):
-    """``ending_of``: a request that ends a session's sequence in Triton; None if the pipeline declares none.
-
-    ``shared``: counts the sessions of several gateways; None if this gateway counts its own only.
-    """
+    """``ending_of``: a request that ends a session's sequence in Triton; None if the pipeline declares none."""
 
     def __init__(
         self,
         engine: Engine,
-        home: SessionHome,
+        share: Share,
         observer: SessionObserver[Subject],
         ending_of: Callable[[PipelineSession[Subject]], InferenceRequest | None],
-        shared: SharedPlaces | None = None,
     ) -> None:
         self._engine = engine
-        self._home = home
-        self._places = Places(home.workers, home.number)
-        self._ids = SequenceIdSource(home.workers, home.number)
-        self._shared = shared
+        self._places = Places(share)
+        self._ids = SequenceIdSource(share)
         self._observer = observer
         self._ending_of = ending_of
         self._memory = AnswerMemory()
@@ -62,16 +59,17 @@ class Sessions(Generic[Subject]):
         self._used_ids = set[int | str]()
         self._leaving = BackgroundTasks()
 
-    async def open(
+    def open(
         self, pipeline: str, model: tuple[str, str], terms: SessionTerms, owner: str, subject: Subject
     ) -> PipelineSession[Subject]:
         """``model``: name and version. ``owner``: the id of the API key; empty without one.
 
-        Raises TooManyRequests, ModelNotReady or UpstreamUnavailable.
+        Raises TooManyRequests or ModelNotReady.
         """
-        place = await self._place(pipeline, terms, list(self._engine.homes(*model)))
+        servers = len(self._engine.states()) or 1
+        place = self._places.take(pipeline, terms, self._engine.homes(*model), servers)
         session = PipelineSession(
-            id=self._home.new_id(),
+            id=secrets.token_urlsafe(ID_BYTES),
             pipeline=pipeline,
             owner=owner,
             terms=terms,
@@ -85,32 +83,12 @@ class Sessions(Generic[Subject]):
         self._observer.opened(session)
         return session
 
-    def __contains__(self, session_id: str) -> bool:
-        """Whether the session is open."""
-        return session_id in self._open
-
     def find(self, session_id: str) -> PipelineSession[Subject]:
         """Returns also a session that ended a short time ago. Raises UnknownSession."""
         session = self._open.get(session_id) or self._past.get(session_id)
         if session is None:
-            raise UnknownSession("There is no such session, or it has ended.")
+            raise UnknownSession("This process has no such session, or it has ended.")
         return session
-
-    async def _place(self, pipeline: str, terms: SessionTerms, homes: list[str]) -> Place:
-        """Tries the next Triton where other gateways have all places."""
-        servers = len(self._engine.states()) or 1
-        while True:
-            place = self._places.take(pipeline, terms, homes, servers)
-            if self._shared is None:
-                return place
-            try:
-                place.lease = await self._shared.take(place.address, terms, servers)
-                return place
-            except BaseException as exc:
-                self._places.release(place)
-                homes.remove(place.address)
-                if not (isinstance(exc, TooManyRequests) and homes):
-                    raise
 
     def _new_sequence_id(self, terms: SessionTerms) -> int | str:
         while (sequence_id := self._ids.new_id(terms.ids)) in self._used_ids:
@@ -159,8 +137,6 @@ class Sessions(Generic[Subject]):
 
     def _free(self, session: PipelineSession[Subject]) -> None:
         self._places.release(session.place)
-        if self._shared is not None and session.place.lease is not None:
-            self._shared.release(session.place.lease)
         self._used_ids.discard(session.sequence_id)
 
     def _forget(self, session: PipelineSession[Subject]) -> None:

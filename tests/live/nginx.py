@@ -64,13 +64,13 @@ def documented_server(port: int, upstream: str, authority: Authority, read_timeo
     return text
 
 
-def documented_routes(port: int, first: str, second: str) -> str:
-    """The upstreams and routes of ``proxies.md`` for two gateways named ``a`` and ``b`` (``host:port``)."""
+def documented_affinity(port: int, first: str, second: str) -> str:
+    """The upstream of ``proxies.md`` that keeps each client at one of two gateways (``host:port``)."""
     _, text = nginx_blocks()
     for shown, own in (("10.0.0.11:8080", first), ("10.0.0.12:8080", second)):
-        assert text.count(shown) == 2
+        assert text.count(shown) == 1
         text = text.replace(shown, own)
-    return text + plain_server(port, "http://$gateway", "proxy_set_header Host $host;")
+    return text + plain_server(port, "http://gateways", "proxy_set_header Host $host;")
 
 
 def nginx_blocks() -> list[str]:

@@ -18,7 +18,7 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.websocket_client import events_of
 from tests.live.session_models import write_models
-from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
 from tests.waiting import PATIENCE_S, eventually
 
 
@@ -40,6 +40,12 @@ def sessions_gateway(
     config.write_text(yaml.safe_dump({"pipelines": pipelines}))
     with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as gateway:
         yield gateway
+
+
+def wait_for_new_triton(gateway: GatewayProcess) -> None:
+    """Call it after Triton was killed: the gateway notices that up to two seconds later."""
+    eventually(lambda: httpx.get(f"{gateway.admin_url}/health/ready").status_code != 200)
+    wait_until_ready(gateway)
 
 
 @contextmanager

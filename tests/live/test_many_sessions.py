@@ -1,4 +1,4 @@
-"""A thousand sessions of a hundred steps: no state mixes while callers leave, models reload, and processes die."""
+"""A thousand sessions of a hundred steps: no state mixes while callers leave, models reload, and Triton is killed."""
 
 import asyncio
 import json
@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.connections import workers_of
 from tests.live.session_models import Summing, write_model
+from tests.live.sessions import wait_for_new_triton
 from tests.live.test_sessions import load
-from tests.processes import START_S, GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.processes import GatewayProcess, running_gateway, running_triton
 from tests.waiting import eventually
 
 SESSIONS, STEPS = 1000, 100
@@ -116,7 +115,7 @@ class Run:
         connection.close()
 
     async def opened(self, connection: Connection, model: str) -> str:
-        """Waits for a place, and for a Triton or a worker that was killed to start again."""
+        """Waits for a place, and for a Triton that was killed to start again."""
         while (answered := await connection.post(f"/v1/pipelines/{model}/sessions", {}, {}))[0] != 201:
             assert answered[0] in (0, 429, 503), answered
             await asyncio.sleep(0.2)
@@ -151,7 +150,7 @@ class Run:
 
     async def with_faults(self, sessions: int) -> None:
         """A fault each time that an equal part of the sessions has ended."""
-        kinds = [self._reload, self._kill_worker, self._reload, self._kill_triton] * 2
+        kinds = [self._reload, self._kill_triton, self._reload] * 2
         for count, fault in enumerate(kinds, 1):
             while self.ends.total() < count * sessions / (len(kinds) + 1):
                 await asyncio.sleep(0.1)
@@ -161,16 +160,10 @@ class Run:
     def _reload(self) -> None:
         load(self.triton, self.chance.choice(list(MODELS)))
 
-    def _kill_worker(self) -> None:
-        victim = self.chance.choice(workers_of(self.gateway))
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: victim not in workers_of(self.gateway) and len(workers_of(self.gateway)) == 2)
-
     def _kill_triton(self) -> None:
         assert self.triton.pid is not None
         os.kill(self.triton.pid, signal.SIGKILL)
-        eventually(lambda: httpx.get(f"{self.gateway.admin_url}/health/ready").status_code != 200)
-        wait_until_ready(self.gateway, START_S)
+        wait_for_new_triton(self.gateway)
 
     async def fill(self, model: str) -> None:
         """Has a session in every place of the model at the same time. No state and no sequence is left there."""
@@ -198,7 +191,7 @@ def run(tmp_path: Path, models_venv: Path) -> Iterator[Run]:
     options = EmbeddedOptions(repository, models_venv, first_restart_s=0.2)
     with (
         running_triton(options, restarts=True) as triton,
-        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=str(config), workers="2") as gateway,
+        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=str(config)) as gateway,
     ):
         yield Run(gateway, triton)
 

@@ -15,11 +15,10 @@ from websockets.exceptions import ConnectionClosed
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.fakes.websocket_client import event_of, events_of, opened
-from tests.live.conftest import GatewayProcess, wait_until_ready
-from tests.live.connections import owner_of, workers_of
+from tests.live.conftest import GatewayProcess
 from tests.live.events import Event, checked, events_in
 from tests.live.session_models import STREAMED
-from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton
+from tests.live.sessions import code, session_client, sessions_gateway, sessions_triton, wait_for_new_triton
 from tests.waiting import PATIENCE_S, eventually
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
@@ -43,13 +42,6 @@ def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Itera
 @pytest.fixture(scope="module")
 def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES, ping_s="0.2") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("two")
-    with sessions_gateway(triton, folder, PIPELINES, ping_s="0.2", workers="2") as process:
         yield process
 
 
@@ -246,55 +238,7 @@ def test_a_killed_triton_ends_a_stream_and_its_session(
     assert "The last answered step is 1." in last.data["detail"]
     lost = session.send(1, 1)
     assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
-    wait_until_ready(gateway)
-
-
-def test_every_worker_streams_the_steps_of_a_session(two_workers: GatewayProcess) -> None:
-    with connections(two_workers) as client:
-        session = Caller(client, "streamed_oldest")
-        for number in range(10):
-            session.step(number, 3)
-        for _ in range(4):
-            session.leave(5, 8, 0.05)
-            session.step(7, 2)
-        assert {code(session.send(1, 1, X_Session_Step="1")) for _ in range(6)} == {(409, "step_out_of_turn")}
-        answers = [session.send(1, 2, 0.5) for _ in range(4)]
-        assert all("\n: \n" in answer.text for answer in answers)
-        session.steps, session.sum = session.steps + 4, session.sum + 8
-        session.end()
-    eventually(lambda: two_workers.metric("open_sessions") == 0)
-
-
-def test_events_that_are_passed_arrive_at_once(two_workers: GatewayProcess) -> None:
-    """The caller has the first outputs while the model still computes the others."""
-    with connections(two_workers) as client:
-        session = Caller(client, "streamed_oldest")
-        for _ in range(4):
-            with client.stream("POST", f"{session.url}/stream", json=body_of(1, 3, 0.3)) as answer:
-                events = events_in(answer.iter_lines())
-                seen = [next(events)]
-                assert two_workers.metric("active_streams", pipeline="streamed_oldest") == 1
-                session.check(checked([*seen, *events]), 1, 3)
-        session.end()
-
-
-def test_a_killed_worker_ends_the_streams_that_it_passed_on(two_workers: GatewayProcess) -> None:
-    with connections(two_workers) as client:
-        for _ in range(32):
-            session = Caller(client, "streamed_oldest")
-            owner = sorted(workers_of(two_workers))[int(session.id.split(".")[1]) - 1]
-            with client.stream("POST", f"{session.url}/stream", json=body_of(5, 300, 0.01)) as answer:
-                events = events_in(answer.iter_lines())
-                assert next(events).name == "output"
-                _, port = answer.extensions["network_stream"].get_extra_info("client_addr")
-                if owner_of(two_workers, port) != owner:
-                    os.kill(owner, signal.SIGKILL)
-                    last = list(events)[-1]
-                    break
-            assert client.delete(session.url).status_code == 204
-        assert (last.name, last.data["code"]) == ("error", "session_lost")
-    eventually(lambda: owner not in workers_of(two_workers) and len(workers_of(two_workers)) == 2)
-    wait_until_ready(two_workers)
+    wait_for_new_triton(gateway)
 
 
 async def test_a_websocket_gets_the_outputs_of_each_step(gateway: GatewayProcess) -> None:
@@ -334,7 +278,7 @@ async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: 
         with pytest.raises(ConnectionClosed):
             await client.recv()
         assert (client.close_code, client.close_reason) == (4410, "session_lost")
-    await asyncio.to_thread(wait_until_ready, gateway)
+    await asyncio.to_thread(wait_for_new_triton, gateway)
 
 
 def test_only_the_key_that_opened_a_session_can_stream(triton: EmbeddedTriton, tmp_path: Path) -> None:
@@ -358,5 +302,5 @@ def test_the_document_describes_streams_of_sessions(gateway: GatewayProcess) -> 
     assert (described["streams"], described["sessions"]) == (False, True)
     assert "/v1/pipelines/streamed_oldest/stream" not in paths
     step = paths["/v1/sessions/{id}/stream"]["post"]
-    assert {"400", "404", "409", "410", "421", "422", "429"} <= set(step["responses"])
+    assert {"400", "404", "409", "410", "422", "429"} <= set(step["responses"])
     assert "text/event-stream" in step["responses"]["200"]["content"]

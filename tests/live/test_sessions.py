@@ -1,5 +1,6 @@
 """Sessions over a real Triton: the answers prove that each session has its own state, and that no place is lost."""
 
+import asyncio
 import json
 import os
 import random
@@ -19,10 +20,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.fakes.keys import bearer, entry, write_keys
+from tests.fakes.websocket_client import opened
 from tests.live.conftest import GatewayProcess, wait_until_ready
-from tests.live.connections import workers_of
 from tests.live.session_models import MODELS
-from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton
+from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton, step
 from tests.waiting import PATIENCE_S, eventually
 
 EVERY = [*MODELS, "summing_chain"]
@@ -432,72 +433,42 @@ def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
         yield process
 
 
-def worker_of(session: Caller) -> str:
-    return str(session.opened["id"].split(".")[1])
-
-
-def test_every_worker_answers_the_steps_of_a_session(two_workers: GatewayProcess) -> None:
+def test_several_workers_refuse_sessions_over_http(two_workers: GatewayProcess) -> None:
+    """Each worker refuses them at once, and the log says so once."""
     with connections(two_workers) as client:
-        sessions = [Caller(client, "text_oldest") for _ in range(8)]
-        assert {worker_of(each) for each in sessions} <= {"1", "2"}
-        for number in range(12):
-            for each in sessions:
-                each.step(number)
-        for each in sessions[1:]:
-            each.end()
-        answer = sessions[0].send(5, headers={"X-Session-Step": "13", "X-Request-ID": "passed-on"})
-        assert answer.headers["X-Request-ID"] == "passed-on"
-        for _ in range(6):
-            assert sessions[0].send(5, headers={"X-Session-Step": "13"}).content == answer.content
-            assert code(sessions[0].send(5, headers={"X-Session-Step": "9"})) == (409, "step_out_of_turn")
-        assert sessions[0].delete() == 204
-        for _ in range(6):
-            assert sessions[0].delete() == 404
-    eventually(lambda: two_workers.metric("open_sessions") == 0)
+        for _ in range(8):
+            refused = client.post("/v1/pipelines/int64_oldest/sessions")
+            assert code(refused) == (501, "http_sessions_off")
+            assert "GATEWAY_WORKERS=1" in refused.json()["hint"]
+            assert "/v1/pipelines/int64_oldest/session" in refused.json()["hint"]
+        assert code(client.post("/v1/pipelines/ordinary/sessions")) == (400, "invalid_request")
+        assert code(client.post("/v1/sessions/abc", json={"NUMBER": 1})) == (404, "unknown_session")
+    assert two_workers.metric("open_sessions") == 0
+    assert sum("http_sessions_off" in str(line["message"]) for line in two_workers.json_lines()) == 1
 
 
-def test_a_worker_without_a_place_opens_a_session_in_another(two_workers: GatewayProcess) -> None:
-    """The model has one place, which one of the workers has."""
-    with connections(two_workers) as client:
-        for _ in range(12):
-            eventually(lambda: has_place(client, "short"))
-            session = client.post("/v1/pipelines/short/sessions")
-            assert session.status_code == 201
-            assert client.delete(session.headers["Location"]).status_code == 204
+async def test_several_workers_have_sessions_over_websockets(two_workers: GatewayProcess) -> None:
+    clients = [await opened(two_workers, "text_oldest") for _ in range(16)]
+    for number in range(1, 4):
+        for value, client in enumerate(clients):
+            assert (await step(client, number, value))["SUM"] == number * value
+    assert await asyncio.to_thread(two_workers.metric, "open_sessions") == len(clients)
+    for client in clients:
+        await client.close()
+    await asyncio.to_thread(eventually, lambda: two_workers.metric("open_sessions") == 0)
 
 
-def test_another_gateway_has_a_session(two_workers: GatewayProcess, client: httpx.Client) -> None:
-    with connections(two_workers) as other:
-        session = Caller(other, "int64_oldest")
-        for call in (client.delete, lambda url: client.post(url, json={"NUMBER": 1})):
-            assert code(call(session.url)) == (421, "misdirected_session")
+def test_another_gateway_does_not_have_the_session(
+    triton: EmbeddedTriton, tmp_path: Path, client: httpx.Client
+) -> None:
+    with sessions_gateway(triton, tmp_path, PIPELINES) as other:
+        session = Caller(client, "int64_oldest")
+        for path in (session.url, "/v1/sessions/abc", "/v1/sessions/00000000.1.x"):
+            for call in (httpx.delete, lambda url: httpx.post(url, json={"NUMBER": 1})):
+                assert code(call(other.url + path)) == (404, "unknown_session")
+        assert other.metric("requests_total", outcome="model_error") == 0
+        session.step(2)
         session.end()
-        for wrong in ("abc", "ABC.1.x", "00000000.x.y"):
-            assert code(client.delete(f"/v1/sessions/{wrong}"))[0] == 404
-
-
-def test_a_killed_worker_takes_its_sessions_with_it(two_workers: GatewayProcess) -> None:
-    with connections(two_workers) as client:
-        session = Caller(client, "int32_oldest")
-        session.step(1)
-        victim = sorted(workers_of(two_workers))[int(worker_of(session)) - 1]
-        os.kill(victim, signal.SIGKILL)
-
-        def answer() -> httpx.Response | None:
-            try:
-                return session.send(2)
-            except httpx.TransportError:
-                return None
-
-        eventually(lambda: (lost := answer()) is not None and code(lost) == (410, "session_lost"))
-        eventually(lambda: victim not in workers_of(two_workers) and len(workers_of(two_workers)) == 2)
-        wait_until_ready(two_workers)
-        for _ in range(6):
-            for call in (session.client.delete, lambda url: session.client.post(url, json={"NUMBER": 1})):
-                assert code(call(session.url)) == (410, "session_lost")
-        again = Caller(client, "int32_oldest")
-        again.step(1)
-        again.end()
 
 
 def test_the_document_describes_sessions(gateway: GatewayProcess) -> None:
@@ -507,4 +478,5 @@ def test_the_document_describes_sessions(gateway: GatewayProcess) -> None:
     assert list(paths["/v1/pipelines/meter"]) == ["get"]
     assert paths["/v1/pipelines/meter/sessions"]["post"]["operationId"] == "open_session_meter"
     assert set(paths["/v1/sessions/{id}"]) == {"post", "delete"}
-    assert {"404", "409", "410", "421", "429"} <= set(paths["/v1/sessions/{id}"]["post"]["responses"])
+    assert {"404", "409", "410", "429"} <= set(paths["/v1/sessions/{id}"]["post"]["responses"])
+    assert "501" in paths["/v1/pipelines/meter/sessions"]["post"]["responses"]

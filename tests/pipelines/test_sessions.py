@@ -9,6 +9,7 @@ from app.core.errors import InvalidRequest
 from app.core.model import ModelConfig, SequenceBatching
 from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, SequenceIdSource, sequence_ids_of
 from app.core.session import StatefulModel
+from app.core.share import Share
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec
 from tests.fakes.models import ensemble, model, pipeline
@@ -95,7 +96,7 @@ def test_requests_are_only_steps_of_sessions() -> None:
     [("UINT64", OWN_NUMBERS), ("INT64", OWN_NUMBERS), ("UINT32", OWN_SHORT_NUMBERS), ("INT32", OWN_SHORT_NUMBERS)],
 )
 def test_numbers_fit_the_control_and_belong_to_one_worker(datatype: str, numbers: range, number: int) -> None:
-    config, source = stateful(datatype), SequenceIdSource(3, number)
+    config, source = stateful(datatype), SequenceIdSource(Share(number, 3))
     ids = sequence_ids_of(config, {})
     made = {source.new_id(ids) for _ in range(200)}
     assert len(made) > 190

@@ -1,4 +1,4 @@
-"""The places of sessions: never more than the models have, shared by workers, at the Triton with the most free ones."""
+"""The places of sessions: never more than the models have, at the Triton with the most free ones."""
 
 from time import monotonic
 
@@ -7,6 +7,7 @@ import pytest
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.session import SessionTerms, StatefulModel, reach_s
+from app.core.share import WHOLE, Share
 from app.sessions.places import LONGEST_RETRY_S, Place, Places
 
 
@@ -27,7 +28,7 @@ def taken(places: Places, given: SessionTerms, *homes: str, pipeline: str = "p")
 
 @pytest.mark.parametrize(("given", "count"), [(terms(3), 3), (terms(3, 2), 2), (terms(5, max_open=2), 2)])
 def test_the_narrowest_limit_counts(given: SessionTerms, count: int) -> None:
-    places = Places()
+    places = Places(WHOLE)
     found = taken(places, given)
     assert len(found) == count
     places.release(found[0])
@@ -35,19 +36,19 @@ def test_the_narrowest_limit_counts(given: SessionTerms, count: int) -> None:
 
 
 def test_pipelines_over_one_model_share_its_places() -> None:
-    places = Places()
+    places = Places(WHOLE)
     assert len(taken(places, terms(4, max_open=1), pipeline="a")) == 1
     assert len(taken(places, terms(4), pipeline="b")) == 3
 
 
 @pytest.mark.parametrize(("total", "workers"), [(1, 3), (4, 3), (64, 4), (2, 2)])
 def test_workers_together_never_have_more_places(total: int, workers: int) -> None:
-    parts = [len(taken(Places(workers, number), terms(total))) for number in range(1, workers + 1)]
+    parts = [len(taken(Places(Share(number, workers)), terms(total))) for number in range(1, workers + 1)]
     assert sum(parts) == total
 
 
 def test_a_session_goes_to_the_triton_with_the_most_free_places() -> None:
-    places = Places()
+    places = Places(WHOLE)
     found = taken(places, terms(6), "a:1", "b:1")
     assert sorted(each.address for each in found) == ["a:1"] * 3 + ["b:1"] * 3
     for each in found:
@@ -59,7 +60,7 @@ def test_a_session_goes_to_the_triton_with_the_most_free_places() -> None:
 
 
 def test_a_refusal_tells_when_a_place_is_free() -> None:
-    places = Places()
+    places = Places(WHOLE)
     (place,) = taken(places, terms(1))
     for until, expected in ((7.5, 8), (0.1, 1), (1000, LONGEST_RETRY_S)):
         places.hold(place, monotonic() + until)

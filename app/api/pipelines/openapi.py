@@ -235,7 +235,7 @@ def _open_session(pipeline: Pipeline) -> Schema:
     opened = json_answer("The session is open", SessionOpened, "Location") | {"links": _SESSION_LINKS}
     possible = (
         *(errors.UnknownPipeline, errors.TooManyRequests),
-        *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining),
+        *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining, errors.HttpSessionsOff),
     )
     answers = {"201": opened, **problems(*possible)}
     summary = pipeline.spec.description or f"Open a session of {pipeline.spec.model}"
@@ -246,7 +246,7 @@ def _open_session(pipeline: Pipeline) -> Schema:
 _SESSION_LINKS: Schema = {
     name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in ("run_step", "delete_session")
 }
-_SESSION_ERRORS = errors.UnknownSession, errors.MisdirectedSession, errors.SessionLost
+_SESSION_ERRORS = errors.UnknownSession, errors.SessionLost
 _SESSION_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
 _STEP_HEADERS: Sequence[Schema] = (
     {

@@ -242,7 +242,7 @@ class _View:
 def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
-    steps = SessionSteps(services.inference, services.session_home, services.shared_places)
+    steps = SessionSteps(services.inference, services.share)
     sessions = SessionRoutes(services, steps)
     sockets = SocketRoutes(services.inference, services.limits, services.origins, steps)
     return Dialect(

@@ -13,12 +13,11 @@ from app.api.pipelines.session_streams import StepCollector, StepStream
 from app.api.workload import Workload
 from app.core.errors import InvalidRequest
 from app.core.inference import Deadline, InferenceRequest
+from app.core.share import Share
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
-from app.sessions.home import SessionHome
-from app.sessions.places import SharedPlaces
 from app.sessions.registry import Sessions
 from app.sessions.session import End, PipelineSession, StepAnswer
 
@@ -68,20 +67,19 @@ class SessionRecords:
 class SessionSteps:
     """``sessions``: those of this process, over HTTP and WebSockets."""
 
-    def __init__(self, inference: Inference, home: SessionHome, shared: SharedPlaces | None) -> None:
+    def __init__(self, inference: Inference, share: Share) -> None:
         self._inference = inference
         self.sessions = Sessions(
             inference.engine,
-            home,
+            share,
             SessionRecords(inference.metrics, inference.workload),
             lambda session: session.subject.pipeline.ending_request(),
-            shared,
         )
 
-    async def opened(self, exchange: Exchange, pipeline: Pipeline) -> ServedSession:
+    def opened(self, exchange: Exchange, pipeline: Pipeline) -> ServedSession:
         """Opens a session in this process.
 
-        Raises InvalidRequest, TooManyRequests, ModelNotReady or UpstreamUnavailable.
+        Raises InvalidRequest, TooManyRequests or ModelNotReady.
         """
         name, terms = pipeline.name, pipeline.session
         if terms is None:
@@ -92,7 +90,7 @@ class SessionSteps:
         target = self._inference.target_of(pipeline)
         served = Served(pipeline.of_session(), target)
         model = pipeline.spec.model, pipeline.spec.version
-        session = await self.sessions.open(name, model, terms, exchange.record.key, served)
+        session = self.sessions.open(name, model, terms, exchange.record.key, served)
 
         def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
             return session.prepared(target.prepared(request, deadline))

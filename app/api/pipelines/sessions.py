@@ -7,22 +7,21 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from app.api.bodies import read_body
 from app.api.deadlines import deadline_of
 from app.api.dialect import Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import exit_headers
-from app.api.pipelines.session_passing import STEP, SessionPassing
 from app.api.pipelines.session_steps import ServedSession, SessionSteps
 from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
 from app.api.streaming import Start, StreamResponse
-from app.core.errors import Forbidden, InvalidRequest, MisdirectedSession, TooManyRequests, UnknownSession
+from app.core.errors import Forbidden, HttpSessionsOff, InvalidRequest, UnknownSession
 from app.core.rows import owned
 from app.sessions.session import End, SessionStep, StepAnswer
 
+STEP = b"x-session-step"
 IS_LAST = b"x-session-end"
 _MOST_DIGITS = 15
 
@@ -34,16 +33,12 @@ class SessionOpened(TypedDict):
 
 
 class SessionRoutes:
-    """A session of another worker is passed on to it (``_owner_of``)."""
-
     def __init__(self, services: Services, steps: SessionSteps) -> None:
         self._inference = services.inference
         self._limits = services.limits
-        self._home = services.session_home
-        self._shared = services.shared_places
+        self._is_alone = services.share.is_whole
         self._steps = steps
         self._sessions = steps.sessions
-        self._passing = SessionPassing(services.session_home)
 
     def router(self) -> APIRouter:
         return router_of(
@@ -60,18 +55,18 @@ class SessionRoutes:
     async def open_session(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)
         pipeline = self._inference.admit(exchange, name, None)
-        try:
-            session = await self._steps.opened(exchange, pipeline)
-        except TooManyRequests as exc:
-            return await self._passing.opened_elsewhere(exchange, exc)
+        if pipeline.session is not None and not self._is_alone:
+            raise HttpSessionsOff(
+                "This gateway has several workers, and the steps of a session would reach different ones.",
+                hint=f"Open a WebSocket at /v1/pipelines/{name}/session, or set GATEWAY_WORKERS=1.",
+            )
+        session = self._steps.opened(exchange, pipeline)
         url = f"/v1/sessions/{session.id}"
         opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
         return JsonResponse(opened, 201, {"Location": url})
 
     async def delete_session(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
-        if (owner := await self._owner_of(session_id)) != self._home.number:
-            return await self._passing.answer_of(owner, exchange)
         session = self._found(exchange, session_id)
         if session.ended is not None:
             raise UnknownSession("The session has ended.")
@@ -79,11 +74,7 @@ class SessionRoutes:
         return Response(status_code=204)
 
     async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        session_id = found["session_id"]
-        if session_id not in self._sessions and (owner := await self._owner_of(session_id)) != self._home.number:
-            await self._pass_on(owner, exchange, send)
-            return
-        session = self._found(exchange, session_id)
+        session = self._found(exchange, found["session_id"])
         pipeline = session.subject.pipeline
         self._inference.admit_step(exchange, pipeline)
         number, is_last = _number_of(exchange), _is_last(exchange)
@@ -98,8 +89,6 @@ class SessionRoutes:
 
     async def stream_step(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
-        if (owner := await self._owner_of(session_id)) != self._home.number:
-            return await self._passing.stream_of(owner, exchange, await self._body_to_pass(exchange), self._limits)
         session = self._found(exchange, session_id)
         pipeline = session.subject.pipeline
         self._inference.admit_step(exchange, pipeline)
@@ -115,26 +104,6 @@ class SessionRoutes:
         response = StreamResponse(stream.log, self._limits, start=start, on_left=stream.leave, closing=stream.left)
         response.raw_headers = [*response.raw_headers, (STEP, b"%d" % stream.number)]
         return response
-
-    async def _owner_of(self, session_id: str) -> int:
-        """The worker that has the session. Raises UnknownSession, SessionLost or MisdirectedSession."""
-        try:
-            return self._home.owner_of(session_id)
-        except MisdirectedSession as exc:
-            address = None if self._shared is None else await self._shared.address_of(session_id.partition(".")[0])
-            if address is None:
-                raise
-            raise MisdirectedSession(f"The gateway at {address} has this session, or had it until it ended.") from exc
-
-    async def _pass_on(self, owner: int, exchange: Exchange, send: Send) -> None:
-        answer = await self._passing.answer_of(owner, exchange, await self._body_to_pass(exchange))
-        await answer(exchange.scope, exchange.receive, send)
-
-    async def _body_to_pass(self, exchange: Exchange) -> bytes:
-        """The owner counts and logs the step."""
-        exchange.record.transport = None
-        self._inference.workload.add(exchange.work)
-        return bytes(await read_body(exchange, self._limits.of_any(self._inference.allowed(exchange))))
 
     def _found(self, exchange: Exchange, session_id: str) -> ServedSession:
         """Raises UnknownSession, or Forbidden for another key than the one that opened the session."""

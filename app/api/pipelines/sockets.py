@@ -53,7 +53,7 @@ class SocketRoutes:
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
         limits = self._limits.of(pipeline)
         handshake = Handshake(exchange, limits.max_body_bytes)
-        handler = await self._handler_of(exchange, pipeline)
+        handler = self._handler_of(exchange, pipeline)
         try:
             websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
         except GatewayError:
@@ -62,10 +62,10 @@ class SocketRoutes:
         exchange.record.transport = exchange.record.explanation = None  # each message is a request of its own
         await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
 
-    async def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
-        """Raises TooManyRequests, ModelNotReady or UpstreamUnavailable if the pipeline cannot open a session now."""
+    def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
+        """Raises TooManyRequests or ModelNotReady if the pipeline cannot open a session now."""
         if pipeline.session is not None:
-            session = await self._steps.opened(exchange, pipeline)
+            session = self._steps.opened(exchange, pipeline)
             handler = StepHandler if pipeline.spec.stream is None else StreamedStepHandler
             return handler(self._steps, session, exchange, self._route.check)
         return PipelineMessageHandler(self._inference, exchange, pipeline.name, self._route.check)

@@ -12,6 +12,8 @@ const MOST_SAMPLES = 8 * PEAK_SAMPLES;
 /** The pause of a second that ends the last phrase. */
 const SILENCE = new Int16Array(32 * PEAK_SAMPLES);
 
+const NOT_OPENED = "The WebSocket cannot be opened";
+const PROXY = "Does a proxy in between pass on Upgrade and Connection?";
 const CLOSED = {
   1001: ["The gateway shuts down", "Start again in a moment."],
   1002: ["The gateway received an invalid frame", "Does a proxy in between change WebSockets?"],
@@ -159,10 +161,11 @@ export class Listening {
     try {
       const { values } = await post(`${this.#pipeline.url}/sessions`);
       await remove(values.url);
-      const detail = "A session over HTTP can. Try again: the free place may be that of another worker. Does a proxy in between pass on Upgrade and Connection?";
-      return { title: "The WebSocket cannot be opened", detail };
+      return { title: NOT_OPENED, detail: `A session over HTTP can. ${PROXY}` };
     } catch (error) {
-      return problemIn(error);
+      const problem = problemIn(error);
+      if (problem.code !== "http_sessions_off") return problem;
+      return { title: NOT_OPENED, detail: `All places of the worker that has the connection may be taken: try again. ${PROXY}` };
     }
   }
 

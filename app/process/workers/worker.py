@@ -42,7 +42,6 @@ from app.process.workers.channel import (
     WorkerConfig,
     WorkerUpdate,
 )
-from app.sessions.home import SessionHome
 
 ANSWER_S = 5.0
 
@@ -147,8 +146,7 @@ async def work(descriptor: int) -> None:
         body_memory.keep()
         freeze_heap()
         own = _listener(config.listeners[number - 1])
-        sessions = _session_listener(gateway.session_home)
-        server = await stack.enter_async_context(serving(app, own, supervisor, limit, sessions))
+        server = await stack.enter_async_context(serving(app, own, supervisor, limit))
         answers: Answers = {Totals: totals.arrived, ExplanationFound: explanations.arrived}
         link = Link(channel, gateway, ListenerSet(server, number, config.listeners), own_numbers, answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
@@ -169,13 +167,6 @@ def _end_with(supervisor: int) -> None:
 def _listener(descriptor: int) -> socket.socket:
     """Returns a copy, because the server closes it when it stops, while the descriptor must stay open."""
     return socket.socket(fileno=os.dup(descriptor))
-
-
-def _session_listener(home: SessionHome) -> socket.socket:
-    """Opens the socket at which other workers pass on requests of this worker's sessions."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(home.socket_of(home.number))
-    return listener
 
 
 class OwnNumbers:

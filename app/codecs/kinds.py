@@ -8,7 +8,9 @@ import base64
 import binascii
 import codecs
 import json
+from collections import defaultdict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -249,6 +251,62 @@ def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
         if dim not in (-1, size):
             return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def declared_shape(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the shape that agrees with declared dims and has the same elements in the same order.
+
+    Only dimensions of size 1 may be missing or extra. If several shapes agree, the first dimension, usually the batch,
+    is taken as the missing or extra one. None if no shape agrees, or if it is not clear which.
+    """
+    if fits(shape, dims):
+        return shape
+    if dims[:1] == (1,) and fits(shape, dims[1:]):
+        return (1, *shape)
+    if shape[:1] == (1,) and fits(shape[1:], dims):
+        return shape[1:]
+    sizes = [size for size in shape if size != 1]
+    begun: dict[int, list[tuple[int, ...]]] = {0: [()]}  # how many sizes have a dimension -> at most two such shapes
+    for dim in dims:
+        longer = defaultdict[int, list[tuple[int, ...]]](list)
+        for placed, shapes in begun.items():
+            if dim in (-1, 1):
+                longer[placed] += [(*each, 1) for each in shapes]
+            if placed < len(sizes) and dim in (-1, sizes[placed]):
+                longer[placed + 1] += [(*each, sizes[placed]) for each in shapes]
+        begun = {placed: shapes[:2] for placed, shapes in longer.items()}
+    found = begun.get(len(sizes), [])
+    return found[0] if len(found) == 1 else None
+
+
+def as_datatype(array: Array, datatype: str) -> Array | None:
+    """Converts numbers to the declared datatype. Floats are rounded, integers stay exact.
+
+    Returns None if one of the two datatypes is BYTES, if floats would become integers, or if ``datatype`` cannot hold
+    a number. NaN and infinity stay as they are.
+    """
+    dtype, is_float = DTYPE_BY_DATATYPE[datatype], datatype in FLOAT_DATATYPES
+    were_floats = array.dtype.kind not in "biu"
+    if datatype == BYTES or array.dtype.kind == "O" or (were_floats and not is_float):
+        return None
+    wide = array.astype(np.float64) if were_floats else array
+    finite = wide[np.isfinite(wide)]
+    if finite.size:
+        low, high = _range_of(datatype, of_floats=were_floats)
+        if finite.min().item() < low or finite.max().item() > high:
+            return None
+    return array.astype(dtype)
+
+
+def _range_of(datatype: str, *, of_floats: bool) -> tuple[float, float]:
+    """The numbers that a datatype holds: floats rounded, integers exactly."""
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    if datatype in FLOAT_DATATYPES:
+        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        high = float(info.max) if of_floats else 2 ** (info.nmant + 1)
+        return -high, high
+    return (0, 1) if datatype == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def without_batch(array: Array) -> Array:

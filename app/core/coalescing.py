@@ -4,6 +4,7 @@
 and :mod:`app.pipelines.trial` shows for each version of a model that a row does not depend on the rows beside it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -27,12 +28,12 @@ class Coalescing:
     """The shared calls of one compiled pipeline. Compared by identity.
 
     ``max_items`` and ``max_bytes``: limits of one call. ``steps``: how many models a request runs through.
-    ``outputs``: those that the model must write if a request names none.
+    ``outputs``: those that the model must write if a request names none, and their dims without the batch.
     """
 
     max_items: int
     max_bytes: int
-    outputs: frozenset[str]
+    outputs: Mapping[str, tuple[int, ...]]
     steps: int = 1
     tolerance: float = 0.0
     needs_trial: bool = True

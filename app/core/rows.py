@@ -4,7 +4,7 @@ The first dimension of every input and output is the batch. A response is cut on
 the rows of all requests; Triton does not check that.
 """
 
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -130,30 +130,38 @@ def _trace_of(requests: Iterable[InferenceRequest]) -> TraceContext | None:
     return next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None)
 
 
-def check_rows(response: InferenceResponse, request: InferenceRequest, rows: int, written: Set[str]) -> None:
+def check_rows(
+    response: InferenceResponse, request: InferenceRequest, rows: int, declared: Mapping[str, tuple[int, ...]]
+) -> None:
     """Checks that every output has one row for each of these ``rows`` of the request.
 
-    ``written``: the outputs that the model must write if the request names none.
+    ``declared``: the dims of the outputs that the model must write if the request names none.
 
-    Raises RowsMismatch if an output is missing, or its first dimension is not ``rows``.
+    Raises RowsMismatch if an output is missing, or its first dimension is not ``rows``. So does an output with a free
+    dimension that has more or fewer dimensions than declared: its first dimension may be the free one, which has the
+    size of the batch by accident.
     """
     outputs = response.outputs
-    wanted = {output.name for output in request.outputs} if request.outputs else written
+    wanted = {output.name for output in request.outputs} if request.outputs else declared.keys()
     if not outputs.keys() >= wanted:
         raise RowsMismatch(CoalescingFault("is left out of a response", min(wanted - outputs.keys())))
     for name, tensor in outputs.items():
-        if tensor.array.shape[:1] != (rows,):
-            raise RowsMismatch(CoalescingFault(f"has the shape {list(tensor.array.shape)} for {rows} rows", name))
+        shape, dims = tensor.array.shape, declared.get(name, ())
+        if shape[:1] != (rows,) or (len(shape) != len(dims) + 1 and -1 in dims):
+            raise RowsMismatch(CoalescingFault(f"has the shape {list(shape)} for {rows} rows", name))
 
 
 def cut(
-    response: InferenceResponse, request: InferenceRequest, rows: Sequence[int], written: Set[str]
+    response: InferenceResponse,
+    request: InferenceRequest,
+    rows: Sequence[int],
+    declared: Mapping[str, tuple[int, ...]],
 ) -> list[InferenceResponse]:
     """Returns the responses of the requests with these ``rows``, in order.
 
-    ``request``: the joined request. ``written``: as in :func:`check_rows`, which raises RowsMismatch.
+    ``request``: the joined request. ``declared``: as in :func:`check_rows`, which raises RowsMismatch.
     """
-    check_rows(response, request, sum(rows), written)
+    check_rows(response, request, sum(rows), declared)
     responses, start = [], 0
     for count in rows:
         stop = start + count

@@ -23,7 +23,7 @@ def coalescing_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, 
     return Coalescing(
         max_items=min(smallest, spec.coalesce.max_items or smallest),
         max_bytes=spec.coalesce.max_bytes,
-        outputs=frozenset(each.name for each in config.outputs),
+        outputs={each.name: each.dims for each in config.outputs},
         steps=sum(not each.is_ensemble for each in steps) or 1,
         tolerance=spec.coalesce.tolerance,
     )

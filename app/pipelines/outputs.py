@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from app.codecs.kinds import (
     FromArray,
+    as_datatype,
+    declared_shape,
     fits,
     from_array_of,
     from_one_element_of,
@@ -18,7 +20,7 @@ from app.codecs.kinds import (
     without_batch,
 )
 from app.core.errors import ContractViolation
-from app.core.inference import Array, InferenceResponse, Parameter, Tensor
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, InferenceResponse, Parameter, Tensor
 from app.core.model import TensorSpec
 from app.pipelines.spec import ContractSpec, OutputSpec
 
@@ -42,6 +44,8 @@ class OutputField:
     """Whether the responses count, and the output tells at the end whether a limit was reached."""
     _dims: tuple[int, ...]
     """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
+    _has_rows: bool
+    """Whether a response has a row for each item of the request."""
     _is_list_of_items: bool
     """Whether each item of a batch is a bare value."""
     _from_array: FromArray
@@ -68,6 +72,7 @@ class OutputField:
             is_text_run=depth == 0 and spec.kind == "text" and join == "concatenate",
             is_count=spec.reaches is not None,
             _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
+            _has_rows=batch,
             _is_list_of_items=depth == 1 and is_bare_item(tensor),
             _from_array=from_array_of(spec.kind, tensor.datatype) if depth else from_one_element_of(spec.kind),
         )
@@ -81,27 +86,60 @@ class OutputField:
         """The empty value of one item of a batch."""
         return None if self._is_list_of_items else []
 
-    def array_of(self, tensor: Tensor) -> Array:
-        """The array without its batch dimension. Raises ContractViolation where it is not what is declared."""
-        if tensor.datatype != self.tensor.datatype:
-            raise ContractViolation(
-                f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
-            )
+    def array_of(self, tensor: Tensor, items: int = 1) -> Array:
+        """The array without its batch dimension. ``items``: of the request, if a response has a row for each.
+
+        Triton checks no output, so many models write shapes and datatypes that differ a little from the declared ones.
+        The array is as declared if its elements are: dimensions of size 1 may be missing or extra, and numbers may have
+        another datatype if the declared one holds them. An empty array may have any shape and datatype.
+
+        Raises ContractViolation if the elements are not the declared ones.
+        """
         array = tensor.array
+        if tensor.datatype != self.tensor.datatype and array.size:
+            array = self._converted(tensor)
         if array.size and not fits(array.shape, self._dims):
-            if array.ndim or self._dims != (1,):
-                raise self._other_shape(array.shape)
-            array = array.reshape(1)  # some backends send a scalar for the dims [1]
+            shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
+            if shape is None:
+                raise self.other_shape(array.shape)
+            array = array.reshape(shape)
         return without_batch(array) if self.takes_batch else array
 
-    def _other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
-        hint = None
-        if shape and self.takes_batch and fits(shape[1:], self._dims[1:]):
+    def _converted(self, tensor: Tensor) -> Array:
+        declared = self.tensor.datatype
+        array = as_datatype(tensor.array, declared)
+        if array is None:
+            name = DTYPE_BY_DATATYPE[declared].name
+            dtype = _NUMPY.get(name, f"np.{name}")
+            written = "STRING" if tensor.datatype == BYTES else tensor.datatype
+            raise ContractViolation(
+                f"Output '{tensor.name}' is {tensor.datatype}; {declared} is declared.",
+                tensor=tensor.name,
+                hint=f"Convert the output in the model, in Python with `.astype({dtype})`, or declare "
+                f"`data_type: TYPE_{written}` in its config.pbtxt. The gateway converts numbers only if {declared} "
+                "holds each of them.",
+            )
+        return array
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an array of the declared shape may have no elements."""
+        return self.spec.single or -1 in self._dims
+
+    def other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
+        """The violation of a model that wrote this shape."""
+        name, dims = self.tensor.name, shape_text(self._dims)
+        if 0 in shape:
+            hint = f"If the model may write none, declare an early_exit rule with empty: [{name}] in gateway.yaml."
+        elif self.takes_batch and shape and declared_shape(shape, (shape[0], *self._dims[1:])):
             hint = f"The model wrote {shape[0]} rows for one item. With batch: true the answer has all rows."
+        else:
+            hint = (
+                f"Write {dims} in the model, or correct `dims` of '{name}' in its config.pbtxt. Dimensions of size 1 "
+                "may be missing or extra, if it is clear which."
+            )
         return ContractViolation(
-            f"Output '{self.tensor.name}' has shape {shape_text(shape)}; {shape_text(self._dims)} is declared.",
-            tensor=self.tensor.name,
-            hint=hint,
+            f"Output '{name}' has shape {shape_text(shape)}; {dims} is declared.", tensor=name, hint=hint
         )
 
     def value_of(self, array: Array) -> Any:
@@ -115,6 +153,10 @@ class OutputField:
     def text_decoder(self) -> "TextDecoder":
         """Returns a decoder for the pieces of one text."""
         return TextDifferences(self.tensor.name) if self.spec.accumulates else _UTF8("replace")
+
+
+_NUMPY = {"bool": "np.bool_", "object": "np.object_", "bfloat16": "ml_dtypes.bfloat16"}
+"""How Python names the types whose numpy name is not that of an attribute."""
 
 
 class TextDecoder(Protocol):
@@ -224,7 +266,7 @@ class ContractCheck:
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], *, takes_batch: bool) -> None:
     agreed = (1, *shape) if takes_batch else shape
-    if not fits(tensor.shape, agreed):
+    if declared_shape(tensor.shape, agreed) is None:
         words = " with the batch dimension" if takes_batch else ""
         raise _violation(tensor, f"the contract requires {shape_text(agreed)}{words}")
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Tokens, Values, ending_of
-from app.core.batch import part_of
+from app.core.batch import items_of, part_of
 from app.core.engine import Engine, discard_stream, responses_of
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -56,11 +56,16 @@ class ResponseReader:
     has_enough = False
     """Always False: the answer needs every response."""
     ends_slowly = False
+    _item_count = 1
+    _without_elements: ContractViolation | None = None
+    """Of an output that has no elements, although its declared shape has some."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_divided: bool = True) -> None:
         """``is_divided``: the reasoning in the text is an output of its own, if the pipeline has one."""
         self._pipeline = pipeline
         self._request_id = request.request_id
+        if pipeline.batch is not None:
+            self._item_count = items_of(request)
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
         self._contract = pipeline.contracts.check_of(request.parameters)
@@ -105,7 +110,7 @@ class ResponseReader:
         """Called after the last response, or after an error.
 
         An early exit before any output has the empty result. Raises the error for the caller, or ContractViolation if
-        a model that is not decoupled omitted an output.
+        a model that is not decoupled omitted an output, or wrote it without its elements.
         """
         if error is not None:
             return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
@@ -124,6 +129,8 @@ class ResponseReader:
         return Ending(reason, [self.empty_values()] if reason is not None and not self._written else ())
 
     def _check_complete(self) -> None:
+        if self._without_elements is not None:
+            raise self._without_elements
         for field in self._fields:
             if field.tensor.name in self._written:
                 continue
@@ -135,8 +142,12 @@ class ResponseReader:
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
         tensor = None if field.is_reasoning else response.outputs.get(field.tensor.name)
-        array = None if tensor is None else field.array_of(tensor)
-        if array is None or not array.size:
+        if tensor is None:
+            return self._empty_value(field)
+        array = field.array_of(tensor, self._item_count)
+        if not array.size:
+            if not field.may_be_empty:
+                self._without_elements = field.other_shape(tensor.shape)
             return self._empty_value(field)
         if field.is_count:
             self._counts[field.name] += int(array.sum())

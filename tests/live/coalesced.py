@@ -18,7 +18,20 @@ from tests.processes import GatewayProcess, running_triton
 BAD, KILLER, LATE = 13, 666, 1000
 """Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""
 SCRIPT = Path(__file__).parent / "rows_model.py"
-HABITS = ("good", "drop", "extra", "repeat", "omit", "list", "late_drop", "late_extra", "late_omit", "late_list")
+HABITS = (
+    "good",
+    "flat",
+    "squeeze",
+    "drop",
+    "extra",
+    "repeat",
+    "omit",
+    "list",
+    "late_drop",
+    "late_extra",
+    "late_omit",
+    "late_list",
+)
 CONFIG = """
 backend: "python"
 max_batch_size: 64

@@ -1,7 +1,8 @@
 """Answers the item i with -i and the text "of i", or has the habit of a hostile model, which its configuration names.
 
 A hostile habit concerns only batches of several rows, except lists of detections; one that begins with ``late_`` only
-those with an item of 1,000 or more, so that no sample shows it.
+those with an item of 1,000 or more, so that no sample shows it. ``flat`` and ``squeeze`` write fewer dimensions than
+are declared.
 """
 
 import json
@@ -54,6 +55,8 @@ class TritonPythonModel:
         elif what == "repeat":
             negative = negative.copy()
             negative[1] = negative[0]
+        if habit in ("flat", "squeeze"):
+            negative, text = (each[:, 0] if habit == "flat" else each.squeeze() for each in (negative, text))
         outputs = [pb_utils.Tensor("NEGATIVE", negative)]
         if what != "omit":
             outputs.append(pb_utils.Tensor("TEXT", text))

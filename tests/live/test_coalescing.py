@@ -80,6 +80,12 @@ def test_every_caller_gets_its_own_rows(two_workers: GatewayProcess) -> None:
     assert two_workers.metric("items_per_call_sum", model="good") > 2 * calls
 
 
+def test_rows_without_their_dimension_of_size_1_are_shared(two_workers: GatewayProcess) -> None:
+    answers = answers_of(two_workers, "flat", range(2000, 3000))
+    assert (answers.right, answers.wrong, answers.others) == (1000, [], {})
+    assert shared(two_workers, "flat") > 500
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_million_answers_prove_whose_they_are(two_workers: GatewayProcess) -> None:
@@ -89,7 +95,7 @@ def test_a_million_answers_prove_whose_they_are(two_workers: GatewayProcess) -> 
     assert shared(two_workers, "good") - before > 0.9 * MANY
 
 
-@pytest.mark.parametrize("model", ["drop", "extra", "repeat", "omit", "list"])
+@pytest.mark.parametrize("model", ["drop", "extra", "repeat", "omit", "list", "squeeze"])
 def test_the_trial_refuses_a_hostile_model(model: str, two_workers: GatewayProcess) -> None:
     output = {"omit": "TEXT", "list": "BOXES"}.get(model, "NEGATIVE")
     message = f"requests of pipeline '{model}' do not share calls: output '{output}'"

@@ -1,5 +1,6 @@
 """The parts of a batch, and their joined answer, without a server."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.core.batch import JoinedRows, name_of, part_of, ranges_of
 from app.core.errors import ContractViolation, ModelChanged
-from app.core.inference import DTYPE_BY_DATATYPE, InferenceResponse, Tensor
+from app.core.inference import DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
 from app.core.model import Step
 from app.pipelines.batches import PipelineBatch
 from app.pipelines.mismatch import PipelineMismatch
@@ -91,6 +92,16 @@ def test_a_part_with_other_rows_is_a_violation_that_names_the_output(rows: int) 
     part.answer.add(response(tensor("Y", "FP32", np.zeros((rows, 2)))))
     with pytest.raises(ContractViolation, match=f"'Y' has {rows} rows for 4 items"):
         part.answer.finish()
+
+
+@pytest.mark.parametrize("written", [lambda rows: rows[:, 0], lambda rows: rows[None], lambda rows: rows.squeeze()])
+def test_rows_without_their_dimension_of_size_1_are_joined(written: Callable[[Array], Array]) -> None:
+    p = pipeline(model("X FP32 [1]", "Y FP32 [1]", max_batch_size=2), batch=True)
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
+    for part in batch.parts():
+        part.answer.add(response(tensor("Y", "FP32", written(part.request.inputs[0].array))))
+        part.answer.finish()
+    assert [float(each) for each in batch.finish().outputs[0]["Y"]] == [1, 2, 3]
 
 
 def test_rows_without_elements_are_empty_lists() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import ContractViolation
-from app.core.inference import BYTES, InferenceResponse
+from app.core.inference import BYTES, InferenceResponse, Tensor
 from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
@@ -106,6 +106,29 @@ class TestEndings:
         c.add(piece(b"a", []))
         assert c.finish().early_exit == "no_ids"
 
+    @pytest.mark.parametrize(("size", "shape"), [(0, (0,)), (0, (0, 2)), (8, (0, 2)), (8, (1, 0))])
+    def test_no_elements_of_a_fixed_shape_without_a_rule_are_a_violation(
+        self, size: int, shape: tuple[int, ...]
+    ) -> None:
+        config = model([], ["BOX FP32 [2]", "IDS INT32 [-1]"], max_batch_size=size)
+        ids = tensor("IDS", "INT32", [[]] if size else [])
+        answered = response(Tensor("BOX", "FP32", np.zeros(shape, np.float32)), ids)
+        c = collector(pipeline(config))
+        c.add(answered)
+        with pytest.raises(ContractViolation, match=r"'BOX' has shape .*; \[(1,)?2\] is declared") as caught:
+            c.finish()
+        assert caught.value.hint == (
+            "If the model may write none, declare an early_exit rule with empty: [BOX] in gateway.yaml."
+        )
+        c = collector(pipeline(config, early_exit=[{"reason": "no_box", "empty": ["BOX"]}]))
+        assert c.add(answered) == {"BOX": [], "IDS": []}
+        assert c.finish().early_exit == "no_box"
+
+    def test_a_decoupled_model_may_write_no_elements(self) -> None:
+        c = collector(streamed())
+        c.add(response(Tensor("TEXT", BYTES, np.zeros((0,), np.object_))))
+        assert c.finish().early_exit is None
+
     def test_a_missing_output_without_a_rule_is_a_violation(self) -> None:
         config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
         c = collector(pipeline(config))
@@ -120,7 +143,7 @@ class TestEndings:
 
 def test_a_tensor_of_another_type_is_a_violation() -> None:
     with pytest.raises(ContractViolation):
-        collector(streamed()).add(response(tensor("IDS", "INT64", [1])))
+        collector(streamed()).add(response(tensor("IDS", "FP32", [1])))
 
 
 def test_numbers_stay_an_array() -> None:

@@ -33,7 +33,13 @@ def test_max_items_limits_the_items_of_each_response() -> None:
 
 def test_shape_must_match_each_response() -> None:
     assert failing_at(TensorContract(shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
-    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 1)) == 0
+    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 2)) == 0
+
+
+def test_the_shape_is_that_of_the_tensor_as_declared() -> None:
+    """Dimensions of size 1 may be missing or extra, as in the value for the caller."""
+    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 1), of_shape(), of_shape(2)) == 2
+    assert failing_at(TensorContract(shape=(5,), takes_batch=True), of_shape(5), of_shape(1, 5), of_shape(4)) == 2
 
 
 def test_the_shape_excludes_the_batch_dimension() -> None:
@@ -63,11 +69,11 @@ def test_the_detail_has_the_actual_and_the_declared_size() -> None:
 @pytest.mark.parametrize(
     ("contract", "seen", "detail"),
     [
-        (TensorContract(shape=(5,)), (1, 5), "has shape [1,5]; the contract requires [5]."),
+        (TensorContract(shape=(5,)), (2, 5), "has shape [2,5]; the contract requires [5]."),
         (
             TensorContract(shape=(1, 5), takes_batch=True),
-            (1, 5),
-            "has shape [1,5]; the contract requires [1,1,5] with the batch dimension.",
+            (2, 5),
+            "has shape [2,5]; the contract requires [1,1,5] with the batch dimension.",
         ),
         (
             TensorContract(shape=(5,), takes_batch=True),

@@ -1,13 +1,17 @@
 """Output fields: shapes, single values, batches, and tensors that do not match their declaration."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.codecs.kinds import declared_shape, fits
 from app.core.errors import ContractViolation
-from app.core.inference import Tensor, bytes_array
+from app.core.inference import DTYPE_BY_DATATYPE, Tensor, bytes_array
 from app.pipelines.outputs import OutputField
 from tests.fakes.models import model, pipeline, tensor
 
@@ -80,26 +84,189 @@ class TestViolations:
         ("text", "size", "array"),
         [
             ("Y FP32 [2]", 0, np.zeros(3, F32)),
-            ("Y FP32 [2]", 0, np.zeros((1, 2), F32)),
+            ("Y FP32 [2]", 0, np.zeros((2, 2), F32)),
             ("Y FP32 [1]", 0, np.zeros(2, F32)),
-            ("Y FP32 [2]", 8, np.zeros(2, F32)),
             ("Y FP32 [2]", 8, np.zeros((2, 2), F32)),
-            ("Y FP32 [1]", 8, np.zeros((), F32)),
-            ("Y FP32 [-1]", 0, np.zeros((), F32)),
+            ("Y FP32 [1]", 8, np.zeros(2, F32)),
+            ("Y FP32 [2,3]", 0, np.zeros(6, F32)),
+            ("Y FP32 [2,3]", 0, np.zeros((3, 2), F32)),
+            ("Y FP32 [-1]", 0, np.zeros((2, 2), F32)),
+            ("Y FP32 [-1,-1]", 0, np.zeros(5, F32)),
+            ("Y FP32 [-1,-1]", 8, np.zeros(5, F32)),
         ],
     )
     def test_another_shape_is_a_violation(self, text: str, size: int, array: Any) -> None:
         with pytest.raises(ContractViolation, match=r"has shape \[") as caught:
             rendered(field(text, size), array)
         assert caught.value.tensor == "Y"
+        assert caught.value.hint is not None
 
-    def test_another_datatype_is_a_violation(self) -> None:
-        with pytest.raises(ContractViolation, match="is FP64; FP32 is declared"):
-            field("Y FP32 [1]").array_of(tensor("Y", "FP64", [1.0]))
+    @pytest.mark.parametrize(
+        ("declared", "written", "value", "remedy"),
+        [
+            ("FP32", "FP64", 1e300, "`.astype(np.float32)`, or declare `data_type: TYPE_FP64`"),
+            ("FP32", "INT64", 2**24 + 1, "`.astype(np.float32)`, or declare `data_type: TYPE_INT64`"),
+            ("INT32", "INT64", 2**31, "`.astype(np.int32)`, or declare `data_type: TYPE_INT64`"),
+            ("UINT64", "INT64", -1, "`.astype(np.uint64)`, or declare `data_type: TYPE_INT64`"),
+            ("INT32", "FP32", 1.0, "`.astype(np.int32)`, or declare `data_type: TYPE_FP32`"),
+            ("BOOL", "UINT8", 2, "`.astype(np.bool_)`, or declare `data_type: TYPE_UINT8`"),
+            ("BF16", "FP64", 1e300, "`.astype(ml_dtypes.bfloat16)`, or declare `data_type: TYPE_FP64`"),
+            ("BYTES", "INT32", 1, "`.astype(np.object_)`, or declare `data_type: TYPE_INT32`"),
+            ("INT32", "BYTES", b"1", "`.astype(np.int32)`, or declare `data_type: TYPE_STRING`"),
+        ],
+    )
+    def test_a_datatype_that_does_not_hold_the_numbers(
+        self, declared: str, written: str, value: Any, remedy: str
+    ) -> None:
+        with pytest.raises(ContractViolation, match=f"is {written}; {declared} is declared") as caught:
+            field(f"Y {declared} [1]").array_of(tensor("Y", written, [value]))
+        assert remedy in (caught.value.hint or "")
 
     def test_invalid_json_is_a_violation(self) -> None:
         with pytest.raises(ContractViolation, match="is not JSON"):
             rendered(field("Y BYTES [1]", kind="json"), bytes_array([b"{secret"], (1,)))
+
+
+class TestNearlyDeclared:
+    """Triton checks no output. Dimensions of size 1 may be missing or extra; numbers may have another datatype."""
+
+    @pytest.mark.parametrize(
+        ("text", "size", "shape", "value"),
+        [
+            ("Y INT64 [1]", 0, (1, 1), 0),
+            ("Y INT64 [1]", 0, (), 0),
+            ("Y INT64 []", 0, (1,), 0),
+            ("Y INT64 [1]", 8, (1,), 0),
+            ("Y INT64 [1]", 8, (), 0),
+            ("Y INT64 [1]", 8, (1, 1, 1), 0),
+            ("Y INT64 [3]", 0, (1, 3), [0, 1, 2]),
+            ("Y INT64 [3]", 0, (3, 1), [0, 1, 2]),
+            ("Y INT64 [3]", 8, (3,), [0, 1, 2]),
+            ("Y INT64 [-1]", 0, (), [0]),
+            ("Y INT64 [-1]", 8, (3,), [0, 1, 2]),
+            ("Y INT64 [-1,1]", 0, (3,), [[0], [1], [2]]),
+            ("Y INT64 [1,-1]", 0, (3,), [[0, 1, 2]]),
+            ("Y INT64 [-1,3,-1]", 0, (3,), [[[0], [1], [2]]]),
+            ("Y INT64 [-1,3]", 8, (3,), [[0, 1, 2]]),
+            ("Y INT64 [-1,-1]", 0, (1, 1, 3), [[0, 1, 2]]),
+            ("Y INT64 [-1,-1]", 8, (1, 3), [[0, 1, 2]]),
+        ],
+    )
+    def test_only_dimensions_of_size_1_differ(self, text: str, size: int, shape: tuple[int, ...], value: Any) -> None:
+        assert rendered(field(text, size), np.arange(np.prod(shape, dtype=int)).reshape(shape)) == value
+
+    def test_a_text_without_the_batch_dimension(self) -> None:
+        assert rendered(field("Y BYTES [1]", 8), bytes_array([b"ab"], (1,))) == "ab"
+        assert rendered(field("Y BYTES [1]"), bytes_array([b"ab"], (1, 1))) == "ab"
+
+    @pytest.mark.parametrize(
+        ("text", "shape", "items", "value"),
+        [
+            ("Y INT64 [1]", (2,), 2, [0, 1]),
+            ("Y INT64 [1]", (), 1, [0]),
+            ("Y INT64 [1]", (2, 1, 1), 2, [0, 1]),
+            ("Y INT64 [3]", (3,), 1, [[0, 1, 2]]),
+            ("Y INT64 [-1]", (3,), 1, [[0, 1, 2]]),
+            ("Y INT64 [-1]", (3,), 3, [[0], [1], [2]]),
+        ],
+    )
+    def test_with_batch_there_is_one_value_for_each_item(
+        self, text: str, shape: tuple[int, ...], items: int, value: Any
+    ) -> None:
+        output = field(text, 8, batch=True)
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+        found = output.value_of(output.array_of(Tensor("Y", "INT64", array), items))
+        assert orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)) == value
+
+    def test_with_batch_other_rows_are_a_violation(self) -> None:
+        with pytest.raises(ContractViolation, match=r"has shape \[3\]; \[-1,1\] is declared"):
+            field("Y INT64 [1]", 8, batch=True).array_of(tensor("Y", "INT64", [1, 2, 3]), 2)
+
+    def test_several_rows_for_one_item_need_batch(self) -> None:
+        with pytest.raises(ContractViolation) as caught:
+            field("Y INT64 [1]", 8).array_of(tensor("Y", "INT64", [1, 2, 3]))
+        assert caught.value.hint == "The model wrote 3 rows for one item. With batch: true the answer has all rows."
+
+    @pytest.mark.parametrize(
+        ("declared", "written", "values", "value"),
+        [
+            ("FP32", "FP64", [2.0, 0.1], [2.0, 0.1]),
+            ("FP16", "FP64", [0.5, 65504.0], [0.5, 65504.0]),
+            ("BF16", "FP32", [0.5], [0.5]),
+            ("FP32", "BF16", [0.5], [0.5]),
+            ("FP64", "FP32", [0.5], [0.5]),
+            ("FP32", "FP64", [np.nan, np.inf], [None, None]),
+            ("INT32", "INT64", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+            ("UINT8", "INT64", [0, 255], [0, 255]),
+            ("INT64", "INT32", [-5], [-5]),
+            ("FP32", "INT64", [3, -(2**24)], [3.0, -(2.0**24)]),
+            ("BOOL", "UINT8", [0, 1], [False, True]),
+            ("INT32", "BOOL", [False, True], [0, 1]),
+            ("INT32", "FP64", [], []),
+            ("BYTES", "FP64", [], []),
+        ],
+    )
+    def test_numbers_that_the_declared_datatype_holds(
+        self, declared: str, written: str, values: list[Any], value: Any
+    ) -> None:
+        output = field(f"Y {declared} [-1]")
+        array = output.array_of(tensor("Y", written, values))
+        found = orjson.loads(orjson.dumps(output.value_of(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        assert found == value
+        assert array.size == 0 or array.dtype == DTYPE_BY_DATATYPE[declared]
+
+
+DIMS = st.lists(st.sampled_from([-1, -1, 1, 2, 3]), max_size=4).map(tuple)
+
+
+def agreeing(shape: tuple[int, ...], dims: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """All shapes that agree with ``dims`` and have the sizes of ``shape`` other than 1, by definition."""
+    sizes = [size for size in shape if size != 1]
+    found = set()
+    for places in combinations(range(len(dims)), len(sizes)):
+        whole = [1] * len(dims)
+        for place, size in zip(places, sizes, strict=True):
+            whole[place] = size
+        if fits(tuple(whole), dims):
+            found.add(tuple(whole))
+    return found
+
+
+@given(DIMS, st.lists(st.sampled_from([1, 1, 2, 3, 4]), max_size=5).map(tuple))
+def test_the_declared_shape_is_the_only_one_that_agrees(dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    found, possible = declared_shape(shape, dims), agreeing(shape, dims)
+    if found is None:
+        assert len(possible) != 1
+    elif found != shape:
+        assert found in possible
+        assert possible == {found} or shape == (1, *found) or found == (1, *shape)
+
+
+@given(DIMS, st.booleans(), st.data())
+def test_a_model_that_adds_or_drops_dimensions_of_1(
+    dims: tuple[int, ...], has_batch: bool, data: st.DataObject
+) -> None:
+    """The value is the declared one; or a violation, if another nesting of the same elements agrees as well."""
+    dims = dims or (1,)  # Triton refuses a model without dims
+    whole = tuple(data.draw(st.integers(1, 3)) if dim == -1 else dim for dim in dims)
+    right = np.arange(np.prod(whole, dtype=int)).reshape(whole)
+    shape = list((1, *whole) if has_batch else whole)
+    for place in reversed(range(len(shape))):
+        if shape[place] == 1 and data.draw(st.booleans()):
+            del shape[place]
+    for _ in range(data.draw(st.integers(0, 2))):
+        shape.insert(data.draw(st.integers(0, len(shape))), 1)
+    output = field(f"Y INT64 [{','.join(map(str, dims))}]", 8 if has_batch else 0)
+    given_dims = (1, *dims) if has_batch else dims
+    try:
+        found = rendered(output, right.reshape(shape))
+    except ContractViolation:
+        assert len(agreeing(tuple(shape), given_dims)) > 1
+        return
+    wanted = rendered(output, right.reshape((1, *whole) if has_batch else whole))
+    if len(agreeing(tuple(shape), given_dims)) == 1:
+        assert found == wanted
+    assert np.array(found).reshape(-1).tolist() == right.reshape(-1).tolist()
 
 
 @pytest.mark.parametrize("dims", ["[2,3]", "[-1]", "[1]"])

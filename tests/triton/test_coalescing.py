@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, 
 from tests.fakes.rows import Outputs, RowEngine, failed, items_of, outputs_of
 from tests.simulated_clock import simulated
 
-OUTPUTS = frozenset({"NEGATIVE", "TEXT"})
+OUTPUTS = {"NEGATIVE": (1,), "TEXT": (1,)}
 
 
 class Counted:
@@ -58,11 +58,18 @@ class Counted:
 class Bench:
     """A coalescing engine over a scripted one, and the coalescing of the only pipeline."""
 
-    def __init__(self, engine: RowEngine | None = None, *, calls: int = 1, max_items: int = 64) -> None:
+    def __init__(
+        self,
+        engine: RowEngine | None = None,
+        *,
+        calls: int = 1,
+        max_items: int = 64,
+        outputs: Mapping[str, tuple[int, ...]] = OUTPUTS,
+    ) -> None:
         self.inner = engine or RowEngine()
         self.counted = Counted()
         self.engine = CoalescingEngine(self.inner, lambda _model, _steps: calls, self.counted)
-        self.coalescing = Coalescing(max_items, 1024 * 1024, OUTPUTS)
+        self.coalescing = Coalescing(max_items, 1024 * 1024, outputs)
         self.coalescing.prove("1")
 
     def request(
@@ -353,6 +360,39 @@ def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pyte
     with caplog.at_level(logging.ERROR):
         run(work())
     assert [output in record.getMessage() for record in caplog.records] == [True]
+
+
+def flat(outputs: Outputs) -> Outputs:
+    return {name: Tensor(name, each.datatype, each.array[:, 0]) for name, each in outputs.items()}
+
+
+def test_rows_without_their_dimension_of_size_1_are_cut() -> None:
+    """As a model writes them whose rows are `argmax(1)` for the dims [1]."""
+
+    async def work() -> None:
+        bench = Bench(RowEngine(distort=flat))
+        results = await bench.results(range(9))
+        for item, result in enumerate(results):
+            assert isinstance(result, InferenceResponse)
+            assert result.outputs["NEGATIVE"].array.tolist() == [-item]
+        assert bench.inner.sizes == [1, 8]
+
+    run(work())
+
+
+def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
+    """With the dims [-1] it may be all elements of one row, or of several, even if it has as many as there are rows."""
+
+    async def work() -> None:
+        bench = Bench(RowEngine(distort=flat), outputs={"NEGATIVE": (-1,), "TEXT": (1,)})
+        results = await bench.results(range(9))
+        for item, result in enumerate(results):
+            assert isinstance(result, InferenceResponse)
+            assert result.outputs["NEGATIVE"].array.tolist() == [-item]
+        assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
+        assert bench.coalescing.fault == CoalescingFault("has the shape [1] for 1 rows", "NEGATIVE")
+
+    run(work())
 
 
 def detections(outputs: Outputs) -> Outputs:

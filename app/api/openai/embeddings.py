@@ -25,6 +25,7 @@ from app.api.openai.errors import openai_names
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_fields, renamed, required, take
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
+from app.codecs.kinds import declared_shape
 from app.core.answer import Ending, Tokens
 from app.core.batch import BatchPart, WholeBatch, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
@@ -93,8 +94,13 @@ class _PartAnswer:
     def add(self, response: InferenceResponse) -> None:
         """Raises ModelChanged or ContractViolation."""
         self._batch.version.check(response)
+        if self._batch.form.tensor is None:
+            self._answers[0].add(response)
+            return
+        outputs = [replace(each, array=self._rows(each)) for each in response.outputs.values()]
         for index, answer in enumerate(self._answers):
-            answer.add(self._item(response, index))
+            own = {each.name: replace(each, array=each.array[index : index + 1]) for each in outputs}
+            answer.add(replace(response, outputs=own))
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the part makes its vectors empty."""
@@ -120,17 +126,15 @@ class _PartAnswer:
             raise _not_a_vector(name)
         return vector
 
-    def _item(self, response: InferenceResponse, index: int) -> InferenceResponse:
-        """Raises ContractViolation."""
-        if self._batch.form.tensor is None:
-            return response
-        for name, tensor in response.outputs.items():
-            if tensor.array.size:
-                check_rows(name, tensor.shape[0], self._items)
-        outputs = {
-            name: replace(tensor, array=tensor.array[index : index + 1]) for name, tensor in response.outputs.items()
-        }
-        return replace(response, outputs=outputs)
+    def _rows(self, tensor: Tensor) -> Array:
+        """The array with one row for each item; an empty one is unchanged. Raises ContractViolation."""
+        array, items = tensor.array, self._items
+        if array.size and array.shape[:1] != (len(items),):
+            spec = self._batch.pipeline.config.output(tensor.name)
+            shape = None if spec is None else declared_shape(array.shape, (len(items), *spec.dims))
+            array = array if shape is None else array.reshape(shape)
+            check_rows(tensor.name, array.shape[0] if array.ndim else 0, items)
+        return array
 
 
 def _not_a_vector(output: str) -> ContractViolation:

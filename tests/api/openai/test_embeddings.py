@@ -89,5 +89,25 @@ async def test_a_wrong_shape_violates_the_contract(api: Api, rows: list[list[flo
     assert refusal(await embed(api, input=["a", "b"])) == (502, "contract_violation", None)
 
 
+@pytest.mark.parametrize(
+    ("texts", "vector", "tokens"),
+    [
+        (["a"], [0.5, 1], [3]),
+        (["a"], [[0.5, 1]], 3),
+        (["a"], [[[0.5, 1]]], [[[3]]]),
+        (["a", "b"], [[0.5, 1], [0.5, 1]], [3, 3]),
+        (["a", "b"], [[[0.5, 1], [0.5, 1]]], [[3], [3]]),
+    ],
+    ids=str,
+)
+async def test_dimensions_of_size_1_may_be_missing_or_extra(
+    api: Api, texts: list[str], vector: Any, tokens: Any
+) -> None:
+    api.engine.answers = [response(tensor("VECTOR", "FP64", vector), tensor("TOKENS", "INT64", tokens))]
+    answer = (await embed(api, input=texts)).json()
+    assert [each["embedding"] for each in answer["data"]] == [[0.5, 1.0]] * len(texts)
+    assert answer["usage"]["total_tokens"] == 3 * len(texts)
+
+
 async def test_a_text_model_has_no_embeddings(api: Api) -> None:
     assert refusal(await embed(api, model="write")) == (404, "model_not_found", None)

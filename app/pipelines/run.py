@@ -146,7 +146,7 @@ class ResponseReader:
             return self._empty_value(field)
         array = field.array_of(tensor, self._item_count)
         if not array.size:
-            if not field.may_be_empty:
+            if self._without_elements is None and not field.may_be_empty:
                 self._without_elements = field.other_shape(tensor.shape)
             return self._empty_value(field)
         if field.is_count:

@@ -33,6 +33,10 @@ class FaultKind(StrEnum):
     DATATYPE = "datatype"
     ITEMS = "items"
     """A step received more items than its contract allows, and reported it itself (model_kit.contract)."""
+    NO_ROWS = "no_rows"
+    """A step received a batch without rows, which Triton does not run."""
+    MANY_ROWS = "many_rows"
+    """A step received more rows than its ``max_batch_size``. Triton does not name the tensor."""
     SPLIT = "split"
     """A backend could not split an output into the requests of its batch."""
     RESPONSE_COUNT = "response_count"
@@ -56,7 +60,7 @@ class Fault:
     The gateway shows only names that the pipeline's graph contains.
 
     ``ensemble`` is the innermost ensemble in the text; ``expected`` and ``seen`` are shapes or datatypes. For
-    ``ITEMS``, ``expected`` is a number.
+    ``ITEMS`` and ``MANY_ROWS``, ``expected`` is a number.
     """
 
     kind: FaultKind

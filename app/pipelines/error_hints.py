@@ -5,16 +5,18 @@ pipeline's graph has, and nothing else of the text.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.codecs.kinds import shape_text
 from app.core.errors import ContractViolation, Fault, FaultKind, GatewayError
+from app.core.inference import BYTES
 from app.core.model import TensorSpec
 from app.pipelines.graph import Edge, Graph
 
 _LONGEST_MESSAGE = 4096
 _LONGEST_SHOWN = 320
+_MANY_WRITERS = 4
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)+[\w.+@-]*")
 
 
@@ -24,13 +26,17 @@ def explain(error: GatewayError, graph: Graph) -> None:
         return
     fault = _known(error.fault, graph)
     error.failed_step = fault.model
-    edge = graph.into(fault.model, fault.tensor, fault.ensemble) if fault.tensor else None
+    is_known = bool(fault.model and (fault.tensor or fault.kind is FaultKind.MANY_ROWS))
+    edges = graph.into(fault.model, fault.tensor, fault.ensemble) if is_known else []
+    if len({edge.target.tensor.name for edge in edges}) == 1:
+        fault = replace(fault, tensor=edges[0].target.tensor.name)
     detail = _DETAIL.get(fault.kind)
-    if detail is not None and fault.model and fault.tensor:
-        error.detail = detail(fault)
+    if detail is not None and is_known:
+        steps = {edge.target.step.name for edge in edges if edge.target.step is not None}
+        error.detail = detail(replace(fault, model=steps.pop()) if len(steps) == 1 else fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
         error.detail = f"{named_model(fault.model, graph)} raised an exception."
-    hint = _hint(fault, edge, graph)
+    hint = _hint(fault, edges, graph)
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
@@ -76,33 +82,33 @@ def _known(fault: Fault, graph: Graph) -> Fault:
     )
 
 
-def _not_given(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
-    if edge is None:
+def _not_given(fault: Fault, edges: Sequence[Edge], _graph: Graph) -> str:
+    if not edges:
         return f"{_some_step(fault)} Always write that tensor in the step before it, or declare the input optional."
-    if edge.source.step is None:
-        return f"The request does not have '{edge.source.tensor.name}', which {_reader(edge)} requires."
+    if all(edge.source.step is None for edge in edges):
+        return f"The request does not have '{edges[0].source.tensor.name}', which {_reader(edges[0])} requires."
     return (
-        f"{_writer(edge)} did not write it: always write the output, end the request with an early-exit error, "
+        f"{_writer(*edges)} did not write it: always write the output, end the request with an early-exit error, "
         f"or declare '{fault.tensor}' optional in the configuration of '{fault.model}'."
     )
 
 
-def _other_shape(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
-    if edge is None:
+def _other_shape(fault: Fault, edges: Sequence[Edge], _graph: Graph) -> str:
+    if not edges:
         return f"{_some_step(fault)} A step wrote shape {fault.seen} where {fault.expected} is declared."
     seen, expected = _sizes(fault.seen), _sizes(fault.expected)
     if 0 in seen and len(seen) != len(expected):
         return (
-            f"{_writer(edge)} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
-            f"(such as {_empty(expected, edge.target.tensor)}), or end the request with an early-exit error."
+            f"{_writer(*edges)} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
+            f"(such as {_empty(expected, edges[0].target.tensor)}), or end the request with an early-exit error."
         )
     return (
-        f"{_writer(edge)} wrote {fault.seen}: write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
+        f"{_writer(*edges)} wrote {fault.seen}: write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
         f"the configuration of '{fault.model}'. If the tensor grows with each response, send only the new items."
     )
 
 
-def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+def _not_split(fault: Fault, _edges: Sequence[Edge], graph: Graph) -> str:
     edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
     step = _writer(edge) if edge else "A step with dynamic batching"
     return (
@@ -111,7 +117,7 @@ def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     )
 
 
-def _deadlock(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+def _deadlock(fault: Fault, _edges: Sequence[Edge], graph: Graph) -> str:
     written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
     return (
         f"A step of {_ensemble(fault)} did not write a tensor that an output depends on. The outputs are written: "
@@ -124,9 +130,14 @@ _DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
     FaultKind.SHAPE: lambda fault: _expects("shape", fault),
     FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
     FaultKind.ITEMS: lambda fault: _expects("a number of items of at most", fault),
+    FaultKind.NO_ROWS: lambda fault: f"Input '{fault.tensor}' of step '{fault.model}' received no rows.",
+    FaultKind.MANY_ROWS: lambda fault: (
+        (f"Input '{fault.tensor}' of step" if fault.tensor else "Step")
+        + f" '{fault.model}' received more than {fault.expected} rows, its `max_batch_size`."
+    ),
 }
 
-_HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
+_HINT: dict[FaultKind, Callable[[Fault, Sequence[Edge], Graph], str]] = {
     FaultKind.NOT_GIVEN: _not_given,
     FaultKind.SHAPE: _other_shape,
     FaultKind.SPLIT: _not_split,
@@ -142,8 +153,18 @@ _HINT_OF_EDGE: dict[FaultKind, tuple[str, str]] = {
         "{some_step} A step wrote {seen} items; the limit is {expected}.",
         "{writer} wrote {seen}: send only items that are new since the last response.",
     ),
+    FaultKind.NO_ROWS: (
+        "{some_step} Triton runs no model without rows: do not call it.",
+        "{writer} wrote no rows, and Triton runs no step without rows. For an early exit instead of this error, add to "
+        "`early_exit` in gateway.yaml: {{reason: no_rows, error: {{code: INVALID_ARGUMENT, "
+        'message_pattern: "{no_rows}"}}}}',
+    ),
+    FaultKind.MANY_ROWS: (
+        "{some_step} Send it at most {expected} rows at a time.",
+        "{writer} wrote more than {expected} rows: write fewer, or raise `max_batch_size` of '{model}'.",
+    ),
 }
-"""For a tensor whose edge is unknown, and for one whose edge is known."""
+"""For a tensor whose edges are unknown, and for one whose edges are known."""
 
 _HINT_OF_MODEL: dict[FaultKind, str] = {
     FaultKind.RESPONSE_COUNT: "`execute` of {} must return one InferenceResponse for each request, in the same order. "
@@ -157,24 +178,42 @@ _HINT_OF_MODEL: dict[FaultKind, str] = {
 }
 
 
-def _hint(fault: Fault, edge: Edge | None, graph: Graph) -> str:
+def _hint(fault: Fault, edges: Sequence[Edge], graph: Graph) -> str:
     if fault.kind in _HINT_OF_MODEL:
         return _HINT_OF_MODEL[fault.kind].format(_model(fault))
     if fault.kind not in _HINT_OF_EDGE:
-        return _HINT[fault.kind](fault, edge, graph)
+        return _HINT[fault.kind](fault, edges, graph)
     without_edge, with_edge = _HINT_OF_EDGE[fault.kind]
-    if edge is None:
+    if not edges:
         return without_edge.format(some_step=_some_step(fault), seen=fault.seen, expected=fault.expected)
-    return with_edge.format(writer=_writer(edge), seen=fault.seen, expected=fault.expected)
+    target = edges[0].target.tensor
+    no_rows = _NO_ROWS_OF_TEXTS if target.datatype == BYTES else _NO_ROWS
+    return with_edge.format(
+        writer=_writer(*edges),
+        seen=fault.seen,
+        expected=fault.expected,
+        model=fault.model,
+        no_rows=no_rows.format(tensor=target.name, model=fault.model),
+    )
+
+
+_NO_ROWS = "input byte size mismatch for input '{tensor}' for model '{model}'. Expected [0-9]+, got 0"
+_NO_ROWS_OF_TEXTS = "expected [0-9]+ string elements for inference input '{tensor}' for model '{model}', got 0"
+"""Regular expressions for the messages of Triton 2.51."""
 
 
 def _expects(what: str, fault: Fault) -> str:
     return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} but received {fault.seen}."
 
 
-def _writer(edge: Edge) -> str:
-    step = edge.source.step
-    return "the request" if step is None else f"step '{step.name}' (its output '{edge.source.tensor.name}')"
+def _writer(*edges: Edge) -> str:
+    """Names every step that may have written the tensor."""
+    sources = dict.fromkeys(edge.source for edge in edges)
+    names = [
+        f"step '{each.step.name}' (its output '{each.tensor.name}')" if each.step is not None else "the request"
+        for each in sources
+    ]
+    return " or ".join(names if len(names) <= _MANY_WRITERS else [*names[:_MANY_WRITERS], "another step"])
 
 
 def _reader(edge: Edge) -> str:

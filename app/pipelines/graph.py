@@ -4,7 +4,7 @@ Ensembles, including nested ones, are replaced by their steps. A BLS model is on
 the calls of its script.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.core.model import ModelConfig, TensorSpec
@@ -73,9 +73,14 @@ class Graph:
     tensors: frozenset[str] = frozenset()
     ensembles: frozenset[str] = frozenset()
 
-    def into(self, model: str, tensor: str, ensemble: str = "") -> Edge | None:
-        """Returns the edge into an input of a step; None if no edge, or more than one, matches."""
-        return _only(edge for edge in self.edges if _is(edge.target, model, tensor, ensemble))
+    def into(self, model: str, tensor: str, ensemble: str = "") -> list[Edge]:
+        """Returns the edges into an input of the steps of a model whose source may be at fault.
+
+        An empty ``tensor`` is any input. A tensor of the request is checked before Triton gets it, so it is at fault
+        only if it may be missing, or if no step writes to the input.
+        """
+        edges = [edge for edge in self.edges if _is(edge.target, model, tensor, ensemble)]
+        return [edge for edge in edges if edge.source.step is not None or edge.source.tensor.optional] or edges
 
     def out_of(self, tensor: str, ensemble: str) -> Edge | None:
         """Returns an edge from the only step that has an output of this name."""
@@ -149,13 +154,11 @@ class _Builder:
 
 
 def _is(end: EdgeEnd, model: str, tensor: str, ensemble: str) -> bool:
-    """Whether the end is the tensor; an empty ``model`` or ``ensemble`` matches any."""
+    """Whether the end is the tensor of a step; an empty name matches any."""
     step = end.step
     return (
-        step is not None and end.tensor.name == tensor and model in ("", step.model) and ensemble in ("", step.ensemble)
+        step is not None
+        and tensor in ("", end.tensor.name)
+        and model in ("", step.model)
+        and ensemble in ("", step.ensemble)
     )
-
-
-def _only(edges: Iterator[Edge]) -> Edge | None:
-    found = list(edges)
-    return found[0] if len(found) == 1 else None

@@ -36,6 +36,9 @@ _FAILED_SCRIPT = (
     r"Failed to process the request\(s\) for model (?:instance )?'(?P<model>[^']*?)(?:_\d+_\d+)?', message: "
 )
 
+_CHILD = r"(?:in ensemble '[^']*', |Error when running inference: )(?:\[request id: [^\]]*\] )?"
+"""What precedes a text about a request that a step or a BLS script sent, not the caller."""
+
 _PATTERN_BY_KIND = (
     (
         FaultKind.NOT_GIVEN,
@@ -57,6 +60,15 @@ _PATTERN_BY_KIND = (
         rf"too many items in input '(?P<tensor>[^']*)' for model {_MODEL}\. "
         rf"Expected at most (?P<expected>\d{{1,9}}), got (?P<seen>{_SHAPE})",
     ),
+    (
+        FaultKind.NO_ROWS,
+        rf"{_CHILD}input byte size mismatch for input '(?P<tensor>[^']*)' for model {_MODEL}\. Expected \d+, got 0\b",
+    ),
+    (
+        FaultKind.NO_ROWS,
+        rf"{_CHILD}expected \d+ string elements for inference input '(?P<tensor>[^']*)' for model {_MODEL}, got 0\b",
+    ),
+    (FaultKind.MANY_ROWS, rf"{_CHILD}inference request batch-size must be <= (?P<expected>\d{{1,9}}) for {_MODEL}"),
     (FaultKind.SPLIT, r"failed to split the output tensor '(?P<tensor>[^']*)' in responses"),
     (FaultKind.RESPONSE_COUNT, rf"{_FAILED_SCRIPT}Number of InferenceResponse objects do not match"),
     (
@@ -84,7 +96,7 @@ def fault_in(message: str) -> Fault | None:
     message = message[:_LONGEST_MESSAGE]
     for kind, pattern in _PATTERNS:
         if found := pattern.search(message):
-            return Fault(kind, _innermost_ensemble(message[: found.start()]), **found.groupdict())
+            return Fault(kind, _innermost_ensemble(message[: found.end()]), **found.groupdict())
     return None
 
 
@@ -334,6 +346,8 @@ _BROKEN_TENSOR = {
     FaultKind.SHAPE: "A step received an input whose shape is not the declared shape.",
     FaultKind.DATATYPE: "A step received an input whose datatype is not the declared datatype.",
     FaultKind.ITEMS: "A step received more items than its contract allows.",
+    FaultKind.NO_ROWS: "A step received a batch without rows.",
+    FaultKind.MANY_ROWS: "A step received more rows than its `max_batch_size`.",
     FaultKind.SPLIT: "An output could not be split among the requests of its batch.",
 }
 _FAILED_MODEL = {

@@ -3,16 +3,26 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.broken_repositories import DECOUPLED, Repository
 from tests.live.conftest import running_gateway, running_triton
 
 SCRIPTS = Path(__file__).parent / "fault_scripts"
-PIPELINES = {
+NO_ROWS = {
+    "reason": "no_rows",
+    "error": {
+        "code": "INVALID_ARGUMENT",
+        "message_pattern": "input byte size mismatch for input 'X' for model 'batch_ident'. Expected [0-9]+, got 0",
+    },
+}
+"""The rule that the hint about a batch without rows has."""
+PIPELINES: dict[str, dict[str, Any]] = {
     "chain": {"stream": True},
     "outer": {},
     "stream_chain": {"stream": True},
@@ -20,6 +30,10 @@ PIPELINES = {
     "stream_writer": {"stream": True},
     "declared_script": {"early_exit": [{"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]},
     "script": {},
+    "rows": {},
+    "rows_exit": {"model": "rows", "early_exit": [NO_ROWS]},
+    "twice": {},
+    "relay": {},
 }
 NAMES = ("writer", "ident", "chain", "outer", "[0]", "'X'", "'T'")
 
@@ -52,6 +66,13 @@ def _write_models(repository: Repository) -> None:
     for name, writer in (("chain", "writer"), ("stream_chain", "stream_writer")):
         repository.ensemble(name, script, f"Y:{image}", f"{writer} SCRIPT=SCRIPT > T=mid", "ident X=mid > Y=Y")
     repository.ensemble("outer", script, f"Y:{image}", "chain SCRIPT=SCRIPT > Y=Y")
+    repository.model("batch_writer", script, "T:FP32:3,4", one, batch=16, script=sources["writer"])
+    repository.model("batch_ident", "X:FP32:3,4", "Y:FP32:3,4", one, batch=16, script=sources["ident"])
+    batched = ("batch_writer SCRIPT=SCRIPT > T=mid", "batch_ident X=mid > Y=Y")
+    repository.ensemble("rows", script, "Y:FP32:3,4", *batched, batch=16)
+    writes = "writer SCRIPT=SCRIPT > T=mid"
+    repository.ensemble("twice", script, f"Y:{image} Z:{image}", writes, "ident X=mid > Y=Y", "ident X=mid > Y=Z")
+    repository.ensemble("relay", script, f"Y:{image}", writes, "ident X=mid > Y=next", "ident X=next > Y=Y")
 
 
 def ask(faulty: httpx.Client, pipeline: str, **script: object) -> httpx.Response:
@@ -94,6 +115,45 @@ def test_a_wrong_datatype(faulty: httpx.Client) -> None:
     problem = ask(faulty, "chain", float64=True).json()
     assert problem["detail"] == "Input 'X' of step 'ident' expects datatype FP32 but received FP64."
     assert problem["hint"] == ("Step 'writer' (its output 'T') wrote FP64: convert the tensor to FP32 in that step.")
+
+
+def test_no_rows_between_two_steps(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "rows", shape=[0, 3, 4]).json()
+    assert (problem["status"], problem["code"]) == (502, "contract_violation")
+    assert problem["detail"] == "Input 'X' of step 'batch_ident' received no rows."
+    start = "Step 'batch_writer' (its output 'T') wrote no rows, and Triton runs no step without rows."
+    assert problem["hint"].startswith(start)
+    assert yaml.safe_load(problem["hint"][problem["hint"].index("{") :]) == NO_ROWS
+
+
+def test_no_rows_are_an_early_exit_with_the_rule_of_the_hint(faulty: httpx.Client) -> None:
+    assert ask(faulty, "rows_exit", shape=[0, 3, 4]).json() == {"Y": [], "early_exit": "no_rows"}
+    assert ask(faulty, "rows_exit", shape=[1, 3, 4]).json() == {"Y": [[0.0] * 4] * 3, "early_exit": None}
+
+
+def test_more_rows_than_the_next_step_takes(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "rows", shape=[20, 3, 4]).json()
+    assert (problem["status"], problem["code"]) == (502, "contract_violation")
+    assert problem["detail"] == "Input 'X' of step 'batch_ident' received more than 16 rows, its `max_batch_size`."
+    assert problem["hint"] == (
+        "Step 'batch_writer' (its output 'T') wrote more than 16 rows: write fewer, or raise `max_batch_size` of "
+        "'batch_ident'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "writers"),
+    [
+        ("twice", "Step 'writer' (its output 'T')"),
+        ("relay", "Step 'writer' (its output 'T') or step 'ident' (its output 'Y')"),
+    ],
+)
+def test_a_fault_of_a_model_in_two_steps(faulty: httpx.Client, pipeline: str, writers: str) -> None:
+    problem = ask(faulty, pipeline, omit=True).json()
+    assert problem["detail"] == "Step 'ident' did not receive its input 'X'."
+    assert problem["hint"].startswith(f"{writers} did not write it: always write the output")
+    problem = ask(faulty, pipeline, float64=True).json()
+    assert problem["hint"] == f"{writers} wrote FP64: convert the tensor to FP32 in that step."
 
 
 @pytest.mark.parametrize("count", [0, 2])

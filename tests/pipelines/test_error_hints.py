@@ -17,8 +17,17 @@ def graph(tmp_path: Path) -> Graph:
     sound(repository)
     repository.model("boxed", "X:FP32:3,4", "Y")
     repository.ensemble("chain", "X", "Y", "fork X=X > P=p Q=q", "join A=p B=q > Y=Y")
+    repository.ensemble(
+        "same", "X", "Y Z", "fork X=X > P=p Q=q", "ident X=p > Y=r", "ident X=r > Y=Y", "ident X=q > Y=Z"
+    )
     models = {model.folder: model.config for model in read_repository(tmp_path)}
     return graph_of(models["chain"], models)
+
+
+@pytest.fixture
+def same(tmp_path: Path, graph: Graph) -> Graph:
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    return graph_of(models["same"], models)
 
 
 def explained(graph: Graph, fault: Fault, error: GatewayError | None = None) -> GatewayError:
@@ -43,6 +52,14 @@ def test_the_hint_names_the_step_that_writes_the_tensor(graph: Graph) -> None:
 def test_the_hint_names_a_missing_input_of_the_request(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
     assert error.hint == "The request does not have 'X', which step 'fork' requires."
+
+
+def test_the_hint_names_every_step_that_may_have_written_the_tensor(same: Graph) -> None:
+    error = explained(same, Fault(FaultKind.NOT_GIVEN, "same", "ident", "X"))
+    assert error.detail == "Step 'ident' did not receive its input 'X'."
+    assert error.hint.startswith(
+        "Step 'fork' (its output 'P') or step 'fork' (its output 'Q') or step 'ident' (its output 'Y') did not write "
+    )
 
 
 @pytest.mark.parametrize("kind", FaultKind)

@@ -64,10 +64,14 @@ def test_a_step_with_a_missing_model_is_omitted(models: dict[str, ModelConfig]) 
     assert [step.name for step in graph.steps] == ["join"]
 
 
-def test_an_ambiguous_input_has_no_edge(models: dict[str, ModelConfig]) -> None:
+def test_an_input_of_a_model_in_several_steps_has_the_edges_that_may_be_at_fault(
+    models: dict[str, ModelConfig],
+) -> None:
+    """The first `ident` reads a tensor of the request, which is checked before Triton gets it."""
     graph = graph_of(models["outer"], models)
-    assert graph.into("ident", "X") is None
-    assert graph.into("join", "A", "outer") is not None
+    assert [arrow(edge) for edge in graph.into("ident", "X")] == ["ident.Y > ident#2.X t FP32[-1]"]
+    assert [arrow(edge) for edge in graph.into("join", "A", "outer")] == ["ident#2.Y > join.A a FP32[-1]"]
+    assert [arrow(edge) for edge in graph.into("join", "B")] == ["-.IN > join.B IN FP32[-1]"]
 
 
 def test_ensembles_that_double_their_steps_are_cut(tmp_path: Path) -> None:

@@ -36,6 +36,20 @@ SHAPE = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,32
             Fault(FaultKind.ITEMS, "c", "post", "IDS", "1", "[2]"),
         ),
         (
+            "in ensemble 'o', in ensemble 'c', [request id: 1] input byte size mismatch for input 'crop' for model "
+            "'e'. Expected 48, got 0",
+            Fault(FaultKind.NO_ROWS, "c", "e", "crop"),
+        ),
+        (
+            "in ensemble 'c', [request id: 1] expected 1 string elements for inference input 't' for model 'e', got 0",
+            Fault(FaultKind.NO_ROWS, "c", "e", "t"),
+        ),
+        (
+            "Model e - Error when running inference: [request id: <id_unknown>] inference request batch-size must be "
+            "<= 16 for 'e'",
+            Fault(FaultKind.MANY_ROWS, "", "e", expected="16"),
+        ),
+        (
             "in ensemble 'c', failed to split the output tensor 'dets' in responses: expected batch size of at least 2 "
             "in model output, got 1",
             Fault(FaultKind.SPLIT, "c", tensor="dets"),
@@ -73,6 +87,17 @@ SHAPE = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,32
 )
 def test_a_message_of_triton_is_parsed(message: str, fault: Fault) -> None:
     assert fault_in(message) == fault
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[request id: 1] inference request batch-size must be <= 16 for 'e'",
+        "[request id: 1] input byte size mismatch for input 'crop' for model 'e'. Expected 48, got 0",
+    ],
+)
+def test_the_rows_of_the_callers_own_request_are_no_fault_of_a_step(message: str) -> None:
+    assert fault_in(message) is None
 
 
 @pytest.mark.parametrize("message", ["", "no boxes", "internal", "EARLY_EXIT[no_text]"])

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        scripts = [json.loads(pb_utils.get_input_tensor_by_name(each, "SCRIPT").as_numpy()[0]) for each in requests]
+        scripts = [json.loads(pb_utils.get_input_tensor_by_name(each, "SCRIPT").as_numpy().item()) for each in requests]
         return [answer for script in scripts for answer in [_answer(script)] * script.get("count", 1)]
 
 

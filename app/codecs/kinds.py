@@ -1,7 +1,6 @@
 """Converts values of a field between JSON and arrays, by ``kind``, and compares their shapes with declared dims.
 
-The conversions are selected once, when a pipeline is compiled. Callers do not see the batch dimension:
-``without_batch`` removes it.
+The conversions are selected once, when a pipeline is compiled.
 """
 
 import base64
@@ -307,11 +306,6 @@ def _range_of(datatype: str, *, of_floats: bool) -> tuple[float, float]:
         high = float(info.max) if of_floats else 2 ** (info.nmant + 1)
         return -high, high
     return (0, 1) if datatype == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-
-
-def without_batch(array: Array) -> Array:
-    """Returns the item of a batch of one; any other array unchanged, so that the shape check can reject it."""
-    return array[0] if array.shape[:1] == (1,) else array
 
 
 def is_bare_item(tensor: TensorSpec) -> bool:

@@ -148,7 +148,8 @@ def check_rows(
     for name, tensor in outputs.items():
         shape, dims = tensor.array.shape, declared.get(name, ())
         if shape[:1] != (rows,) or (len(shape) != len(dims) + 1 and -1 in dims):
-            raise RowsMismatch(CoalescingFault(f"has the shape {list(shape)} for {rows} rows", name))
+            text = f"has the shape {list(shape)} for {rows} rows" + (f" of {list(dims)}" if dims else "")
+            raise RowsMismatch(CoalescingFault(text, name))
 
 
 def cut(

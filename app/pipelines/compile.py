@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.codecs.kinds import kind_fits, shape_text
+from app.codecs.kinds import declared_shape, kind_fits, shape_text
 from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
@@ -259,7 +259,8 @@ def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec,
     if contract.shape is None or not tensor.is_typed:
         return
     agreed = tuple(contract.shape)
-    if len(agreed) != len(dims) or any(a != b and -1 not in (a, b) for a, b in zip(agreed, dims, strict=True)):
+    is_possible = len(agreed) == len(dims) and all(a == b or -1 in (a, b) for a, b in zip(agreed, dims, strict=True))
+    if not is_possible and declared_shape(agreed, dims) is None:
         text = f"is {shape_text(agreed)}, and the model's output '{tensor.name}' is {shape_text(dims)}"
         raise PipelineMismatch(("contract", tensor.name, "shape"), text)
 

@@ -17,7 +17,6 @@ from app.codecs.kinds import (
     from_one_element_of,
     is_bare_item,
     shape_text,
-    without_batch,
 )
 from app.core.errors import ContractViolation
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, InferenceResponse, Parameter, Tensor
@@ -96,14 +95,16 @@ class OutputField:
         Raises ContractViolation if the elements are not the declared ones.
         """
         array = tensor.array
-        if tensor.datatype != self.tensor.datatype and array.size:
+        if not array.size:
+            return array
+        if tensor.datatype != self.tensor.datatype:
             array = self._converted(tensor)
-        if array.size and not fits(array.shape, self._dims):
+        if not fits(array.shape, self._dims):
             shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
             if shape is None:
                 raise self.other_shape(array.shape)
             array = array.reshape(shape)
-        return without_batch(array) if self.takes_batch else array
+        return array[0] if self.takes_batch else array
 
     def _converted(self, tensor: Tensor) -> Array:
         declared = self.tensor.datatype

@@ -5,6 +5,7 @@ import pytest
 
 from app.core.errors import ContractViolation
 from app.core.inference import InferenceResponse, Tensor
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.outputs import ContractCheck, TensorContract
 from app.pipelines.run import Collector
 from tests.fakes.models import model, pipeline, response
@@ -46,6 +47,13 @@ def test_the_shape_excludes_the_batch_dimension() -> None:
     contract = TensorContract(shape=(1,), takes_batch=True)
     assert failing_at(contract, of_shape(1, 1), of_shape(1, 2)) == 1
     assert failing_at(contract, of_shape(2, 1)) == 0
+
+
+def test_a_contract_may_have_other_dimensions_of_size_1_than_the_model() -> None:
+    p = pipeline(model([], "T INT32 [2]", max_batch_size=4), contract={"T": {"shape": [1, 2]}})
+    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(2)) is not None
+    with pytest.raises(PipelineMismatch, match=r"is \[1,3\], and the model's output 'T' is \[2\]"):
+        pipeline(model([], "T INT32 [2]"), contract={"T": {"shape": [1, 3]}})
 
 
 def test_not_growing_compares_with_the_first_response() -> None:

@@ -390,7 +390,7 @@ def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
             assert isinstance(result, InferenceResponse)
             assert result.outputs["NEGATIVE"].array.tolist() == [-item]
         assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
-        assert bench.coalescing.fault == CoalescingFault("has the shape [1] for 1 rows", "NEGATIVE")
+        assert bench.coalescing.fault == CoalescingFault("has the shape [1] for 1 rows of [-1]", "NEGATIVE")
 
     run(work())
 

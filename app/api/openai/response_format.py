@@ -14,9 +14,14 @@ from app.api.openai.tools import MAX_SCHEMA_DEPTH, FunctionName, ToolUse, is_dee
 from app.core.errors import FieldProblem, FormatMismatch
 from app.core.text import shown
 from app.pipelines.body import refused
-from app.pipelines.openai.answer_schema import CAN_CHECK, MAX_ANSWER_CHARACTERS, TOO_LARGE, AnswerSchema
+from app.pipelines.openai.answer_schema import (
+    CAN_CHECK,
+    MAX_ANSWER_CHARACTERS,
+    TOO_LARGE,
+    AnswerSchema,
+    check_references,
+)
 from app.pipelines.openai.mapping import TextForm
-from app.pipelines.openai.schema_cost import check_references
 
 FIELD = "response_format"
 MAX_FORMAT_BYTES = 128 * 1024
@@ -78,7 +83,7 @@ def take_format(members: Members, form: TextForm, tools: ToolUse) -> AnswerForma
             return AnswerFormat(guided=_ANY_OBJECT if schema is None else schema)
         if schema is not None and not CAN_CHECK:
             raise _refused(f"{NOT_SUPPORTED}: the gateway lacks the extra jsonschema-rs")
-        return AnswerFormat(checked=AnswerSchema(schema))
+        return AnswerFormat(checked=AnswerSchema.of(schema))
     except ValueError as exc:
         raise _refused(shown(str(exc), 256), "json_schema.schema") from exc
 

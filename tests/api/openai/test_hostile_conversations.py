@@ -138,8 +138,8 @@ async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, mon
 
     monkeypatch.setattr(AnswerSchema, "problem_of", waiting)
     api = await gateways.of(preset=CHECKED)
-    api.engine.answers = steps_of(CHECKED, json.dumps(["x"] * 800))
-    schema = {"type": "array", "items": {"$ref": "#/$defs/a0"}, "$defs": links(12, "allOf")["$defs"]}
+    api.engine.answers = steps_of(CHECKED, json.dumps(["x"] * 200))
+    schema = {"type": "array", "items": {"$ref": "#/$defs/a0"}, "$defs": links(7, "allOf")["$defs"]}
     with bounded("a long check", seconds=5, mebibytes=64):
         checking = asyncio.create_task(chat(api, response_format=schema_of(schema)))
         assert await asyncio.to_thread(begun.wait, PATIENCE_S)

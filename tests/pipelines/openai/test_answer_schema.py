@@ -45,6 +45,8 @@ REFERENCES = {f"a{each}": {"$ref": f"#/$defs/a{each + 1}"} for each in range(400
         ({"$dynamicRef": "#a"}, "must not have $dynamicRef"),
         ({"unevaluatedProperties": False}, "must not have unevaluatedProperties"),
         ({"allOf": [{"pattern": "a"}] * 65}, "has more than 64 patterns"),
+        ({"allOf": [{"pattern": "[" + r"\p{L}\p{N}" * 20 + "]"}] * 64}, "has more than 8192 characters in patterns"),
+        ({"patternProperties": {"a" * 4097: {}, "b" * 4096: {}}}, "has more than 8192 characters in patterns"),
         ({"pattern": "(?=a)b"}, "is not a JSON schema that can be checked"),
         ({"pattern": "(((a{100}){100}){100}){100}"}, "is not a JSON schema that can be checked"),
         ({"type": "person"}, "is not a JSON schema that can be checked"),
@@ -62,6 +64,47 @@ def test_a_pattern_takes_linear_time() -> None:
     began = time.process_time()
     assert AnswerSchema({"pattern": "^(a+)+$"}).problem_of(json.dumps("a" * 10_000 + "b")) is not None
     assert time.process_time() - began < 5  # with backtracking: for ever
+
+
+FRACTIONS = [each + 0.5 for each in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"items": {"multipleOf": 1e-300}}, [3] * 10_000),
+        ({"items": {"const": FRACTIONS}}, [FRACTIONS] * 100),
+        ({"items": {"enum": [[each] for each in range(1000)]}}, [[999]] * 1000),
+        ({"items": {"dependentRequired": {f"a{each}": ["x"] for each in range(1000)}}}, [{"x": 1}] * 1000),
+        ({"allOf": [{"uniqueItems": True}] * 1000}, [[each] for each in range(1000)]),
+        ({"items": {"patternProperties": {f"{each}": {} for each in range(64)}}}, [{"a": 1}] * 10_000),
+    ],
+    ids=["fractions", "lists of fractions", "enum of lists", "dependentRequired", "uniqueItems", "patternProperties"],
+)
+def test_a_slow_keyword_counts_as_many_steps(schema: Any, answer: Any) -> None:
+    """The check itself would take long, and no other thread runs meanwhile."""
+    checked = AnswerSchema(schema)
+    began = time.process_time()
+    assert checked.problem_of(json.dumps(answer)) == "is too large to be checked"
+    assert time.process_time() - began < 1
+
+
+def test_a_schema_is_compiled_once_while_it_is_used() -> None:
+    schema = {"properties": {"a": {"type": "string"}}}
+    assert AnswerSchema.of(schema) is AnswerSchema.of(dict(schema))
+    assert AnswerSchema.of({**schema, "title": "b"}) is not AnswerSchema.of(schema)
+
+
+def test_usual_answers_are_within_the_limit() -> None:
+    kinds = [
+        {"properties": {"kind": {"const": each}, "text": {"type": "string"}}, "required": ["kind"]}
+        for each in range(20)
+    ]
+    schema = AnswerSchema({"type": "array", "items": {"anyOf": kinds}})
+    assert schema.problem_of(json.dumps([{"kind": each % 20, "text": "a" * 100} for each in range(1000)])) is None
+    dates = AnswerSchema({"items": {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}})
+    assert dates.problem_of(json.dumps(["2026-11-27"] * 1500)) is None
+    assert AnswerSchema({"items": {"type": "integer"}}).problem_of(json.dumps([1] * 100_000)) is None
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,29 @@ import sys
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from email.message import Message
-from functools import lru_cache
+from functools import lru_cache, partial
 from mmap import mmap
 from typing import TypeVar
 
+from app.api.body_thread import BodyThread
+from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.core.errors import ClientClosedRequest, InvalidRequest, PayloadTooLarge, SlowRequest, UnsupportedMediaType
+from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 Read = TypeVar("Read")
 
-SWITCH_S = 0.0005
-"""How long the event loop waits for the interpreter's lock while a body is read. An event of a stream needs the lock
-several times, and Python's default is 5 ms."""
 STEP_BYTES = 512 * 1024
 """How much of an arriving body is read at once, in a fraction of a millisecond for usual files."""
-_reader = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, initargs=(SWITCH_S,))
-"""Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
+LONG_BYTES = 1024 * 1024
+"""Shorter bodies do not wait for all longer ones of their caller."""
+_thread = BodyThread()
 
 
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
@@ -122,14 +123,25 @@ def _declared_size(exchange: Exchange) -> int | None:
     return int(length[:20]) if length.isdecimal() else None
 
 
-async def off_loop(read: Callable[[memoryview], Read], body: memoryview, *, is_slow: bool = False) -> Read:
+async def off_loop(
+    read: Callable[[memoryview], Read],
+    body: memoryview,
+    exchange: Exchange,
+    deadline: Deadline | None = None,
+    *,
+    is_slow: bool = False,
+) -> Read:
     """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it.
 
-    ``is_slow``: reading takes long for a small body too.
+    ``is_slow``: reading takes long for a small body too. Raises the errors of ``read``; for a body that is read in a
+    thread also DeadlineExceeded, and ClientClosedRequest.
     """
     if len(body) < LARGE_BYTES and not is_slow:
         return read(body)
-    return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
+    is_message = exchange.work.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
+    with nullcontext() if is_message else CancelledOnDisconnect(exchange):
+        is_long = is_slow or len(body) >= LONG_BYTES
+        return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
 
 
 def check_no_query(exchange: Exchange) -> None:

@@ -13,17 +13,19 @@ import httpx
 import numpy as np
 import pytest
 
-from app.api.bodies import SWITCH_S, read_body
+from app.api.bodies import read_body
 from app.api.body_memory import ByteBudget
+from app.api.body_thread import SWITCH_S
 from app.api.limits import Limits
 from app.api.pipelines.reading import read_inference
 from app.api.routing import MAX_QUERY_FIELDS
-from app.core.inference import ELEMENT, InferenceResponse
+from app.core.inference import ELEMENT, Deadline, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, counted, scripted
 from tests.fakes.exchange import FakeConnection, exchange_with
 from tests.fakes.gateway import Served
+from tests.waiting import PATIENCE_S
 
 URL = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"
@@ -299,7 +301,8 @@ async def test_a_raw_body_is_received_into_tensor_memory(
     sent = [("content-type", "image/png"), *headers.items()]
     exchange = exchange_with(sent, receive=receive, budget=ByteBudget(1024 * 1024, memory))
     exchange.record.transport = transport
-    request = await read_inference(exchange, api.gateway.inference.catalog.pipeline("read"), Limits(1024 * 1024))
+    pipeline = api.gateway.inference.catalog.pipeline("read")
+    request = await read_inference(exchange, pipeline, Limits(1024 * 1024), Deadline.after(PATIENCE_S))
     assert len(memory.taken) == count
     element = request.inputs[0].array.flat[0]
     assert bytes(element) == PNG + b"x" * 100_000

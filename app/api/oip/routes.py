@@ -40,6 +40,7 @@ from app.api.streaming import StreamResponse
 from app.core.answer import Values
 from app.core.engine import Document
 from app.core.errors import GatewayError, InvalidInput, ModelNotReady, UnknownModel, UnsupportedMediaType
+from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.spec import STREAM_DEFAULTS
 from app.streams.events import Event
@@ -49,7 +50,9 @@ _LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
 
 
-async def read_request(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> ParsedRequest:
+async def read_request(
+    exchange: Exchange, signature: Signature, version: str, limits: Limits, deadline: Deadline
+) -> ParsedRequest:
     """Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
 
     Raises the client errors of ``app.core.errors``.
@@ -60,7 +63,7 @@ async def read_request(exchange: Exchange, signature: Signature, version: str, l
         return parse_raw_request(body, signature, version)
     if json_bytes < LARGE_BYTES and not signature.takes_bytes:
         return parse_request(body, json_bytes, signature, version)
-    parsed = await off_loop(lambda body: parse_request(body, json_bytes, signature, version), body)
+    parsed = await off_loop(lambda body: parse_request(body, json_bytes, signature, version), body, exchange, deadline)
     if json_bytes == len(body):
         exchange.forget_body()  # the tensors were copied, and the answer needs memory too
     return parsed
@@ -156,7 +159,7 @@ class OipRoutes:
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        parsed = await read_request(exchange, signature, version, self._limits)
+        parsed = await read_request(exchange, signature, version, self._limits, deadline)
         with CancelledOnDisconnect(exchange):
             response = await calls.answer(exchange, target, parsed.inference, deadline, signature.rules.call_items)
         await send_answer(exchange, parsed, response)
@@ -166,7 +169,7 @@ class OipRoutes:
         signature = calls.admit(exchange, found["model"], "unary")
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        parsed = await self._read(exchange, found, signature)
+        parsed = await self._read(exchange, found, signature, deadline)
         with CancelledOnDisconnect(exchange):
             response = await calls.answer(exchange, target, parsed.inference, deadline)
         await send_json(exchange, values_of(parsed, response))
@@ -180,7 +183,7 @@ class OipRoutes:
         signature = calls.admit(exchange, found["model"], "stream")
         target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        parsed = await self._read(exchange, found, signature)
+        parsed = await self._read(exchange, found, signature, deadline)
 
         def problem_of(error: GatewayError, _request_id: str) -> Values:
             calls.complete(error, signature.config.name)
@@ -197,10 +200,12 @@ class OipRoutes:
                 raise
         return _Generation.of(stream, opening, self._limits)
 
-    async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
+    async def _read(
+        self, exchange: Exchange, found: Mapping[str, str], signature: Signature, deadline: Deadline
+    ) -> ParsedRequest:
         version = version_of(found)
         body = await read_content(exchange, self._limits)
-        parsed = await off_loop(lambda body: generation_of(body, signature, version), body)
+        parsed = await off_loop(lambda body: generation_of(body, signature, version), body, exchange, deadline)
         exchange.forget_body()
         return parsed
 

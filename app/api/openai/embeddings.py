@@ -195,7 +195,8 @@ class EmbeddingsRoute:
         """The result keeps no reference to the body."""
         named = await read_named_request(exchange, self.inference, self.limits, _form_of, "embeddings")
         form = form_of(named.pipeline, _form_of, "embeddings")
-        request = await named.read(lambda: embeddings_request(named.pipeline, form, named.members))
+        deadline = deadline_of(exchange, named.pipeline.timeout_s)
+        request = await named.read(lambda: embeddings_request(named.pipeline, form, named.members), exchange, deadline)
         exchange.forget_body()
         return request
 

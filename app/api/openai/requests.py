@@ -34,7 +34,7 @@ from app.api.openai.response_format import FIELD as RESPONSE_FORMAT
 from app.api.openai.response_format import LONGEST_WITHOUT_SCHEMA, take_format
 from app.api.openai.tools import reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
-from app.core.inference import InferenceRequest, new_request_id
+from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.text import nearest
 from app.pipelines.body import Body, refused
 from app.pipelines.catalog import Catalog
@@ -270,11 +270,17 @@ class NamedRequest:
     def adapter(self) -> str:
         return self.model_id[len(self.pipeline.name) + 1 :]
 
-    async def read(self, read: Callable[[], Read], images: Iterable[Image] = ()) -> Read:
+    async def read(
+        self,
+        read: Callable[[], Read],
+        exchange: Exchange,
+        deadline: Deadline | None = None,
+        images: Iterable[Image] = (),
+    ) -> Read:
         """Returns ``read()``; runs in a thread if the body or an image is large, or has a schema for the answer."""
         largest = max((self.body, *(memoryview(image.content) for image in images)), key=len)
         has_schema = len(self.members.get(RESPONSE_FORMAT, b"")) > LONGEST_WITHOUT_SCHEMA
-        return await off_loop(lambda _largest: read(), largest, is_slow=has_schema)
+        return await off_loop(lambda _largest: read(), largest, exchange, deadline, is_slow=has_schema)
 
 
 Pick = Callable[[OpenAIMapping], Form | None]
@@ -295,7 +301,7 @@ async def read_named_request(
     inference.check_load_of_any(exchange, partial(_timeout_of, pick))
     served = (each for each in inference.allowed(exchange) if _timeout_of(pick, each) is not None)
     body = await read_json_of_any(exchange, limits, served)
-    members = await off_loop(read_members, body)
+    members = await off_loop(read_members, body, exchange)
     model = take(members, "model", str, "")
     if not model:
         raise required("model")

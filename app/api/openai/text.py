@@ -264,8 +264,9 @@ class TextRoute:
             exchange, self.inference, self.limits, self.address.form_of, self.address.operation
         )
         form = form_of(named.pipeline, self.address.form_of, self.address.what)
-        options, conversation = await named.read(lambda: self._taken(named, form))
         pipeline = named.pipeline
+        longest = deadline_of(exchange, pipeline.longest_timeout_s)
+        options, conversation = await named.read(lambda: self._taken(named, form), exchange, longest)
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s if options.stream else pipeline.timeout_s)
         if conversation.needs_downloads:
             conversation = await self._downloaded(exchange, pipeline, conversation, deadline)
@@ -277,7 +278,7 @@ class TextRoute:
             kind = ChunkCollector if options.stream else TextCollector
             return _Read(pipeline, requests, kind(choices, rendering), deadline, options.stream)
 
-        found = await named.read(read, conversation.images)
+        found = await named.read(read, exchange, deadline, conversation.images)
         exchange.forget_body()
         return found
 

@@ -16,18 +16,18 @@ from app.api.limits import Limits
 from app.api.pipelines.forms import MAX_PARTS, FormParser, Part, check_given_once
 from app.api.pipelines.reading import read_inference
 from app.core.errors import FieldProblem, InvalidInput
-from app.core.inference import InferenceRequest
+from app.core.inference import Deadline, InferenceRequest
 from app.pipelines.pipeline import Pipeline
 
 Beginning = tuple[InferenceRequest, AsyncIterator[InferenceRequest] | None]
 """The request of the first part and those of the further parts; or the whole request and None."""
 
 
-async def read_beginning(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> Beginning:
+async def read_beginning(exchange: Exchange, pipeline: Pipeline, limits: Limits, deadline: Deadline) -> Beginning:
     """Reads a request until its first part can run. Raises the client errors of ``app.core.errors``."""
     form = _form_of(exchange, pipeline, limits.of(pipeline))
     if form is None:
-        return await read_inference(exchange, pipeline, limits), None
+        return await read_inference(exchange, pipeline, limits, deadline), None
     while not form.has_first_part and not form.body.is_complete:
         await form.read()
     if form.body.is_complete:

@@ -12,7 +12,7 @@ from app.api.limits import Limits
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.routing import check_query
 from app.core.errors import InvalidRequest, UnsupportedMediaType
-from app.core.inference import ELEMENT, InferenceRequest
+from app.core.inference import ELEMENT, Deadline, InferenceRequest
 from app.pipelines.pipeline import Pipeline
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
@@ -28,14 +28,16 @@ def check_is_start(exchange: Exchange) -> None:
         )
 
 
-async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
+async def read_inference(
+    exchange: Exchange, pipeline: Pipeline, limits: Limits, deadline: Deadline
+) -> InferenceRequest:
     """Raises the client errors of ``app.core.errors``."""
     limits = limits.of(pipeline)
     content_type = exchange.header(b"content-type") or ""
     media_type = media_type_of(content_type)
     if is_json(media_type):
         check_no_query(exchange)
-        request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
+        request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits), exchange, deadline)
         exchange.forget_body()  # the tensors were copied, and the answer needs memory too
         return request
     if media_type == "multipart/form-data":
@@ -44,7 +46,10 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
         max_parts = MAX_PARTS + len(lists) * pipeline.max_items
         request = await off_loop(
-            lambda body: pipeline.request_of_form(parts_of(content_type, body, lists, max_parts)), body
+            lambda body: pipeline.request_of_form(parts_of(content_type, body, lists, max_parts)),
+            body,
+            exchange,
+            deadline,
         )
         exchange.forget_body()  # as above
         return request

@@ -146,11 +146,11 @@ class PipelineRoutes:
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.admission.check(exchange.caller, deadline)
         if may_arrive and pipeline.batch is not None:
-            inference, further = await read_beginning(exchange, pipeline, self._limits)
+            inference, further = await read_beginning(exchange, pipeline, self._limits, deadline)
             if further is not None:
                 answer_of = partial(arriving_answer_of, further=further)
         else:
-            inference = await read_inference(exchange, pipeline, self._limits)
+            inference = await read_inference(exchange, pipeline, self._limits, deadline)
         answer, batch = answer_of(pipeline, inference)
         return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
 

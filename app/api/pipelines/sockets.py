@@ -20,7 +20,7 @@ from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
 from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
 from app.core.errors import GatewayError
-from app.core.inference import InferenceRequest
+from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.core.rows import owned
 from app.observability.record import RequestRecord
@@ -107,7 +107,7 @@ class PipelineMessageHandler:
         target, streams = inference.target_of(pipeline), pipeline.spec.stream
         deadline = deadline_of(exchange, pipeline.timeout_s if streams is None else streams.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        request = await read_message(exchange, pipeline, message)
+        request = await read_message(exchange, pipeline, message, deadline)
         is_whole = streams is None and pipeline.batch is None
         answer, batch = (answer_of if is_whole else streamed_answer_of)(pipeline, request)
         call = InferenceCall(target, request, answer, deadline, record, exchange.caller, batch=batch)
@@ -151,7 +151,7 @@ class StepHandler:
         self._check_key(exchange)
         pipeline, caller = session.subject.pipeline, exchange.caller
         deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
-        request = owned(await read_message(exchange, pipeline, message))
+        request = owned(await read_message(exchange, pipeline, message, deadline))
         answer = await session.step(
             SessionStep(None, False, deadline, lambda: self._steps.answer(record, caller, session, request))
         )
@@ -176,17 +176,19 @@ class StreamedStepHandler(StepHandler):
         exchange, session = self._exchange, self._session
         self._check_key(exchange)
         deadline = self._steps.stream_deadline(exchange, session)
-        request = owned(await read_message(exchange, session.subject.pipeline, message))
+        request = owned(await read_message(exchange, session.subject.pipeline, message, deadline))
         stream = self._steps.stream_of(record, exchange.caller, session, request, deadline)
         opening = await stream.open(None, is_last=False)
         return Reply(stream.log, opening, stream.leave, stream.left)
 
 
-async def read_message(exchange: Exchange, pipeline: Pipeline, message: Message) -> InferenceRequest:
+async def read_message(
+    exchange: Exchange, pipeline: Pipeline, message: Message, deadline: Deadline
+) -> InferenceRequest:
     """Raises the client errors of ``app.core.errors``."""
     body = memoryview(message.data)
     if message.is_text:
         check_no_query(exchange)
-        return await off_loop(pipeline.request_of_json, body)
+        return await off_loop(pipeline.request_of_json, body, exchange, deadline)
     file = file_field_of(pipeline)
     return pipeline.request_of_form({**query_of(exchange, file), file: body})

@@ -73,7 +73,7 @@ class StreamRoutes:
         The load is checked after the key: a repeated request needs no slot.
         """
         body = await self._read(exchange)
-        start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body))
+        start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body, exchange))
         with CancelledOnDisconnect(exchange):
             known = await store.claim(start)
         if known is not None:
@@ -94,11 +94,11 @@ class StreamRoutes:
         self, exchange: Exchange, store: StreamStore, body: memoryview, start: StartKey | None = None
     ) -> StartedStream:
         record = exchange.record
-        name, inputs = await off_loop(_members_of, body)
+        name, inputs = await off_loop(_members_of, body, exchange)
         pipeline = self._inference.admit(exchange, name, "stream")
         check_size(len(body), self._limits.of(pipeline))
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
-        inference = await off_loop(pipeline.request_of_json, inputs)
+        inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
         target, (answer, batch) = self._inference.target_of(pipeline), streamed_answer_of(pipeline, inference)
         call = InferenceCall(target, inference, answer, deadline, record, exchange.caller, batch=batch)
         with CancelledOnDisconnect(exchange):

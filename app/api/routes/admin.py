@@ -85,7 +85,7 @@ class TraceRoutes:
         body = await read_json(exchange, _LIMITS)
         if self.store.wants_spans():
             try:
-                self.store.add(await off_loop(spans_in, body))
+                self.store.add(await off_loop(spans_in, body, exchange))
             except NotSpans as exc:
                 raise InvalidJson("The body is not an OTLP/JSON export of traces.") from exc
         if self.collector_url is not None:

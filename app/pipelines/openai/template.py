@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from app.core.errors import FieldProblem, InvalidInput
 from app.pipelines.openai.contents import Content, Message, content_form_of
@@ -31,6 +32,9 @@ MAX_TEMPLATE_CHARACTERS = 65_536
 """That a template may add to the text of the messages and tools."""
 GROWTH = 4
 """How many times a template may repeat the text of the messages and tools."""
+MAX_COPIED_CHARACTERS = 16 * 1024 * 1024
+COPIES = 32
+"""A template may copy this many times the text of the messages and tools, and MAX_COPIED_CHARACTERS."""
 _MAX_REPEATED = 4096
 """Characters or items of a sequence that is multiplied."""
 _BUDGET = "the budget of this conversation"
@@ -132,9 +136,11 @@ class ChatTemplate:
         tools: Sequence[Tool] | None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        most = MAX_TEMPLATE_CHARACTERS + GROWTH * (_characters_in(messages) + _characters_in(tools))
+        given = _characters_in(messages) + _characters_in(tools)
+        most = MAX_TEMPLATE_CHARACTERS + GROWTH * given
         pieces: list[str] = []
-        for piece in self._template.generate({**variables, **self._given(messages, tools)}):
+        names = {**variables, **self._given(messages, tools), _BUDGET: _Budget(MAX_COPIED_CHARACTERS + COPIES * given)}
+        for piece in self._template.generate(names):
             pieces.append(piece)
             most -= len(piece)
             if most < 0:
@@ -143,7 +149,7 @@ class ChatTemplate:
 
     def _given(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> dict[str, Any]:
         """A variable ``tools`` of the operator counts if the conversation has none."""
-        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True, _BUDGET: _Budget()}
+        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True}
         if tools is not None or "tools" not in given:
             given["tools"] = None if tools is None else list(tools)
         return given
@@ -179,25 +185,36 @@ class _TooMuch(TemplateError):
 
 
 class _Budget:
-    __slots__ = ("_left",)
+    __slots__ = ("_characters", "_steps")
 
-    def __init__(self) -> None:
-        self._left = MAX_STEPS
+    def __init__(self, characters: int) -> None:
+        self._steps = MAX_STEPS
+        self._characters = characters
 
     def spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
+        self._steps -= 1
+        if self._steps < 0:
             raise _TooMuch
+
+    def copied(self, value: Any) -> None:
+        """Counts the characters of a text, or the items of a list, that an expression has made."""
+        if isinstance(value, str | list | tuple):
+            self._characters -= len(value)
+            if self._characters < 0:
+                raise _TooMuch
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Counts every call. Multiplies only numbers and short sequences."""
+    """Counts every call, and what it returns. Multiplies only numbers and short sequences."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
-        __context.parent[_BUDGET].spend()
-        return super().call(__context, __obj, *args, **kwargs)
+        budget: _Budget = __context.parent[_BUDGET]
+        budget.spend()
+        value = super().call(__context, __obj, *args, **kwargs)
+        budget.copied(value)
+        return value
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
@@ -215,6 +232,12 @@ def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
         spend()
         yield item
+
+
+@pass_context
+def _measured(context: Context, value: Any) -> Any:
+    context.parent[_BUDGET].copied(value)
+    return value
 
 
 def _refuse(words: str) -> NoReturn:
@@ -267,7 +290,7 @@ class _Generation(Extension):
 
 def _environment() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-    environment.filters |= {"counted": _counted, "tojson": _tojson}
+    environment.filters |= {"counted": _counted, "measured": _measured, "tojson": _tojson}
     environment.globals |= {
         "namespace": _Namespace,
         "raise_exception": _refuse,
@@ -279,11 +302,30 @@ def _environment() -> _Sandbox:
 _ENVIRONMENT = _environment()
 
 
+class _Counting(NodeTransformer):
+    """Counts the turns of each loop, and the characters that each expression copies."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the name is jinja2's
+        node.iter = _filtered(node.iter, "counted")
+        return self.generic_visit(node)
+
+    def _visit_copying(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "measured")
+
+    visit_Add = visit_Concat = visit_Filter = _visit_copying  # noqa: N815
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        return self._visit_copying(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
 def _compiled(text: str) -> Template:
-    """The template, each of whose loops counts its turns. Raises TemplateSyntaxError."""
-    tree = _ENVIRONMENT.parse(text)
-    for loop in tree.find_all(nodes.For):
-        loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+    """The template, whose work is counted. Raises TemplateSyntaxError."""
+    tree = _Counting().visit(_ENVIRONMENT.parse(text))
     tree.set_environment(_ENVIRONMENT)
     return Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
 

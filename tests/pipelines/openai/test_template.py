@@ -121,6 +121,29 @@ def test_strftime_now_renders_the_date() -> None:
     assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render(conversation("a"))) == 10
 
 
+JOINING = [
+    "{% set ns.text = ns.text + message.content %}",
+    "{% set ns.text = ns.text ~ message.content %}",
+    "{% set ns.text = [ns.text, message.content] | join %}",
+    "{% set ns.text = '{}{}'.format(ns.text, message.content) %}",
+    "{% set ns.text = message.content %}{% set rest = all[1:] %}",
+    "{% set ns.text = message.content %}{% set rest = all.strip() %}",
+]
+
+
+@pytest.mark.parametrize("copying", JOINING)
+def test_a_text_that_is_copied_for_each_message_is_limited(copying: str) -> None:
+    """The templates of DeepSeek join all system messages like this: 7.5 MB of them took 2.3 s."""
+    text = (
+        "{% set ns = namespace(text='') %}{% set all = messages | map(attribute='content') | join(' ') %}"
+        f"{{% for message in messages %}}{copying}{{% endfor %}}{{{{ ns.text | length }}}}"
+    )
+    joined = ChatTemplate(text, {})
+    assert joined.render(conversation(*["word " * 1000] * 40))
+    with pytest.raises(InvalidInput, match="too many or too long for the model's chat template"):
+        joined.render(conversation(*["x" * 1390] * 5400))
+
+
 def test_a_long_conversation_is_within_the_limits() -> None:
     rendered = ChatTemplate(CHATML, {}).render(conversation(*["word " * 50] * 1000))
     assert rendered.count("<|im_start|>") == 1001

@@ -29,8 +29,17 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port -> IP addresses. Raises OSError."""
 _EMBEDDING = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
 """IPv6 addresses of IPv4 hosts, which have the IPv4 address in the last 32 bits. Source: RFC 4291 and RFC 6052."""
-_TRANSLATED = [ip_network(text) for text in ("64:ff9b:1::/48", "2002::/16")]
-"""IPv6 addresses of networks that may be local (RFC 8215), or embed any IPv4 address elsewhere (RFC 3056)."""
+_UNICAST = ip_network("2000::/3")
+"""The IPv6 addresses that may be of the Internet. Outside are those that embed an IPv4 address in older forms
+(``::7f00:1``, ``::ffff:0:7f00:1``), segments of routes (5f00::/16, RFC 9602), and all that IANA has not given out."""
+_RESERVED = [
+    ip_network(text)
+    for text in ("2002::/16", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24", "192.175.48.0/24", "168.63.129.16/32")
+]
+"""Those that :mod:`ipaddress` calls global, at least in some versions of Python: networks that embed any IPv4 address
+(RFC 3056), for documentation (RFC 9637), of protocols (RFC 6890, RFC 7526, RFC 7534), and a service of Azure's hosts.
+
+Source: IANA's registries of special-purpose addresses."""
 
 
 def is_public(text: str) -> bool:
@@ -39,9 +48,9 @@ def is_public(text: str) -> bool:
     if isinstance(ip, IPv6Address):
         if any(ip in network for network in _EMBEDDING):
             ip = IPv4Address(int(ip) & 0xFFFFFFFF)
-        elif ip.is_site_local or any(ip in network for network in _TRANSLATED):
+        elif ip not in _UNICAST:
             return False
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _RESERVED)
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:

@@ -95,6 +95,33 @@ def _unknown_version(repository: Repository) -> None:
     config.write_text(config.read_text().replace("model_version: -1", "model_version: 7"))
 
 
+def _duplicate_key(repository: Repository) -> None:
+    _steps("X", "Y", "fork X=X > P=p P=q", "join A=p B=q > Y=Y")(repository)
+
+
+def _overwritten(repository: Repository) -> None:
+    entries = [f'parameters {{ key: "limit" value {{ string_value: "{value}" }} }}' for value in (1, 2)]
+    repository.model("broken", "X", "Y", "\n".join(entries))
+
+
+def _refused(**replaced: str) -> Callable[[Repository], None]:
+    """A model with one mistake that its configuration alone shows."""
+
+    def build(repository: Repository) -> None:
+        repository.model("broken", "X:FP32:4", "Y", replaced.get("rest", ""), batch=8)
+        config = repository.path / "broken" / "config.pbtxt"
+        text = config.read_text().replace("dims: [ 4 ]", replaced.get("dims", "dims: [ 4 ]"))
+        config.write_text(text.replace("dims: [ -1 ]", f"dims: [ -1 ] {replaced.get('output', '')}"))
+
+    return build
+
+
+def _ensemble_with_instances(repository: Repository) -> None:
+    _steps("X", "Y", "ident X=X > Y=Y")(repository)
+    config = repository.path / "broken" / "config.pbtxt"
+    config.write_text(config.read_text() + "\ninstance_group { kind: KIND_CPU }")
+
+
 def _datatype(repository: Repository) -> None:
     repository.model("whole", "X:INT64", "Y:INT64")
     repository.ensemble("broken", "X", "Y:INT64", "ident X=X > Y=t", "whole X=t > Y=Y")
@@ -253,6 +280,21 @@ def _no_health_check(repository: Repository) -> None:
 
 BROKEN = {
     "unreadable-config": Broken(_unreadable, refused=True),
+    "duplicate-key": Broken(_duplicate_key, refused=True),
+    "overwritten-value": Broken(_overwritten, refused=False),
+    "missing-file": Broken(_refused(output='label_filename: "labels.txt"'), refused=True),
+    "invalid-tensor": Broken(_refused(dims="dims: [ 4 ] reshape { shape: [ 3 ] }"), refused=True),
+    "invalid-batching": Broken(_refused(rest="dynamic_batching { preferred_batch_size: [ 16 ] }"), refused=True),
+    "invalid-sequence": Broken(
+        _refused(
+            rest='sequence_batching { iterative_sequence: true control_input { name: "S" control { kind: '
+            "CONTROL_SEQUENCE_START } } }"
+        ),
+        refused=True,
+    ),
+    "invalid-ensemble": Broken(_ensemble_with_instances, refused=True),
+    "invalid-setting": Broken(_refused(rest="instance_group { kind: KIND_CPU gpus: [ 0 ] }"), refused=True),
+    "invalid-warmup": Broken(_refused(rest='model_warmup { name: "zeros" batch_size: 1 }'), refused=True),
     "folder-name": Broken(_folder_name, refused=True),
     "invalid-size": Broken(_invalid_size, refused=True),
     "excessive-size": Broken(_excessive_size, refused=False),

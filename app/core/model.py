@@ -6,6 +6,7 @@ Source: Triton's ``model_config.proto``. The gateway uses the configuration beca
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ModelKey = tuple[str, str]
 """A model's name and version; an empty version means the newest."""
@@ -178,12 +179,22 @@ class ModelState:
     """Triton's reason why the model is not ready; it may contain paths and tracebacks."""
 
 
+class Refusal(NamedTuple):
+    """Why Triton refuses to load a model: the code of a finding, what is wrong and what to do."""
+
+    code: str
+    text: str
+    step: int | None = None
+    """Of an ensemble, from 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """The contents of a model's version folders. Scripts are parsed and never executed."""
 
     backend: str
-    """The backend in the configuration, otherwise the backend of the model file's name; empty if unknown."""
+    """The backend that Triton takes, by the configuration or the model file's name; empty if unknown."""
+    refusals: tuple[Refusal, ...] = ()
     lacks: tuple[str, ...] = ()
     """The version folders without the script that the Python backend needs, as paths of that script."""
     mistakes: tuple[str, ...] = ()
@@ -199,6 +210,7 @@ class RepositoryModel:
     folder: str
     config: ModelConfig
     versions: tuple[str, ...] = ()
+    """Those that Triton loads."""
     calls: frozenset[str] = frozenset()
     """The models that its script calls (BLS), as far as they are declared or can be read."""
     complaint: str = ""

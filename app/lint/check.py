@@ -10,12 +10,11 @@ from itertools import islice
 
 from app.codecs.kinds import shape_text
 from app.core.engine import Engine
-from app.core.model import ModelConfig, RepositoryModel
+from app.core.model import ModelConfig, ModelFiles, RepositoryModel
 from app.core.text import nearest
 from app.lint.backends import Declared, preset_faults, unwatched_engines
 from app.lint.cycles import bls_cycles, ensemble_cycles, parallel_failures, reasons_to_fail, tensor_cycles
 from app.lint.ensembles import (
-    ENSEMBLE,
     Models,
     Wiring,
     batch_sizes,
@@ -46,10 +45,6 @@ BACKENDS = (
     *("dali", "fil", "identity", "repeat", "square"),
 )
 """Those of NVIDIA's images."""
-PLATFORMS = (
-    *("ensemble", "onnxruntime_onnx", "tensorrt_plan", "pytorch_libtorch"),
-    *("tensorflow_savedmodel", "tensorflow_graphdef"),
-)
 
 
 def unknown_backends(model: RepositoryModel) -> Iterator[Finding]:
@@ -57,10 +52,7 @@ def unknown_backends(model: RepositoryModel) -> Iterator[Finding]:
     if model.files is None:
         return
     backend = model.files.backend
-    if not backend:
-        text = "config.pbtxt names no backend, and no file such as 1/model.py or 1/model.onnx tells which one it is"
-        yield Finding(Code.UNKNOWN_BACKEND, text, model.folder)
-    elif backend not in (*BACKENDS, *PLATFORMS):
+    if backend and backend not in BACKENDS:
         text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
         yield Finding(Code.UNKNOWN_BACKEND, text + nearest(backend, BACKENDS), model.folder)
 
@@ -119,7 +111,9 @@ def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None
 def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
     models = {model.folder: model.config for model in repository}
     readable = {model.folder: model.config for model in repository if not model.complaint}
-    wirings = [wiring_of(config, readable) for config in readable.values() if config.backend == ENSEMBLE]
+    overwritten = {model.folder for model in repository if _overwrites_map(model)}
+    ensembles = (config for name, config in readable.items() if config.is_ensemble and name not in overwritten)
+    wirings = [wiring_of(config, readable) for config in ensembles]
     yield from _folders(repository)
     yield from invalid_sizes(readable)
     yield from excessive_sizes(readable)
@@ -138,6 +132,12 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
         yield from _gateway(file, readable, models.keys() - readable.keys())
 
 
+def _overwrites_map(model: RepositoryModel) -> bool:
+    """Whether a step's map lost entries. Other findings in the ensemble would follow from that."""
+    files = model.files or ModelFiles("")
+    return any(each.code == Code.DUPLICATE_KEY for each in files.refusals)
+
+
 def _pipelines(file: GatewayFile | None, models: Models) -> list[Declared]:
     """The pipelines over these models. ``file`` None: each model is a pipeline."""
     if file is None:
@@ -152,12 +152,11 @@ def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
         elif model.config.name != model.folder:
             text = f"the folder is '{model.folder}' but config.pbtxt has name: '{model.config.name}'"
             yield Finding(Code.FOLDER_NAME, text, model.folder)
-        if not model.versions:
-            text = "the model has no version folder: add a folder such as 1"
-            yield Finding(Code.UNKNOWN_VERSION, text, model.folder)
-            continue
-        yield from unknown_backends(model)
-        yield from script_faults(model)
+        for refusal in model.files.refusals if model.files is not None else ():
+            yield Finding(Code(refusal.code), refusal.text, model.folder, refusal.step)
+        if model.versions:
+            yield from unknown_backends(model)
+            yield from script_faults(model)
 
 
 def _ensemble(
@@ -184,7 +183,7 @@ def _versions(wiring: Wiring, repository: Sequence[RepositoryModel]) -> Iterator
     for place in wiring.places:
         wanted, there = place.step.version, versions.get(place.step.model)
         if there and wanted and wanted not in there:
-            text = f"{place} needs version {wanted} of a model that has {', '.join(there)}"
+            text = f"{place} needs version {wanted} of a model that loads {', '.join(there)}"
             yield Finding(Code.UNKNOWN_VERSION, text, wiring.name, place.number)
 
 

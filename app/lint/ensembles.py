@@ -74,14 +74,14 @@ def wiring_of(ensemble: ModelConfig, models: Models) -> Wiring:
     writers: dict[str, list[TensorEnd]] = {}
     readers: dict[str, list[TensorEnd]] = {}
     for spec in ensemble.inputs:
-        writers.setdefault(spec.name, []).append(TensorEnd(None, spec.name, spec, batched))
+        writers.setdefault(spec.name, []).append(TensorEnd(None, spec.name, spec if spec.is_typed else None, batched))
     for place in places:
         for name, tensor in place.step.input_map:
             readers.setdefault(tensor, []).append(_end(place, name, ModelConfig.input))
         for name, tensor in place.step.output_map:
             writers.setdefault(tensor, []).append(_end(place, name, ModelConfig.output))
     for spec in ensemble.outputs:
-        readers.setdefault(spec.name, []).append(TensorEnd(None, spec.name, spec, batched))
+        readers.setdefault(spec.name, []).append(TensorEnd(None, spec.name, spec if spec.is_typed else None, batched))
     return Wiring(ensemble, places, writers, readers)
 
 

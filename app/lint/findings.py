@@ -20,8 +20,16 @@ class Severity(StrEnum):
 
 class Code(StrEnum):
     UNREADABLE_CONFIG = "unreadable-config"
+    DUPLICATE_KEY = "duplicate-key"
     FOLDER_NAME = "folder-name"
+    MISSING_FILE = "missing-file"
     INVALID_SIZE = "invalid-size"
+    INVALID_TENSOR = "invalid-tensor"
+    INVALID_BATCHING = "invalid-batching"
+    INVALID_SEQUENCE = "invalid-sequence"
+    INVALID_ENSEMBLE = "invalid-ensemble"
+    INVALID_SETTING = "invalid-setting"
+    INVALID_WARMUP = "invalid-warmup"
     EXCESSIVE_SIZE = "excessive-size"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_VERSION = "unknown-version"
@@ -44,6 +52,7 @@ class Code(StrEnum):
     MISSING_SCRIPT = "missing-script"
     SCRIPT_SYNTAX = "script-syntax"
     UNKNOWN_BACKEND = "unknown-backend"
+    OVERWRITTEN_VALUE = "overwritten-value"
     PARALLEL_FAILURE = "parallel-failure"
     SAMPLE = "sample"
     OTHER_SIGNATURE = "other-signature"
@@ -68,6 +77,7 @@ _WARNINGS = frozenset(
         Code.ROUTER_NEEDED,
         Code.UNORDERED_STREAM,
         Code.UNKNOWN_BACKEND,
+        Code.OVERWRITTEN_VALUE,
         Code.PARALLEL_FAILURE,
         Code.NEEDS_SESSION,
         Code.SESSION_IDLE,
@@ -110,17 +120,35 @@ SOLUTION_BY_CODE = {
         "Correct the line that the finding names (`path:line:column`); a mistyped field or datatype comes with the "
         "nearest valid name. The fields are those of Triton's `model_config.proto`."
     ),
-    Code.FOLDER_NAME: (
-        "Rename the folder or correct `name` in `config.pbtxt`, or remove `name`: Triton then uses the folder's name."
+    Code.DUPLICATE_KEY: (
+        "Give each entry the key that is meant, the tensor of the step's model, or remove the entry. One output cannot "
+        "be two tensors of the ensemble: let its readers name the same tensor."
     ),
+    Code.FOLDER_NAME: (
+        "Rename the folder or correct `name` in `config.pbtxt`, or remove `name`: Triton then uses the folder's name. "
+        "Use letters, digits, `_`, `-` and `.` in names."
+    ),
+    Code.MISSING_FILE: "Add the file to the model's folder, or remove the line of `config.pbtxt` that names it.",
     Code.INVALID_SIZE: (
         "Declare each dimension with its size, or with `-1` for any size. Without batching, `max_batch_size` is 0."
     ),
+    Code.INVALID_TENSOR: (
+        "Write what the finding asks for. If the backend is to complete the tensor, remove it from `config.pbtxt`: a "
+        "Python model then needs `auto_complete_config`."
+    ),
+    Code.INVALID_BATCHING: "Write what the finding asks for. `dynamic_batching {}` alone has valid defaults.",
+    Code.INVALID_SEQUENCE: "Write what the finding asks for. Each control has its own tensor, and is there once.",
+    Code.INVALID_ENSEMBLE: (
+        'Write `platform: "ensemble"`, no `backend`, and steps with their maps. Settings such as `instance_group` '
+        "belong to the models of the steps."
+    ),
+    Code.INVALID_SETTING: "Write what the finding asks for, or remove the line: Triton then uses its default.",
+    Code.INVALID_WARMUP: "Give each required input its data, with the datatype and the dims of the model.",
     Code.EXCESSIVE_SIZE: "Declare the size that the model needs, or `-1` for a dimension of any size.",
     Code.UNKNOWN_MODEL: "Correct `model_name` of the step, or add the model to the repository.",
     Code.UNKNOWN_VERSION: (
-        "Use `model_version: -1` for the newest version, or add the folder (an ensemble needs an empty version folder "
-        "too)."
+        "Use `model_version: -1` for the newest version, let `version_policy` load it, or add the folder (an ensemble "
+        "needs an empty version folder too). Move folders that are no models out of the repository."
     ),
     Code.UNKNOWN_TENSOR: (
         "Correct the key in the map of the step: the key is the name of the tensor in the step's model."
@@ -169,6 +197,7 @@ SOLUTION_BY_CODE = {
         "Correct `backend` in `config.pbtxt`: `python`, `onnxruntime`, `tensorrt`, `pytorch`, and so on. Without a "
         "`config.pbtxt`, the name of the model file decides: `model.py`, `model.onnx`, `model.plan`, `model.pt`."
     ),
+    Code.OVERWRITTEN_VALUE: "Give each entry the key that is meant, or remove the one that is not.",
     Code.PARALLEL_FAILURE: (
         "Check the input in a step before the parallel steps start; remove queue limits from parallel steps; or call "
         "the models from a BLS script. Any model may also fail unexpectedly: `check` reports only what it can read."

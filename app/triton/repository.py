@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from app.config.document import DocumentError, read_document, read_regular_file
 from app.core.engine import Engine
 from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, ModelFiles, RepositoryModel
-from app.triton.config import model_config_of, parse_config
+from app.triton.config import Repeat, model_config_of, parse_config, repeated_keys
+from app.triton.refusals import BACKEND_BY_PLATFORM, Declared, refusals
 
 MAX_SCRIPT_BYTES = 1024 * 1024
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -29,6 +31,15 @@ class Scripts:
     """The models whose name is a literal in an ``InferenceRequest``; other calls are not found."""
     mistakes: list[str] = field(default_factory=list)
     sends_errors: bool = False
+    models: list[ast.ClassDef] = field(default_factory=list)
+    """The classes that Triton runs."""
+
+    @property
+    def may_complete(self) -> bool:
+        """Whether a script may complete the inputs and outputs: by its own method, or by one that cannot be seen."""
+        methods = [{getattr(each, "name", "") for each in model.body} for model in self.models]
+        known = [names for names, model in zip(methods, self.models, strict=True) if not model.bases]
+        return not known or len(known) < len(methods) or any("auto_complete_config" in names for names in known)
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> "Scripts":
@@ -47,6 +58,8 @@ class Scripts:
                 self.sends_errors |= _name_of(node.func) == "TritonError"
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "execute":
                 self.sends_errors |= any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            elif isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel":
+                self.models.append(node)
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -120,7 +133,7 @@ def model_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RepositoryUnreadable(f"There is no model repository at {path}.")
     try:
-        folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+        folders = sorted(each for each in path.iterdir() if each.is_dir())
     except OSError as exc:
         raise RepositoryUnreadable(f"The model repository {path} cannot be read: {exc.strerror}.") from exc
     if not folders:
@@ -154,25 +167,44 @@ def _bounded(config: pb.ModelConfig) -> pb.ModelConfig:
     return config
 
 
-def backend_named(config: pb.ModelConfig) -> str:
-    return str(config.backend or config.platform)
-
-
-def backend_by_file(files: Iterable[Path]) -> str | None:
-    return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)
+def backend_of(config: pb.ModelConfig, folder: Path) -> str:
+    """The backend that Triton takes: by the configuration, or by the model's file. Empty if there is none."""
+    if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
+        return "ensemble"
+    names = [config.default_model_filename]
+    if not config.platform and not config.default_model_filename:
+        names = [file.name for file in folder.glob("*/*")]
+    files = (BACKEND_BY_FILE[name] for name in names if name in BACKEND_BY_FILE)
+    named = str(config.backend or BACKEND_BY_PLATFORM.get(config.platform) or next(files, ""))
+    return named or ("" if config.platform else folder.name.lstrip(".").partition(".")[2])
 
 
 def missing_scripts(folder: Path, config: pb.ModelConfig) -> list[Path]:
-    """Returns the missing scripts of a Python model: one for each version without a script."""
-    if backend_named(config) != "python":
+    """Returns the missing scripts of a Python model: one for each version that Triton loads without a script."""
+    if backend_of(config, folder) != "python":
         return []
-    scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in _versions(folder)]
+    versions = _loaded(config, _versions(folder))
+    scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in versions]
     # With Python before 3.14, Path.exists raises OSError for a name that is too long.
     return [script for script in scripts if not os.path.exists(script)]  # noqa: PTH110
 
 
 def _versions(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()))
+    """The names of the version folders. Triton ignores numbers that begin with 0."""
+    folders = (each.name for each in folder.iterdir() if each.is_dir())
+    return tuple(sorted(name for name in folders if name.isdecimal() and name == str(int(name))))
+
+
+def _loaded(config: pb.ModelConfig, versions: tuple[str, ...]) -> tuple[str, ...]:
+    """The versions that the policy loads: by default the newest one."""
+    policy = config.version_policy
+    if policy.HasField("all"):
+        return versions
+    if policy.HasField("specific"):
+        return tuple(each for each in versions if int(each) in policy.specific.versions)
+    newest = sorted(versions, key=int, reverse=True)
+    count = policy.latest.num_versions if policy.HasField("latest") else 1
+    return tuple(sorted(newest[:count]))
 
 
 def _read_model(folder: Path) -> RepositoryModel:
@@ -193,7 +225,24 @@ def _readable_model(folder: Path, versions: tuple[str, ...]) -> RepositoryModel:
     config = _completed(replace(config, name=config.name or folder.name), folder)
     scripts = Scripts.read(sorted(folder.glob("*/*.py")))
     calls = frozenset(config.bls_calls) | scripts.calls
-    return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, scripts))
+    backend, loaded = backend_of(message, folder), _loaded(message, versions)
+    completes = scripts.may_complete if backend == "python" else backend not in ("ensemble", "pytorch")
+    declared = Declared(message, folder, backend, versions, loaded, completes, _repeats(folder))
+    files = ModelFiles(
+        backend,
+        tuple(refusals(declared)),
+        tuple(str(path) for path in missing_scripts(folder, message)),
+        tuple(scripts.mistakes),
+        scripts.sends_errors,
+    )
+    return RepositoryModel(folder.name, config, loaded, calls, files=files)
+
+
+def _repeats(folder: Path) -> list[Repeat]:
+    """``folder``: of a model whose configuration can be read."""
+    with suppress(FileNotFoundError):
+        return repeated_keys(read_regular_file(folder / CONFIG_FILE, MAX_CONFIG_BYTES).decode("utf-8"))
+    return []
 
 
 def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
@@ -209,16 +258,6 @@ def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
     given = values.get("triton_config") if isinstance(values, dict) else None
     decoupled = given.get("decoupled") if isinstance(given, dict) else None
     return replace(config, decoupled=decoupled) if isinstance(decoupled, bool) else config
-
-
-def _files_of(folder: Path, message: pb.ModelConfig, scripts: Scripts) -> ModelFiles:
-    backend = "ensemble" if message.HasField("ensemble_scheduling") else backend_named(message)
-    return ModelFiles(
-        backend or backend_by_file(folder.glob("*/*")) or "",
-        tuple(str(path) for path in missing_scripts(folder, message)),
-        tuple(scripts.mistakes),
-        scripts.sends_errors,
-    )
 
 
 def _empty_config(name: str) -> ModelConfig:

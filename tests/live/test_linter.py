@@ -1,6 +1,9 @@
 """Compares the linter with the real Triton: which errors Triton rejects, and which only the linter finds."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,16 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from app.cli import main
-from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.embedded.process import GuardedTriton
 from tests.broken_repositories import BROKEN, Repository, sound
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
+from tests.processes import EXIT_S, START_S
+from tests.refused_configurations import REFUSED, Refused, ident
 from tests.waiting import eventually
 
+Outcomes = Callable[..., Awaitable[tuple[set[str], str]]]
 Triton = tuple[client.InferenceServerClient, Path]
 
 
@@ -54,6 +62,59 @@ def test_triton_refuses_the_models_with_these_errors(explicit: Triton, code: str
 )
 def test_triton_loads_models_that_only_the_linter_rejects(explicit: Triton, code: str, tmp_path: Path) -> None:
     load(explicit, code, tmp_path)
+
+
+@pytest.fixture
+def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
+    """Returns the models that a Triton loads from a repository, and its log."""
+
+    async def outcomes(repository: Path, *, completes: bool = False) -> tuple[set[str], str]:
+        served = ServedRepository(repository, (), is_complete=not completes)
+        options = EmbeddedOptions(repository, models_venv, exit_timeout_s=EXIT_S, arguments=("--exit-on-error=false",))
+        environment = ModelEnvironment.of(models_venv)
+        with caplog.at_level(logging.DEBUG, "app.triton.embedded.process"):
+            triton = await GuardedTriton.start(Launch.prepare(options, Ports.free(), served, environment))
+            async with asyncio.timeout(START_S):
+                while not triton.has_ended and STARTED not in caplog.text:
+                    await asyncio.sleep(0.1)
+            await triton.stop()
+        return {*triton.log.loaded}, caplog.text
+
+    return outcomes
+
+
+STARTED = "Started GRPCInferenceService"
+CRASHING = "initial_state"
+"""Triton 2.51 may crash while it refuses them."""
+
+
+@pytest.mark.parametrize("completes", [False, pytest.param(True, marks=pytest.mark.full)])
+async def test_triton_refuses_each_configuration_and_loads_its_neighbour(
+    outcomes: Outcomes, tmp_path: Path, *, completes: bool
+) -> None:
+    ident(tmp_path)
+    cases = {f"case_{number}": case for number, case in enumerate(REFUSED)}
+    for name, case in cases.items():
+        case.write(tmp_path, name)
+        if CRASHING in case.text:
+            shutil.rmtree(tmp_path / f"{name}_broken")
+    loaded, log = await outcomes(tmp_path, completes=completes)
+    assert loaded == {"ident", *(f"{name}_sound" for name in cases)}
+    for name, case in cases.items():
+        reasons = [line for line in log.splitlines() if f"{name}_broken" in line]
+        if CRASHING not in case.text and not (completes and "must specify 'dims'" in case.triton):
+            assert any(case.triton in line for line in reasons), case
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [case for case in REFUSED if CRASHING in case.text], ids=lambda case: case.text)
+async def test_triton_refuses_a_wrong_initial_state_or_crashes(
+    outcomes: Outcomes, tmp_path: Path, case: Refused
+) -> None:
+    case.write(tmp_path, "m")
+    loaded, log = await outcomes(tmp_path)
+    assert "m_broken" not in loaded
+    assert case.triton in log or STARTED not in log
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,21 @@ def test_a_model_without_a_configuration_has_no_complaint(repository: Repository
     assert (model.config.inputs, model.complaint) == ((), "")
 
 
-def test_versions_are_the_folders_with_a_number(repository: Repository) -> None:
-    for name in ("12", "samples", "__pycache__"):
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ("", ("12",)),
+        ("latest { num_versions: 2 }", ("12", "3")),
+        ("specific { versions: [ 1, 3, 7 ] }", ("1", "3")),
+        ("all { }", ("1", "12", "3")),
+    ],
+)
+def test_versions_are_those_that_the_policy_loads(repository: Repository, policy: str, versions: tuple[str]) -> None:
+    for name in ("12", "3", "04", "samples", "__pycache__"):
         (repository.path / "ident" / name).mkdir()
-    assert only(repository.path).versions == ("1", "12")
+    config = repository.path / "ident" / "config.pbtxt"
+    config.write_text(config.read_text() + (f"version_policy {{ {policy} }}" if policy else ""))
+    assert only(repository.path).versions == versions
 
 
 def test_the_error_for_an_invalid_configuration_has_the_line(repository: Repository) -> None:

@@ -21,10 +21,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from app.triton.config import model_config_of
 from app.triton.embedded.machine import RepositoryUnservable, StartFailed, TritonPortTaken
 from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.refusals import unusable_names
 from app.triton.repository import (
     RepositoryUnreadable,
-    backend_by_file,
-    backend_named,
+    backend_of,
     missing_scripts,
     model_folders,
     read_config,
@@ -128,7 +128,7 @@ class ServedRepository:
 
 def _is_complete(config: pb.ModelConfig) -> bool:
     """Whether the configuration is complete, so that it needs no auto-completion."""
-    return bool(backend_named(config)) and model_config_of(config).declares_tensors
+    return bool(config.backend or config.platform) and model_config_of(config).declares_tensors
 
 
 def _model_folders(path: Path) -> list[Path]:
@@ -146,14 +146,15 @@ def _config_of(folder: Path) -> pb.ModelConfig:
 
 
 def _require_script(folder: Path, config: pb.ModelConfig) -> None:
-    """Raises RepositoryUnservable if a script is missing, because Triton 2.51 would wait for it indefinitely."""
-    if missing := missing_scripts(folder, config):
-        raise RepositoryUnservable(f"Model {folder.name!r}: {missing[0]} does not exist.")
+    """Raises RepositoryUnservable for what Triton 2.51 would wait for indefinitely: missing scripts, bad names."""
+    missing = [f"{path} does not exist" for path in missing_scripts(folder, config)]
+    for text in [*missing, *unusable_names(folder, config, backend_of(config, folder))]:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {text}.")
 
 
 def _require_backend(folder: Path, config: pb.ModelConfig) -> None:
-    backend = backend_named(config) or backend_by_file(folder.glob("*/*"))
-    if backend is not None and backend not in BACKENDS:
+    backend = backend_of(config, folder) or config.platform
+    if backend and backend not in BACKENDS:
         raise RepositoryUnservable(
             f"Model {folder.name!r} needs the backend {backend!r}, which the embedded Triton does not have (only "
             "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "

@@ -250,8 +250,12 @@ class EmbeddedTriton:
                     on_progress(_loading(triton))
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as exc:
-            waited = f"Triton was not ready after {self._options.start_timeout_s:g} s: {_loading(triton)}"
-            raise StartTimedOut(f"{waited}.") from exc
+            names, loaded = triton.launch.repository.models, triton.log.loaded
+            missing = ", ".join(name for name in names if name not in loaded)
+            waited = (
+                f"Triton was not ready after {self._options.start_timeout_s:g} s: {Loading(len(loaded), len(names))}"
+            )
+            raise StartTimedOut(f"{waited}. Not loaded: {missing}." if missing else f"{waited}.") from exc
         on_progress(_loaded(triton))
 
     def _require_alive(self, triton: GuardedTriton) -> None:

@@ -23,10 +23,11 @@ def add_model(tmp_path):
 
 
 def test_models_are_the_sorted_folders(add_model, tmp_path):
-    for name in ("b", "a", ".git", "__pycache__"):
+    """Triton loads a folder with any name, and does not start if one is no model."""
+    for name in ("b", "a", ".c"):
         add_model(name, COMPLETE)
     (tmp_path / "README.md").touch()
-    assert ServedRepository.read(tmp_path).models == ("a", "b")
+    assert ServedRepository.read(tmp_path).models == (".c", "a", "b")
 
 
 def test_complete_configurations_are_recognized(add_model, tmp_path):

@@ -208,6 +208,13 @@ async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_mode
         await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
 
 
+async def test_a_name_that_a_shell_splits_is_refused_at_once(options, add_model):
+    """Triton 2.51 would wait for the model's process without end."""
+    add_model("bert base")
+    with pytest.raises(RepositoryUnservable, match=r"'bert base': the folder is 'bert base', and Triton 2.51 never"):
+        await EmbeddedTriton(options).start()
+
+
 @pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
 async def test_a_full_disk_for_temporary_files_is_an_error(options, monkeypatch, create):
     def full(*_, **__):
@@ -245,7 +252,7 @@ async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
             await triton.start(lambda loading, triton=triton, started=started: started.append(triton.pid))
         with pytest.raises(ProcessLookupError):
             os.kill(started[0], 0)
-        if "1 of 2 models ready: ident" in str(error.value):
+        if "1 of 2 models ready. Not loaded: slow." in str(error.value):
             return
     raise error.value
 

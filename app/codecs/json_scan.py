@@ -20,7 +20,7 @@ PIECE_BYTES = 64 * 1024
 MAX_CHECKED_BYTES = 1024 * 1024
 """A larger text that is refused anyway is not decoded once more to see whether it is JSON at all."""
 
-_QUOTE, _COMMA, _OPENING, _CLOSING = b'",[]'
+_QUOTE, _COMMA, _COLON, _OPENING, _CLOSING, _OBJECT_END = b'",:[]}'
 _DEPTH_CHANGE = np.zeros(256, dtype=np.int64)
 _DEPTH_CHANGE[list(b"[{")] = 1
 _DEPTH_CHANGE[list(b"]}")] = -1
@@ -135,6 +135,24 @@ def members_of(text: memoryview) -> Iterator[tuple[str, memoryview]]:
         start, is_empty = position + 1, False
     if next(marks, None) is not None or not _is_blank(text[position + 1 :]):
         raise malformed()
+
+
+def spans_of(text: memoryview, name: str, depth: int) -> Iterator[tuple[int, int]]:
+    """Start and end of the value of each member ``name`` whose object is ``depth`` deep. The values are not checked.
+
+    Raises InvalidJson.
+    """
+    quoted, start, value_at = b'"%b"' % name.encode(), 0, -1
+    for marks in marks_of(text, commas_to_depth=depth):
+        is_end = (marks.depths == depth - 1) & (marks.characters == _OBJECT_END)
+        kept = is_end | ((marks.depths == depth) & _IS_BETWEEN_MEMBERS[marks.characters])
+        for position, character in zip(marks.positions[kept].tolist(), marks.characters[kept].tolist(), strict=True):
+            if character == _COLON:
+                value_at = position + 1 if bytes(text[start:position]).strip(WHITESPACE) == quoted else -1
+                continue
+            if value_at >= 0:
+                yield value_at, position
+            start, value_at = position + 1, -1
 
 
 def is_json(text: memoryview) -> bool:

@@ -166,7 +166,10 @@ def _array_of_numbers(value: Any, dtype: np.dtype[Any] | type[np.float64], datat
 
 
 def narrowing_to(datatype: str) -> Callable[[Array], Array]:
-    """Returns a conversion of FP64 arrays to ``datatype``. It raises ValueError if a number is out of range."""
+    """Returns a conversion of FP64 arrays to ``datatype``. It raises ValueError if a number is out of range.
+
+    NaN, which stands for a missing number, stays NaN.
+    """
     dtype = DTYPE_BY_DATATYPE[datatype]
     largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
@@ -176,7 +179,7 @@ def narrowing_to(datatype: str) -> Callable[[Array], Array]:
             return array.astype(dtype, copy=False)
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
-        if not np.isfinite(array).all():
+        if np.isinf(array).any():
             raise _out_of_range(datatype)
         return array
 

@@ -23,6 +23,7 @@ from app.codecs.kinds import ToArray, narrowing_to
 from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
 
 _INT64 = np.iinfo(np.int64)
+_COMMA, _OPENING, _CLOSING = b",[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class NumberCodec(Protocol):
 
 
 class ListCodec:
-    """Decodes numbers of any datatype with a Python list."""
+    """Decodes numbers of any datatype with a Python list, in which None becomes NaN."""
 
     def __init__(self, element: Any, datatype: str, to_array: ToArray) -> None:
         self.dtype = DTYPE_BY_DATATYPE[datatype]
@@ -106,6 +107,34 @@ class ListCodec:
 
     def decode(self, text: bytes) -> Array:
         return self._to_array(self._decode(text))
+
+
+_NON_FINITE = re.compile(rb"(?<=[\[, \t\n\r])-?(?:NaN|Inf(?:inity)?)(?=[\], \t\n\r])")
+"""The literals that RapidJSON, and so Triton, reads as numbers, although they are not JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteCodec:
+    """Decodes lists of floats with NaN and infinity as literals, which ``finite`` rejects as text that is not JSON."""
+
+    finite: NumberCodec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.finite.dtype
+
+    def decode(self, text: bytes) -> Array:
+        try:
+            return self.finite.decode(text)
+        except msgspec.DecodeError as exc:
+            found = list(_NON_FINITE.finditer(text))
+            if isinstance(exc, msgspec.ValidationError) or not found:
+                raise
+        array = self.finite.decode(_NON_FINITE.sub(b"0", text))
+        commas = np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA)
+        values = [float(each[0].replace(b"-NaN", b"NaN")) for each in found]  # RapidJSON's NaN has no sign
+        array[np.searchsorted(commas, [each.start() for each in found])] = values
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +156,27 @@ class BufferCodec:
             return self.others.decode(text)
 
 
-def number_codec(datatype: str, to_array: ToArray, bounds: Bounds = ANY_NUMBER) -> NumberCodec:
-    """``to_array``: the conversion of lists that simdjson does not support. Raises ValueError."""
-    lists = ListCodec(number_type(datatype, bounds), datatype, to_array)
+def number_codec(
+    datatype: str,
+    to_array: ToArray,
+    bounds: Bounds = ANY_NUMBER,
+    *,
+    takes_null: bool = False,
+    takes_literals: bool = False,
+) -> NumberCodec:
+    """Selects the codec of a tensor. Raises ValueError.
+
+    Args:
+        datatype: of the tensor.
+        to_array: the conversion of lists that simdjson does not support.
+        bounds: of each number.
+        takes_null: whether ``null`` is a number of a float tensor, NaN.
+        takes_literals: whether ``NaN`` and ``Infinity`` are numbers of a float tensor.
+    """
+    element = number_type(datatype, bounds)
+    lists: NumberCodec = ListCodec(element | None if takes_null else element, datatype, to_array)
+    if takes_literals and datatype in FLOAT_DATATYPES:
+        lists = NonFiniteCodec(lists)
     if not HAS_SIMDJSON:
         return lists
     if datatype in FLOAT_DATATYPES:
@@ -173,7 +220,6 @@ def _buffer_of(text: bytes, of_type: _BufferType) -> bytes:
     return cast("simdjson.Array", _parser.parse(text)).as_buffer(of_type=of_type)
 
 
-_COMMA, _OPENING, _CLOSING = b",[]"
 _NO_SKELETON = bytes(code for code in range(256) if code not in b"[],")
 _OPENINGS = re.compile(rb"[\[ \t\n\r]*")
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")

@@ -55,6 +55,17 @@ def same_events(both: Both, request: Any, path: str = STREAM) -> list[Any]:
     return events_of(ours)
 
 
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Inf"])
+def test_floats_may_have_literals(both: Both, literal: str) -> None:
+    path = "/v2/models/typed_echo/generate"
+    for body in (f'{{"FP32": {literal}, "INT32": 1}}', f'{{"parameters": {{"FP32": [{literal}]}}, "INT32": 1}}'):
+        theirs, ours = both.post(path, body.encode())
+        assert (theirs.status_code, ours.status_code) == (200, 200), ours.content
+        assert ours.json() == theirs.json() | {"FP32_OUT": None}
+    for body in (f'{{"INT32": {literal}}}', f'{{"BYTES": {literal}}}', f'{{"FP32": 1, "x": {literal}}}'):
+        assert both.post(path, body.encode())[1].status_code == 400
+
+
 def test_generate(both: Both) -> None:
     assert same_object(both, ONE) == DATA
     assert same_object(both, {**ONE, "STREAM": True}) == DATA

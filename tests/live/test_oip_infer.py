@@ -117,6 +117,76 @@ class TestDatatypes:
         theirs, ours = both.post(TYPED, body, **headers)
         assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
 
+    @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+    @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "Inf", "-Inf", "-NaN", " NaN ", "\nInf\t"])
+    def test_data_of_floats_may_have_literals(self, both: Both, datatype: str, literal: str) -> None:
+        echoed = (
+            f'{{"name": "{datatype}", "datatype": "{datatype}", "shape": [2, 2], "data": [[1, {literal}],[0.5,2]]}}'
+        )
+        text = '{"name": "BYTES", "datatype": "BYTES", "shape": [1, 1], "data": ["NaN, [NaN] \\" NaN"]}'
+        outputs = ", ".join(f'{{"name": "{each}_OUT"}}' for each in (datatype, "BYTES"))
+        body = f'{{"inputs": [{text}, {echoed}], "outputs": [{outputs}], "parameters": {{}}}}'.encode()
+        theirs, ours = both.post(TYPED, body)
+        assert (theirs.status_code, ours.status_code) == (200, 200), ours.content
+        binary = body.replace(b'"parameters": {}', b'"parameters": {"binary_data_output": true}')
+        binary = binary.replace(f', "outputs": [{outputs}]'.encode(), b"")
+        expected, found = (answer_of(each) for each in both.post(TYPED, binary))
+        assert found == expected
+        assert found.tensors[f"{datatype}_OUT"][2] != np.array([1, 0, 0.5, 2], DTYPE_BY_DATATYPE[datatype]).tobytes()
+        assert found.tensors["BYTES_OUT"][2] == raw_texts(b'NaN, [NaN] " NaN')
+
+    @pytest.mark.parametrize("size", [3, 150_528])
+    def test_each_literal_stays_at_its_place(self, both: Both, size: int) -> None:
+        numbers = np.arange(size, dtype=np.float32)
+        numbers[::7], numbers[1::501], numbers[-1] = np.nan, -np.inf, np.inf
+        shape = [3, size // 3]
+        request = {"name": "FP32", "datatype": "FP32", "shape": shape, "data": numbers.reshape(shape).tolist()}
+        body = json.dumps({"inputs": [request], "parameters": {"binary_data_output": True}}).encode()
+        assert b"NaN" in body
+        expected, found = (answer_of(each) for each in both.post(TYPED, body))
+        assert found == expected
+        assert found.tensors["FP32_OUT"][2] == numbers.tobytes()
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            *(
+                "[1, nan]",
+                "[1, NAN]",
+                "[1, +NaN]",
+                "[1, inf]",
+                "[1, +Infinity]",
+                "[1, NaN1]",
+                "[1, 1NaN]",
+                "[1, 1.NaN]",
+            ),
+            *("[1, --NaN]", "[1, NaN 1]", "[1 NaN]", "[1, NaN,]", "[, NaN]", "[NaN", "NaN", '["NaN", 1]', "[1, null]"),
+            *("[NaN, 1e999]", "[NaN, true]", '[NaN, "NaN"]', "[NaN, {}]", "[NaN, 1, 2]", "[1, InfinityNaN]"),
+        ],
+    )
+    def test_other_literals_are_refused(self, both: Both, data: str) -> None:
+        body = f'{{"inputs": [{{"name": "FP32", "datatype": "FP32", "shape": [1, 2], "data": {data}}}]}}'.encode()
+        theirs, ours = both.post(TYPED, body)
+        assert (theirs.status_code >= 400, ours.status_code) == (True, 400)
+
+    @pytest.mark.parametrize("datatype", ["INT32", "UINT8", "UINT64", "BOOL", "BYTES"])
+    def test_literals_in_other_data_are_refused(self, both: Both, datatype: str) -> None:
+        body = f'{{"inputs": [{{"name": "{datatype}", "datatype": "{datatype}", "shape": [1, 1], "data": [NaN]}}]}}'
+        theirs, ours = both.post(TYPED, body.encode())
+        assert (theirs.status_code, ours.status_code) == (500, 400)
+        assert ours.json() == {"error": "failed to parse the request JSON buffer: it is not JSON."}
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            *('"parameters": {"x": NaN}', '"id": NaN', '"x": NaN', '"outputs": [{"name": "FP32_OUT", "x": NaN}]'),
+            '"parameters": {"a": {"data": [NaN]}}',
+        ],
+    )
+    def test_literals_elsewhere_are_refused(self, both: Both, more: str) -> None:
+        tensor = '{"name": "FP32", "datatype": "FP32", "shape": [1, 1], "data": [NaN]}'
+        assert both.post(TYPED, f'{{"inputs": [{tensor}], {more}}}'.encode())[1].status_code == 400
+
     def test_json_and_binary_tensors_in_one_request(self, both: Both) -> None:
         binary = ["FP16", "BF16", "INT32", "BYTES"]
         raws = [raw_of(datatype) for datatype in binary]

@@ -112,6 +112,15 @@ def test_compression(client: Any, triton_http: Any, compression: str) -> None:
     assert equal(ours, theirs, "FP32")
 
 
+def test_missing_numbers_in_json(client: Any, triton_http: Any) -> None:
+    array = np.array([[1, np.nan, np.inf, -np.inf]], np.float32)
+    tensor = http.InferInput("FP32", list(array.shape), "FP32")
+    tensor.set_data_from_numpy(array, binary_data=False)
+    outputs = [http.InferRequestedOutput("FP32_OUT", binary_data=True)]
+    ours, theirs = (each.infer("typed_echo", [tensor], outputs=outputs) for each in (client, triton_http))
+    assert ours.as_numpy("FP32_OUT").tobytes() == theirs.as_numpy("FP32_OUT").tobytes() == array.tobytes()
+
+
 def test_large_tensors(client: Any, triton_http: Any) -> None:
     array = np.random.default_rng(1).random((512, 512), np.float32)
     for binary in (True, False):

@@ -14,8 +14,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.api.exchange import Exchange, Header
 from app.api.oip.parameters import checked, parameter_of
-from app.api.oip.signature import Input, Signature
+from app.api.oip.signature import Input, Signature, not_json
 from app.api.responses import JSON, send_parts
+from app.codecs.json_scan import spans_of
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import (
     BYTES,
@@ -28,6 +29,7 @@ from app.core.inference import (
     Parameter,
     RequestedOutput,
     Tensor,
+    new_request_id,
     raw_parts,
 )
 from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
@@ -83,6 +85,8 @@ _NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParamet
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_DEPTH_OF_INPUTS = 3
+"""The objects of the inputs are in a list, in the object of the body."""
 
 
 class _Parameters(Struct):
@@ -145,14 +149,37 @@ def parse_raw_request(body: memoryview, signature: Signature, version: str) -> P
     return ParsedRequest(inference, all_binary=True)
 
 
-def _decoded(text: memoryview) -> _Body:
+def _decoded(text: memoryview, *, is_whole: bool = True) -> _Body:
+    """``is_whole``: whether it is the body as it came, whose data may have NaN and infinity as literals."""
     try:
         return _decode(text)
     except msgspec.ValidationError as exc:
         _check_parameters(text)
         raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidJson("failed to parse the request JSON buffer: it is not JSON.") from exc
+    except msgspec.DecodeError as exc:
+        if not is_whole:
+            raise not_json() from exc
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise not_json() from exc
+    return _decoded_around_data(text)
+
+
+def _decoded_around_data(text: memoryview) -> _Body:
+    """Leaves the data to the inputs, which all reject what is not JSON, except these literals in data of floats."""
+    try:
+        spans = list(spans_of(text, "data", _DEPTH_OF_INPUTS))
+    except InvalidJson as exc:
+        raise not_json() from exc
+    mark, start, rest, found = new_request_id().encode(), 0, list[bytes | memoryview](), dict[bytes, memoryview]()
+    for begin, end in spans:
+        name = b'"%b %d"' % (mark, begin)
+        rest += text[start:begin], name
+        found[name], start = text[begin:end], end
+    body = _decoded(memoryview(b"".join((*rest, text[start:]))), is_whole=False)
+    for each in body.inputs:
+        if isinstance(each.data, Raw):
+            each.data = Raw(found.get(bytes(each.data), memoryview(each.data)))
+    return body
 
 
 def _check_parameters(text: memoryview) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, NumberLists, number_codec
-from app.core.errors import InvalidInput
+from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
@@ -45,7 +45,7 @@ class Input:
         dims = ((-1,) if max_batch_size else ()) + spec.dims
         is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
         to_array = to_array_of("number", spec.datatype) if is_number else None
-        numbers = number_codec(spec.datatype, to_array) if to_array is not None else None
+        numbers = number_codec(spec.datatype, to_array, takes_literals=True) if to_array is not None else None
         return cls(spec, dims, max_batch_size, max_items, config.name, numbers)
 
     @property
@@ -84,6 +84,8 @@ class Input:
             return self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
         except msgspec.ValidationError as exc:
             raise self._refused(f"has data that are not {self.spec.datatype}, or out of its range") from exc
+        except msgspec.DecodeError as exc:
+            raise not_json() from exc
         except ValueError as exc:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
 
@@ -225,6 +227,10 @@ class Signature:
                 f"unexpected inference output '{shown(name)}' for model '{self.config.name}'{_listed(self.outputs)}"
             )
         return found
+
+
+def not_json() -> InvalidJson:
+    return InvalidJson("failed to parse the request JSON buffer: it is not JSON.")
 
 
 def _quoted(names: Sequence[str]) -> str:

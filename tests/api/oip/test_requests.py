@@ -63,6 +63,47 @@ async def test_a_request_gets_an_id_of_the_gateway(api: Served) -> None:
     assert "mine" not in sent.request_id
 
 
+WITH_LITERALS = b'{"id": "NaN", "inputs": [{"name": "X", "data": [NaN, -Infinity], "datatype": "FP32", "shape": [2]}]}'
+
+
+async def test_literals_in_data_of_floats_reach_triton(api: Served) -> None:
+    answer = await api.client.post(INFER, content=WITH_LITERALS)
+    assert answer.status_code == 200, answer.text
+    (sent,) = api.engine.requests
+    assert np.array_equal(sent.inputs[0].array, np.float32([np.nan, -np.inf]), equal_nan=True)
+
+
+async def test_an_incomplete_body_with_literals_is_refused(api: Served) -> None:
+    for end in range(1, len(WITH_LITERALS)):
+        answer = await api.client.post(INFER, content=WITH_LITERALS[:end])
+        assert error_of(answer) == (400, "failed to parse the request JSON buffer: it is not JSON.")
+    assert api.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"data"', b'"d\\u0061ta"'),
+        (b'"data"', b'"Data": 1, "data": 0, "d\\u0061ta"'),
+        (b"[NaN, -Infinity]", b"[NaN, [[[-Infinity]]]]"),
+        (b"[NaN, -Infinity]", b"[" * 100),
+        (b"[NaN, -Infinity]", b"{"),
+        (b"}]}", b"}]}}"),
+        (b"}]}", b"},]}"),
+        (b"}]}", b", NaN}]}"),
+        (b"}]}", b"}]} NaN"),
+        (b"}]}", b', "data": 5}]}'),
+        (b"[2]", b"NaN"),
+        (b'"id"', b"NaN"),
+    ],
+)
+async def test_literals_anywhere_else_are_refused(api: Served, old: bytes, new: bytes) -> None:
+    body = WITH_LITERALS.replace(old, new)
+    assert body != WITH_LITERALS
+    assert (await api.client.post(INFER, content=body)).status_code == 400
+    assert api.engine.requests == []
+
+
 async def test_version_and_classification_are_passed_to_triton(api: Served) -> None:
     outputs = [{"name": "C", "parameters": {"classification": 3}}]
     await api.client.post("/v2/models/echo/versions/07/infer", json={"inputs": [x()], "outputs": outputs})

@@ -46,6 +46,8 @@ class BodyReader:
     def __init__(self, name: str, fields: Sequence[Field]) -> None:
         self._fields = {field.name: field for field in fields}
         self._quoted_names = [f'"{name}"'.encode() for name in self._fields]
+        self._nulls = {each.name for each in fields if isinstance(each, InputField) and each.is_null_a_value}
+        """The fields for which ``null`` is a value. For all others it means absent."""
         self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields)
         attributes = {f"field_{index}": field for index, field in enumerate(fields)}
         self.struct = msgspec.defstruct(
@@ -77,12 +79,14 @@ class BodyReader:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
         problems = [FieldProblem(shown(name), self._no_field(name)) for name in parts if name not in self._fields]
-        problems += self._absent(parts)
         for name in (name for name in self._fields if name in parts):
             try:
                 values[name] = _form_value(self._fields[name], parts[name])
             except (ValueError, InvalidJson) as exc:
                 problems.append(_problem_of(name, exc))
+                values[name] = msgspec.UNSET
+        values = self._given(values)
+        problems += self._absent(values)
         if problems:
             raise refused(problems, self._file_hint(problems))
         return values
@@ -117,7 +121,8 @@ class BodyReader:
         if not is_clear and self._may_repeat_a_name(body):
             return None
         pairs = zip(self._fields, values, strict=True)
-        return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
+        given = {name: value for name, value in pairs if value is not msgspec.UNSET}
+        return given if None not in values else self._given(given)
 
     def _may_repeat_a_name(self, body: bytes) -> bool:
         """Whether the body may have duplicate names; the decoder would keep only the last. Only False is certain."""
@@ -135,10 +140,15 @@ class BodyReader:
                 problems.append(_problem_of(name, exc))
             if len(problems) == MAX_PROBLEMS:
                 raise refused(problems)
-        problems += self._absent({*given, *(name for name, value in values.items() if value is not None)})
+        values = self._given(values)
+        problems += self._absent({*given, *values})
         if problems:
             raise refused(problems)
-        return {name: value for name, value in values.items() if value is not None}
+        return values
+
+    def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Removes ``null`` where it means absent."""
+        return {name: value for name, value in values.items() if value is not None or name in self._nulls}
 
     def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
         """Adds the member's value to ``values``: None for null, UNSET for an invalid value. Raises ValueError."""

@@ -24,7 +24,7 @@ from app.codecs.kinds import (
     to_array_of,
 )
 from app.codecs.numbers import Bounds, NumberCodec, NumberLists, number_codec, number_type
-from app.core.inference import Array, Tensor
+from app.core.inference import FLOAT_DATATYPES, Array, Tensor
 from app.core.model import TensorSpec
 from app.pipelines.spec import InputSpec
 
@@ -66,6 +66,8 @@ class InputField:
         Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor.
         """
         batch = max_items is not None
+        if spec.missing is not None and tensor.datatype not in FLOAT_DATATYPES:
+            raise ValueError(f"has missing: nan, which only floating-point numbers can have, not {tensor.datatype}")
         if spec.kind == "json" and (batch or not is_bare_item(tensor)):
             raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
@@ -81,7 +83,9 @@ class InputField:
             _max_elements=_max_elements(spec, tensor, max_items or 1),
             _to_array=to_array,
             _numbers=(
-                number_codec(tensor.datatype, to_array, _bounds_of(spec)) if spec.kind == "number" and depth else None
+                number_codec(tensor.datatype, to_array, _bounds_of(spec), takes_null=spec.missing is not None)
+                if spec.kind == "number" and depth
+                else None
             ),
             _dims=((-1,) if batch else ()) + tensor.dims,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
@@ -108,6 +112,11 @@ class InputField:
         return self.is_list_of_files and not (self.spec.base64 or self.spec.data_url)
 
     @property
+    def is_null_a_value(self) -> bool:
+        """Whether ``null`` is a missing number, and not an absent field."""
+        return self.spec.missing is not None and self._depth == 0
+
+    @property
     def is_required(self) -> bool:
         return not self.spec.optional and self.spec.default is None
 
@@ -124,7 +133,7 @@ class InputField:
         array = value if isinstance(value, np.ndarray) else self._to_array(value)
         if not fits(array.shape, self._dims):
             array = array.reshape(self._shape_sent(array.shape))
-        if self._allowed is not None and not np.isin(array, self._allowed).all():
+        if self._allowed is not None and not np.isin(array[~np.isnan(array)], self._allowed).all():
             raise ValueError("is not one of the allowed values")
         return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
 
@@ -200,7 +209,8 @@ def _list_of(element: Any) -> Any:
 
 def _element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
     if spec.kind == "number":
-        return number_type(tensor.datatype, _bounds_of(spec))
+        element = number_type(tensor.datatype, _bounds_of(spec))
+        return element if spec.missing is None else element | None
     if spec.kind == "text":
         return Literal[tuple(spec.enum)] if spec.enum else str
     schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}

@@ -98,7 +98,8 @@ class RequestBuilder:
         for field in self._inputs:
             value = values.get(field.name)
             try:
-                tensor = field.default if value is None else field.read(value)
+                is_absent = value is None and not (field.is_null_a_value and field.name in values)
+                tensor = field.default if is_absent else field.read(value)
             except ValueError as exc:
                 problems.append(FieldProblem(field.name, str(exc)))
                 continue

@@ -78,6 +78,8 @@ class InputSpec(Section):
     """The tensor has the image as a ``data:`` URL instead of its bytes."""
     optional: bool = False
     default: JsonValue = None
+    missing: Literal["nan"] | None = None
+    """What a number that is ``null`` becomes. Left out: such a number is refused."""
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
@@ -86,6 +88,8 @@ class InputSpec(Section):
     @model_validator(mode="after")
     def _constraints_fit(self) -> Self:
         is_number, is_text = self.kind == "number", self.kind == "text"
+        if self.missing is not None and not is_number:
+            raise ValueError("has missing: nan, which only kind: number can have")
         _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
         if self.base64 and self.kind not in ("image", "binary"):
             raise ValueError("has base64: true, which only the kinds image and binary can have")

@@ -40,19 +40,21 @@ CONFIG = model(
         "M INT32 [-1]",
         "N FP32 [-1]",
         "S INT16 [-1]",
+        "Q FP32 [-1,2]",
     ]
 )
 BOUNDS: dict[str, dict[str, Any]] = {
     "m": {"minimum": -1.5, "maximum": 1000},
     "n": {"minimum": 0, "maximum": 1.5},
     "s": {"enum": [1, 2, 300]},
+    "q": {"missing": "nan", "minimum": -2},
 }
 FIELDS = {tensor.name.lower(): tensor for tensor in CONFIG.inputs}
 
 
-def list_codec(*given: Any) -> NumberCodec:
+def list_codec(*given: Any, **more: Any) -> NumberCodec:
     """Returns the codec that creates Python objects."""
-    codec = number_codec(*given)
+    codec = number_codec(*given, **more)
     return codec.others if isinstance(codec, BufferCodec) else codec
 
 

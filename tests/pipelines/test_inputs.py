@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from app.core.errors import InvalidInput
+from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import InferenceRequest
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import request_schema
 from tests.fakes.models import model, pipeline
 
 
@@ -88,6 +91,81 @@ class TestShapes:
         assert problems(one_input("X BYTES [-1,2]"), '{"x": [["a"], ["b", "c"]]}') == {
             "x": "has lists of different lengths"
         }
+
+
+class TestMissingNumbers:
+    @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
+    @pytest.mark.parametrize("padding", ["", " " * 70_000], ids=["small", "large"])
+    def test_null_is_nan_where_missing_is_declared(self, datatype: str, padding: str) -> None:
+        array = request_of(
+            one_input(f"X {datatype} [-1,2]", missing="nan"), f'{{"x": [[1, null], [null, 2.5]]{padding}}}'
+        )
+        assert np.isnan(array.inputs[0].array.astype(np.float32)).tolist() == [[False, True], [True, False]]
+        assert np.nansum(array.inputs[0].array.astype(np.float32)) == 3.5
+
+    @pytest.mark.parametrize("padding", ["", " " * 70_000], ids=["small", "large"])
+    def test_null_is_refused_where_missing_is_not_declared(self, padding: str) -> None:
+        assert problems(one_input("X FP32 [-1]"), f'{{"x": [1, null]{padding}}}') == {
+            "x[1]": "must be a number, not null"
+        }
+
+    @pytest.mark.parametrize("body", ['{"x": null}', '{"x": [null]}', f'{{"x": null{" " * 70_000}}}'])
+    @pytest.mark.parametrize("more", [{}, {"optional": True}, {"default": 1}], ids=str)
+    def test_a_single_number_may_be_missing(self, body: str, more: dict[str, Any]) -> None:
+        p = one_input("X FP32 [1] optional", missing="nan", **more)
+        assert np.isnan(request_of(p, body).inputs[0].array).tolist() == [True]
+
+    def test_an_absent_number_is_not_a_missing_number(self) -> None:
+        assert problems(one_input("X FP32 [1]", missing="nan"), "{}") == {"x": "is required"}
+        assert sent(one_input("X FP32 [1]", missing="nan", default=1), "{}") == ((1,), [1])
+        assert request_of(one_input("X FP32 [1] optional", missing="nan", optional=True), "{}").inputs == ()
+
+    @pytest.mark.parametrize("body", ['{"x": null}', "{}", f'{{"x": null{" " * 70_000}}}'])
+    def test_null_for_a_list_means_absent(self, body: str) -> None:
+        assert problems(one_input("X FP32 [-1]", missing="nan"), body) == {"x": "is required"}
+
+    def test_a_form_may_have_missing_numbers(self) -> None:
+        p = pipeline(model(["X FP32 [2]", "Y FP32 [1]"]), inputs={n: {"tensor": n, "missing": "nan"} for n in "XY"})
+        request = p.request_of_form({"X": b"[1, null]", "Y": "null"})
+        assert [np.isnan(each.array).tolist() for each in request.inputs] == [[False, True], [True]]
+
+    def test_missing_numbers_are_within_any_bounds(self) -> None:
+        p = one_input("X FP32 [-1]", missing="nan", minimum=1, maximum=2)
+        assert np.isnan(request_of(p, '{"x": [1, null]}').inputs[0].array).tolist() == [False, True]
+        assert problems(p, '{"x": [null, 0]}') == {"x[1]": "must be a number >= 1.0"}
+        p = one_input("X FP32 [-1]", missing="nan", enum=[1, 2])
+        assert np.isnan(request_of(p, '{"x": [1, null]}').inputs[0].array).tolist() == [False, True]
+        assert problems(p, '{"x": [null, 0]}') == {"x": "is not one of the allowed values"}
+
+    @pytest.mark.parametrize("body", ['{"x": [1, NaN]}', '{"x": [1, Infinity]}'])
+    def test_literals_stay_invalid_json(self, body: str) -> None:
+        with pytest.raises(InvalidJson):
+            request_of(one_input("X FP32 [-1]", missing="nan"), body)
+        with pytest.raises(InvalidJson):
+            request_of(one_input("X FP32 [-1]", missing="nan"), body + " " * 70_000)
+
+    def test_a_number_out_of_range_beside_a_missing_one_is_refused(self) -> None:
+        p = one_input("X FP32 [-1]", missing="nan")
+        assert problems(p, '{"x": [null, 1e39]}') == {"x": "holds a number out of the range of FP32"}
+
+    @pytest.mark.parametrize(
+        ("text", "more"), [("X INT32 [-1]", {}), ("X BOOL [1]", {}), ("X BYTES [1]", {"kind": "text"})]
+    )
+    def test_only_floats_can_be_missing(self, text: str, more: dict[str, Any]) -> None:
+        with pytest.raises((PipelineMismatch, ValidationError), match="has missing: nan, which only"):
+            one_input(text, missing="nan", **more)
+
+    @pytest.mark.parametrize("value", [[1, None], [1, "x"], [None, None]])
+    def test_the_schema_allows_null(self, value: list[Any]) -> None:
+        p = one_input("X FP32 [-1]", missing="nan")
+        schema, body = request_schema(p), {"x": value}
+        assert jsonschema.Draft202012Validator(schema).is_valid(body) is ("x" not in value)
+        assert not jsonschema.Draft202012Validator(request_schema(one_input("X FP32 [-1]"))).is_valid(body)
+
+
+def test_null_in_a_form_is_an_absent_field() -> None:
+    with pytest.raises(InvalidInput, match="'x' is required"):
+        one_input("X FP32 [-1]").request_of_form({"x": b"null"})
 
 
 class TestBatch:

@@ -219,6 +219,9 @@ def _check_whole(
 ) -> None:
     """Checks across fields: duplicate names, missing or duplicate inputs, and a missing batch dimension."""
     _check_members(parameters)
+    for key, fields in (("inputs", inputs), ("parameters", parameters)):
+        for field in fields:
+            _check_optional(field, (key, field.name, "optional"))
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
@@ -238,6 +241,17 @@ def _check_whole(
     for name, contract in spec.contract.items():
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
+
+
+def _check_optional(field: InputField | ParameterField, location: tuple[str, ...]) -> None:
+    """Rejects a field that may be missing over an input that may not: Triton passes such a request to the model."""
+    tensor = field.tensor
+    if tensor is not None and not tensor.optional and field.spec.optional and field.spec.default is None:
+        default = "`default: []`" if -1 in tensor.dims and isinstance(field, InputField) else "a `default`"
+        text = (
+            f"is true, and the model requires '{tensor.name}': set {default}, or `optional` in the model's config.pbtxt"
+        )
+        raise PipelineMismatch(location, text)
 
 
 def _check_members(parameters: list[ParameterField]) -> None:

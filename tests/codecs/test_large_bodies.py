@@ -20,16 +20,16 @@ from tests.fakes.models import model, pipeline
 MIB = 1024 * 1024
 CONFIG = model(
     [
-        "X FP32 [384]",
-        "I INT64 [-1]",
-        "G INT32 [-1,2]",
-        "B BOOL [-1,-1,2]",
-        "NOTE BYTES [1]",
-        "W BYTES [-1]",
-        "T BYTES [2,2]",
-        "DOC BYTES [1]",
-        "FILE BYTES [-1]",
-        "K INT32 [1]",
+        "X FP32 [384] optional",
+        "I INT64 [-1] optional",
+        "G INT32 [-1,2] optional",
+        "B BOOL [-1,-1,2] optional",
+        "NOTE BYTES [1] optional",
+        "W BYTES [-1] optional",
+        "T BYTES [2,2] optional",
+        "DOC BYTES [1] optional",
+        "FILE BYTES [-1] optional",
+        "K INT32 [1] optional",
     ]
 )
 KINDS = {"NOTE": "text", "W": "text", "T": "text", "DOC": "json", "FILE": "binary"}

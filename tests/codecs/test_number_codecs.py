@@ -27,20 +27,20 @@ from tests.fakes.models import model, pipeline
 
 CONFIG = model(
     [
-        "D FP64 [-1]",
-        "F FP32 [-1,2]",
-        "H FP16 [-1]",
-        "E BF16 [3]",
-        "L INT64 [-1]",
-        "U UINT64 [-1,-1,2]",
-        "I INT32 [-1,2]",
-        "B INT8 [-1]",
-        "C UINT8 [2,2]",
-        "O BOOL [-1]",
-        "M INT32 [-1]",
-        "N FP32 [-1]",
-        "S INT16 [-1]",
-        "Q FP32 [-1,2]",
+        "D FP64 [-1] optional",
+        "F FP32 [-1,2] optional",
+        "H FP16 [-1] optional",
+        "E BF16 [3] optional",
+        "L INT64 [-1] optional",
+        "U UINT64 [-1,-1,2] optional",
+        "I INT32 [-1,2] optional",
+        "B INT8 [-1] optional",
+        "C UINT8 [2,2] optional",
+        "O BOOL [-1] optional",
+        "M INT32 [-1] optional",
+        "N FP32 [-1] optional",
+        "S INT16 [-1] optional",
+        "Q FP32 [-1,2] optional",
     ]
 )
 BOUNDS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from app.pipelines.examples import body_of, declared_requests, paths_in
 from tests.fakes.models import model, pipeline
 
 FIELDS = {"image": {"tensor": "F", "kind": "image"}, "note": {"tensor": "T", "kind": "text", "optional": True}}
-READER = model(["F BYTES [1]", "T BYTES [1]"], name="reader")
+READER = model(["F BYTES [1]", "T BYTES [1] optional"], name="reader")
 VALUES = {"image": "pictures/a.png", "note": "pictures/a.png"}
 
 

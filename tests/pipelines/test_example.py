@@ -49,7 +49,8 @@ def inputs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     dims = draw(st.lists(st.sampled_from([-1, 0, 1, 2, 3, 17]), max_size=3))
     kind = draw(st.sampled_from(KINDS)) if datatype == BYTES else "number"
     spec = {"tensor": "X", "kind": kind, "optional": draw(st.booleans())}
-    return f"X {datatype} {dims}".replace(", ", ","), spec | draw(constraints(datatype))
+    text = f"X {datatype} {dims}".replace(", ", ",") + " optional" * spec["optional"]
+    return text, spec | draw(constraints(datatype))
 
 
 @given(inputs(), st.sets(st.sampled_from(sorted(PARAMETERS))), st.sampled_from([(0, False), (4, False), (4, True)]))

@@ -171,7 +171,7 @@ def chat_requests(
     fields: dict[str, Body] = {form.prompt: memoryview(msgspec.json.encode(text))}
     del text  # frees its memory too
     fields |= {name: msgspec.json.encode(value) for name, value in guided.items()}
-    given = _Given("messages", fields, _images_of(conversation, form))
+    given = _Given("messages", fields, _images_of(conversation, form, named.members))
     return prompt, _requests_of(named, form, options, given)
 
 
@@ -195,12 +195,15 @@ def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None
     return form.tokenizer.count_tokens
 
 
-def _images_of(conversation: Conversation, form: TextForm) -> Mapping[str, Any]:
-    """Returns the value of the pipeline's input for images; nothing if there are none."""
-    contents = [image.content for image in conversation.images]
-    if form.images is None or not contents:
+def _images_of(conversation: Conversation, form: TextForm, members: Members) -> Mapping[str, Any]:
+    """Returns the value of the pipeline's input for images; nothing if it is absent, or a member of its own."""
+    contents, images = [image.content for image in conversation.images], form.images
+    if images is None:
         return {}
-    return {form.images.input: contents[0] if form.images.is_single else contents}
+    is_member = any(field == images.input and name in members for name, field in form.field_by_parameter.items())
+    if not contents and (is_member or not images.may_be_empty):
+        return {}
+    return {images.input: contents[0] if images.is_single else contents}
 
 
 class _Given(Struct, frozen=True):

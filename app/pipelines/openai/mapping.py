@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
+from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.model import ModelConfig
 from app.core.text import nearest
 from app.pipelines.inputs import InputField
@@ -41,6 +41,8 @@ class ImagesForm:
     """The largest number of images in a request."""
     is_single: bool
     """Whether the input is one image instead of a list."""
+    may_be_empty: bool
+    """Whether a request without images has an empty list, because the model requires a list of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ class _Names:
             raise _mismatch(("chat", "image_marker"), text)
         size = 1 if field.is_bare else field.tensor.dims[0]
         most = spec.max_images if size == -1 else min(size, spec.max_images)
-        return replace(form, images=ImagesForm(field.name, most, field.is_bare))
+        may_be_empty = field.is_required and size == -1
+        return replace(form, images=ImagesForm(field.name, most, field.is_bare, may_be_empty))
 
     def _image_input(self, spec: ChatSpec) -> InputField | None:
         inputs = [each for each in self._fields.values() if isinstance(each, InputField) and each.spec.kind == "image"]
@@ -183,7 +186,8 @@ class _Names:
         if not is_vector and not (output.spec.kind == "json" and output.is_bare):
             text = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
             raise _mismatch(("embeddings", "embedding"), text)
-        batched = field.tensor.name if isinstance(field, InputField) and config.max_batch_size > 0 else None
+        texts = field.tensor if isinstance(field, InputField) and config.max_batch_size > 0 else None
+        batched = texts.name if texts is not None and texts.datatype == BYTES else None
         return EmbeddingsForm(
             input=spec.input,
             takes_tokens=isinstance(field, ParameterField) and field.spec.type == "text_or_tokens",

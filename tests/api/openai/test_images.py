@@ -40,9 +40,15 @@ pipelines:
     inputs: {{prompt: {{tensor: PROMPT, kind: text}}, picture: {{tensor: PICTURE, kind: image}}}}
     outputs: {{text: {{tensor: TEXT, kind: text}}}}
     openai: {{chat: *chat}}
+  list:
+    model: albums
+    inputs: {{prompt: {{tensor: PROMPT, kind: text}}, pictures: {{tensor: PICTURES, kind: image}}}}
+    outputs: {{text: {{tensor: TEXT, kind: text}}}}
+    openai: {{chat: *chat}}
 """
 CAPTIONS = model(["PROMPT BYTES [1]", "PICTURE BYTES [1]"], "TEXT BYTES [1]", name="captions")
-MODELS = [replace(CONFIGS["vllm"], name="vllm"), replace(CONFIGS["tensorrt_llm_api"], name="api"), CAPTIONS]
+ALBUMS = model(["PROMPT BYTES [1]", "PICTURES BYTES [-1]"], "TEXT BYTES [1]", name="albums")
+MODELS = [replace(CONFIGS["vllm"], name="vllm"), replace(CONFIGS["tensorrt_llm_api"], name="api"), CAPTIONS, ALBUMS]
 SAID = [step(b"A cat", reason=b"stop", is_final=True)]
 
 
@@ -141,6 +147,18 @@ async def test_texts_need_no_image(api: Served) -> None:
     assert refusal(await chat(api, {"role": "user", "content": "Hi"}, model="bytes"))[2] == "picture"
 
 
+async def test_a_required_list_of_images_may_be_empty(api: Served) -> None:
+    api.engine.answers = [response(tensor("TEXT", "BYTES", [b"Nothing"]), is_final=True)]
+    assert (await chat(api, {"role": "user", "content": "Hi"}, model="list")).status_code == 200
+    assert sent(api)["PICTURES"] == []
+    body = {"model": "list", "messages": [{"role": "user", "content": "Hi"}]}
+    answered = await api.client.post(
+        "/v1/chat/completions", json={**body, "pictures": [base64.b64encode(PNG).decode()]}
+    )
+    assert answered.status_code == 200
+    assert sent(api)["PICTURES"] == [PNG]
+
+
 async def test_an_image_is_not_decoded(api: Served) -> None:
     """A few bytes can claim to be an image of 100 million pixels."""
     assert (await chat(api, user(image(data_url(HUGE_PNG))))).status_code == 200
@@ -207,7 +225,7 @@ async def test_the_schema_has_images_only_where_the_model_takes_them(api: Served
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     schemas = {each["title"]: each for each in body["content"]["application/json"]["schema"]["oneOf"]}
     has_images = {name: "image_url" in str(schema["properties"]["messages"]) for name, schema in schemas.items()}
-    assert has_images == dict.fromkeys(["vllm", "api", "tools", "small", "bytes"], True) | {"texts": False}
+    assert has_images == dict.fromkeys(["vllm", "api", "tools", "small", "bytes", "list"], True) | {"texts": False}
     assert "picture" not in schemas["bytes"]["required"]
 
 

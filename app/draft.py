@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from app.codecs.kinds import holds_bytes
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, TensorSpec
 from app.pipelines.compile import CompileContext, compile_pipeline
@@ -26,11 +27,14 @@ _KINDS = (
     ("binary", re.compile(r"audio|wav|bytes|file|blob|video|pdf|encoded", re.IGNORECASE)),
     ("json", re.compile(r"json", re.IGNORECASE)),
 )
+_FILE = re.compile(r"encoded|jpe?g|png|bytes|blob|pdf|wav|mp[34]", re.IGNORECASE)
+"""Names of tensors of 8-bit numbers that are files. ``image`` is not one of them: it may be an ``image_mask``."""
 _GUESSED = "  # a guess"
 _HEAD = """\
 # Pipelines over the models that Triton has ready at {url}.
 # A pipeline is one model or ensemble under a name of its own. Rename fields, and delete what callers should not use.
 # A tensor of bytes (BYTES) is of kind text, image, binary or json. Only its name tells which, so check each guess.
+# Numbers of 8 bits with the dims [-1] may be a file or a text too: kind image, binary or text.
 # Every key: docs/reference/gateway-yaml.md. Check the file: triton-gateway check --triton {url} --config {path}
 """
 
@@ -111,6 +115,8 @@ def _fields_of(tensors: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:
         fields[name] = {"tensor": tensor.name}
         if tensor.datatype == BYTES:
             fields[name]["kind"] = _kind_of(tensor.name)
+        elif holds_bytes(tensor) and _FILE.search(tensor.name):
+            fields[name]["kind"] = "binary"
         if tensor.optional:
             fields[name]["optional"] = True
     return fields

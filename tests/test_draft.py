@@ -45,6 +45,17 @@ def test_the_file_has_fields_kinds_and_streams(tmp_path: Path) -> None:
     assert text.count("# a guess\n") == 5
 
 
+@pytest.mark.parametrize("datatype", ["UINT8", "INT8"])
+def test_files_in_numbers_are_guessed_only_where_the_name_is_clear(tmp_path: Path, datatype: str) -> None:
+    names = {"ENCODED": "binary", "jpeg_image": "binary", "image_mask": "number", "text_lengths": "number"}
+    drafted(tmp_path, model([f"{name} {datatype} [-1]" for name in names], f"PNG {datatype} [4]", name="decode"))
+    spec = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines["decode"]
+    assert spec.inputs is not None
+    assert spec.outputs is not None
+    assert {each.tensor: each.kind for each in spec.inputs.values()} == names
+    assert spec.outputs["png"].kind == "number"
+
+
 def test_an_llm_backend_gets_its_preset(tmp_path: Path) -> None:
     text = drafted(tmp_path, VLLM)
     (pipeline,) = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines.values()

@@ -7,6 +7,7 @@ import base64
 import binascii
 import codecs
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
@@ -37,6 +38,8 @@ IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
 }
 """Format -> the offset of its magic bytes, and the magic bytes."""
 
+FILE_TYPES = ("image/*", "audio/*", "video/*", "application/pdf", "application/octet-stream")
+"""The media types of a body that is a file."""
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 _PIECE = 256 * 1024
 """Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
@@ -47,9 +50,20 @@ _FEW_NUMBERS = 1024
 def to_array_of(kind: str, datatype: str) -> ToArray:
     if kind == "number":
         return _number_reader(datatype)
-    if kind == "text":
-        return _array_of_text
-    return _array_of_images if kind == "image" else _array_of_bytes
+    to_array = _array_of_text if kind == "text" else _array_of_images if kind == "image" else _array_of_bytes
+    return to_array if datatype == BYTES else lambda value: numbers_of_bytes(to_array(value).item(), datatype)
+
+
+def numbers_of_bytes(content: bytes | memoryview, datatype: str) -> Array:
+    """The bytes of one text or file as 8-bit numbers. They are not copied."""
+    return np.frombuffer(content, DTYPE_BY_DATATYPE[datatype])
+
+
+def bytes_of_numbers(array: Array, rank: int) -> Array:
+    """The reverse for each row: the last ``rank`` dimensions become one element of a BYTES array."""
+    shape = array.shape[: max(array.ndim - rank, 0)]
+    rows = array.reshape(math.prod(shape), -1) if array.size else [array] * math.prod(shape)
+    return bytes_array([row.tobytes() for row in rows], (*shape, 1))
 
 
 def from_array_of(kind: str, datatype: str) -> FromArray:
@@ -81,8 +95,20 @@ def _from_json(text: bytes) -> Any:
         return json.loads(text, parse_constant=lambda _: None)
 
 
-def kind_fits(kind: str, datatype: str) -> bool:
-    return (kind == "number") == (datatype != BYTES)
+def kind_fits(kind: str, tensor: TensorSpec) -> bool:
+    if kind != "number" and holds_bytes(tensor):
+        return kind != "json"
+    return (kind == "number") == (tensor.datatype != BYTES)
+
+
+def holds_bytes(tensor: TensorSpec) -> bool:
+    """Whether the tensor may be the bytes of one text or file: 8-bit numbers in one free dimension."""
+    return tensor.datatype in ("UINT8", "INT8") and tensor.dims.count(-1) == 1 and math.prod(tensor.dims) == -1
+
+
+def is_one_content(kind: str, tensor: TensorSpec) -> bool:
+    """Whether the whole tensor, and not each element, is one text or file."""
+    return kind != "number" and tensor.datatype != BYTES
 
 
 def bytes_of_base64(text: str, kind: str) -> bytes:
@@ -132,6 +158,10 @@ def encoded_json(value: Any) -> bytes:
         return orjson.dumps(value)
     except (TypeError, ValueError) as exc:
         raise ValueError("cannot be written as JSON") from exc
+
+
+def is_file_type(media_type: str) -> bool:
+    return media_type in FILE_TYPES or f"{media_type.partition('/')[0]}/*" in FILE_TYPES
 
 
 def check_media_type(media_type: str, kind: str) -> None:

@@ -37,7 +37,14 @@ _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
 Body = bytes | bytearray | memoryview
+
+
+class FilePart(bytes):
+    """The content of a form's part that has a file name."""
+
+
 File = str | bytes | memoryview
+"""A memoryview is a raw body."""
 Part = File | list[bytes]
 """The value of one field of a form; a list for several files."""
 
@@ -185,9 +192,9 @@ def _form_value(field: Field, part: Part) -> Any:
         if field.spec.type in ("object", "integers"):
             return _decoded(field, memoryview(_text_of(part).encode()))
         return msgspec.convert(_text_of(part), field.json_type, strict=False)
-    if field.is_file:
+    if field.is_file or (field.takes_file and isinstance(part, FilePart | memoryview)):
         content = part.encode() if isinstance(part, str) else part
-        return [bytes(content)] if field.is_list_of_files else content
+        return [bytes(content)] if field.is_list_of_files else field.value_of_file(content)
     if field.spec.kind == "text" and field.is_bare:
         return msgspec.convert(_text_of(part), field.json_type)
     text = memoryview(part.encode() if isinstance(part, str) else part)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.codecs.kinds import declared_shape, kind_fits, shape_text
+from app.codecs.kinds import declared_shape, is_one_content, kind_fits, shape_text
 from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
@@ -195,15 +195,18 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
     tensor = tensor_named(tensors, given.tensor, (*location, "tensor"))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
-    if not kind_fits(given.kind, tensor.datatype):
-        raise PipelineMismatch((*location, "kind"), _kind_problem(given.kind, tensor.datatype))
-    return _single(tensor, (*location, "single")) if given.single else tensor
+    if not kind_fits(given.kind, tensor):
+        raise PipelineMismatch((*location, "kind"), _kind_problem(given.kind, tensor))
+    is_single = given.single and not is_one_content(given.kind, tensor)
+    return _single(tensor, (*location, "single")) if is_single else tensor
 
 
-def _kind_problem(kind: str, datatype: str) -> str:
+def _kind_problem(kind: str, tensor: TensorSpec) -> str:
     if kind == "number":
-        return f"is missing, and {datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
-    return f"'{kind}' does not fit {datatype}: leave `kind` out for a tensor of numbers"
+        return f"is missing, and {tensor.datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
+    if tensor.datatype in ("UINT8", "INT8") and kind != "json":
+        return f"'{kind}' does not fit {tensor.datatype} {shape_text(tensor.dims)}: a file or text needs the dims [-1]"
+    return f"'{kind}' does not fit {tensor.datatype}: leave `kind` out for a tensor of numbers"
 
 
 def _single(tensor: TensorSpec, location: tuple[str, ...]) -> TensorSpec:

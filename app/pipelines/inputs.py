@@ -18,12 +18,15 @@ from app.codecs.kinds import (
     check_image,
     converted,
     fits,
+    holds_bytes,
     is_bare_item,
+    is_one_content,
     json_bytes_of,
+    numbers_of_bytes,
     shape_text,
     to_array_of,
 )
-from app.codecs.numbers import Bounds, NumberCodec, NumberLists, number_codec, number_type
+from app.codecs.numbers import ANY_NUMBER, Bounds, NumberCodec, NumberLists, number_codec, number_type
 from app.core.inference import FLOAT_DATATYPES, Array, Tensor
 from app.core.model import TensorSpec
 from app.pipelines.spec import InputSpec
@@ -70,8 +73,13 @@ class InputField:
             raise ValueError(f"has missing: nan, which only floating-point numbers can have, not {tensor.datatype}")
         if spec.kind == "json" and (batch or not is_bare_item(tensor)):
             raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
-        depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
-        to_array = _to_array_of(spec, tensor.datatype)
+        is_content = is_one_content(spec.kind, tensor)
+        if is_content and batch:
+            raise ValueError(
+                f"is a file or text in {tensor.datatype}: items of different sizes do not fit in one tensor"
+            )
+        depth = batch + (0 if is_bare_item(tensor) or is_content else len(tensor.dims))
+        to_array = _to_array_of(spec, tensor)
         field = cls(
             name=name,
             spec=spec,
@@ -95,11 +103,17 @@ class InputField:
     @property
     def is_bare(self) -> bool:
         """Whether the caller sends a single value instead of a list."""
-        return is_bare_item(self.tensor) and not self.batched
+        return self._depth == 0
 
     @property
     def is_file(self) -> bool:
         return self.spec.kind in _FILE_KINDS
+
+    @property
+    def takes_file(self) -> bool:
+        """Whether a file of a form, or a raw body, may be the value: 8-bit numbers may be its bytes."""
+        is_free = _bounds_of(self.spec) == ANY_NUMBER and not self.batched
+        return self.is_file or (self.spec.kind == "number" and is_free and holds_bytes(self.tensor))
 
     @property
     def is_list_of_files(self) -> bool:
@@ -127,6 +141,10 @@ class InputField:
         if self._max_elements is not None and has_more_elements(text, self._max_elements):
             raise ValueError(f"has more than {self._max_elements} elements")
         return msgspec.json.decode(text, type=self.json_type)
+
+    def value_of_file(self, content: bytes | memoryview) -> bytes | memoryview | Array:
+        """The value of a field that :attr:`takes_file`."""
+        return content if self.is_file else numbers_of_bytes(content, self.tensor.datatype).reshape(self.tensor.dims)
 
     def read(self, value: Any) -> Tensor:
         """Converts a decoded value or array to the tensor for Triton. Raises ValueError."""
@@ -156,9 +174,11 @@ class InputField:
         return shape
 
 
-def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
+def _to_array_of(spec: InputSpec, tensor: TensorSpec) -> ToArray:
     """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
-    to_array = to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, datatype)
+    to_elements = to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, tensor.datatype)
+    is_content = is_one_content(spec.kind, tensor)
+    to_array: ToArray = (lambda value: to_elements(value).reshape(tensor.dims)) if is_content else to_elements
     if spec.kind == "json":
         return lambda value: to_array(json_bytes_of(value))
     if spec.base64 or spec.data_url:

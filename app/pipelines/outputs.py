@@ -11,11 +11,13 @@ from typing import Any, Protocol
 from app.codecs.kinds import (
     FromArray,
     as_datatype,
+    bytes_of_numbers,
     declared_shape,
     fits,
     from_array_of,
     from_one_element_of,
     is_bare_item,
+    is_one_content,
     shape_text,
 )
 from app.core.errors import ContractViolation
@@ -48,6 +50,8 @@ class OutputField:
     _is_list_of_items: bool
     """Whether each item of a batch is a bare value."""
     _from_array: FromArray
+    is_content: bool = False
+    """Whether the whole tensor is one text or file, and not each element."""
     is_reasoning: bool = False
     """Whether the value comes from the text of another output."""
 
@@ -56,7 +60,9 @@ class OutputField:
         cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "OutputField":
         takes_batch = max_batch_size > 0 and not batch
-        depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
+        is_content = is_one_content(spec.kind, tensor)
+        is_bare = is_content or is_bare_item(tensor)
+        depth = batch + (0 if is_bare else len(tensor.dims))
         if depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
             raise ValueError("has accumulates, none, reaches or join: sum, which only a single value can have")
         join = spec.join or ("concatenate" if spec.kind == "text" else "list")
@@ -72,8 +78,9 @@ class OutputField:
             is_count=spec.reaches is not None,
             _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
             _has_rows=batch,
-            _is_list_of_items=depth == 1 and is_bare_item(tensor),
+            _is_list_of_items=depth == 1 and is_bare,
             _from_array=from_array_of(spec.kind, tensor.datatype) if depth else from_one_element_of(spec.kind),
+            is_content=is_content,
         )
 
     @property
@@ -94,17 +101,18 @@ class OutputField:
 
         Raises ContractViolation if the elements are not the declared ones.
         """
-        array = tensor.array
-        if not array.size:
+        array, is_declared = tensor.array, tensor.datatype == self.tensor.datatype
+        if not array.size and not (self.is_content and is_declared and fits(array.shape, self._dims)):
             return array
-        if tensor.datatype != self.tensor.datatype:
+        if not is_declared:
             array = self._converted(tensor)
         if not fits(array.shape, self._dims):
             shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
             if shape is None:
                 raise self.other_shape(array.shape)
             array = array.reshape(shape)
-        return array[0] if self.takes_batch else array
+        array = array[0] if self.takes_batch else array
+        return bytes_of_numbers(array, len(self.tensor.dims)) if self.is_content else array
 
     def _converted(self, tensor: Tensor) -> Array:
         declared = self.tensor.datatype

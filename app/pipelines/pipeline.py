@@ -192,6 +192,13 @@ class Pipeline:
     """Whether requests may be made: each is a step of a session."""
 
     @property
+    def raw_field(self) -> InputField | None:
+        """The field of a body of raw bytes: the only required input, or the only file if none is required."""
+        files = [each for each in self.inputs if each.is_file] or [each for each in self.inputs if each.takes_file]
+        needed = [each for each in self.inputs if each.is_required] or files
+        return needed[0] if len(needed) == 1 and any(each is needed[0] for each in files) else None
+
+    @property
     def max_items(self) -> int:
         """The most items of a request."""
         return 1 if self.batch is None else self.batch.max_items

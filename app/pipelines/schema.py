@@ -39,7 +39,7 @@ def form_schema(pipeline: Pipeline) -> Schema:
     """The same as ``multipart/form-data``, files as binary parts."""
     request = request_schema(pipeline)
     for field in pipeline.inputs:
-        if field.is_file:
+        if field.takes_file:
             described = {"description": field.spec.description} if field.spec.description else {}
             file: Schema = {"type": "string", "format": "binary"}
             several = {"type": "array", "items": file, **_length(1, pipeline.max_items)}

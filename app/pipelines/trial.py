@@ -186,7 +186,8 @@ def _varied(sample: InferenceRequest, pipeline: Pipeline, turn: int) -> Inferenc
 def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) -> Array:
     """Other values of the same kind: the same in another order where that differs, otherwise other ones."""
     array = tensor.array
-    if isinstance(spec, InputSpec) and spec.kind not in ("number", "text"):
+    is_text = isinstance(spec, InputSpec) and spec.kind == "text" and tensor.datatype == BYTES
+    if isinstance(spec, InputSpec) and spec.kind != "number" and not is_text:
         return array
     if spec.enum:
         values = [each.encode() if isinstance(each, str) else each for each in spec.enum]

@@ -15,6 +15,7 @@ from PIL import Image
 from app.codecs.kinds import (
     IMAGE_MAGIC,
     bytes_of_base64,
+    bytes_of_numbers,
     check_image,
     from_array_of,
     json_bytes_of,
@@ -22,6 +23,7 @@ from app.codecs.kinds import (
     to_array_of,
 )
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, bytes_array
+from app.core.model import TensorSpec
 
 
 def written(kind: str, datatype: str, array: Any) -> Any:
@@ -193,5 +195,54 @@ class TestFiles:
 
 @pytest.mark.parametrize("datatype", sorted(DTYPE_BY_DATATYPE))
 def test_bytes_and_numbers_are_not_interchangeable(datatype: str) -> None:
-    assert kind_fits("number", datatype) is (datatype != BYTES)
-    assert all(kind_fits(kind, datatype) is (datatype == BYTES) for kind in ("text", "json", "image", "binary"))
+    for dims in ((1,), (-1, 4), (-1, -1), (-1, -1, -1), ()):
+        tensor = TensorSpec("X", datatype, dims)
+        assert kind_fits("number", tensor) is (datatype != BYTES)
+        assert all(kind_fits(kind, tensor) is (datatype == BYTES) for kind in ("text", "json", "image", "binary"))
+
+
+@pytest.mark.parametrize("dims", [(-1,), (1, -1), (-1, 1)])
+@pytest.mark.parametrize("datatype", sorted(DTYPE_BY_DATATYPE))
+def test_texts_and_files_fit_8_bit_numbers_with_one_free_dimension(datatype: str, dims: tuple[int, ...]) -> None:
+    tensor = TensorSpec("X", datatype, dims)
+    takes_content = datatype in {BYTES, "UINT8", "INT8"}
+    assert all(kind_fits(kind, tensor) is takes_content for kind in ("text", "image", "binary"))
+    assert kind_fits("json", tensor) is (datatype == BYTES)
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "INT8"])
+class TestBytesOfNumbers:
+    @given(st.binary())
+    def test_the_bytes_of_a_file_are_the_numbers(self, datatype: str, content: bytes) -> None:
+        array = to_array_of("binary", datatype)(memoryview(content))
+        assert (array.dtype, array.tobytes()) == (DTYPE_BY_DATATYPE[datatype], content)
+        assert bytes_of_numbers(array, 1).tolist() == [content]
+        assert written("binary", datatype, bytes_of_numbers(array, 1)) == [base64.b64encode(content).decode()]
+
+    @given(st.text())
+    def test_a_text_is_its_utf_8(self, datatype: str, text: str) -> None:
+        array = to_array_of("text", datatype)(text)
+        assert written("text", datatype, bytes_of_numbers(array, 1)) == [text]
+
+    def test_a_file_is_not_copied(self, datatype: str) -> None:
+        content = bytearray(b"12")
+        array = to_array_of("binary", datatype)(memoryview(content))
+        content[0] = 57
+        assert array.tobytes() == b"92"
+
+    def test_only_images_are_images(self, datatype: str) -> None:
+        with pytest.raises(ValueError, match="not an image"):
+            to_array_of("image", datatype)(b"12")
+
+    @pytest.mark.parametrize(
+        ("shape", "rank", "expected"),
+        [((3,), 1, [b"abc"]), ((1, 3), 1, [[b"abc"]]), ((1, 3), 2, [b"abc"]), ((3, 1), 1, [[b"a"], [b"b"], [b"c"]])],
+    )
+    def test_each_row_is_one_file(self, datatype: str, shape: tuple[int, ...], rank: int, expected: Any) -> None:
+        array = np.frombuffer(b"abc", DTYPE_BY_DATATYPE[datatype]).reshape(shape)
+        assert bytes_of_numbers(array, rank).tolist() == expected
+
+    def test_rows_without_numbers_are_empty_files(self, datatype: str) -> None:
+        empty = np.empty((2, 0), DTYPE_BY_DATATYPE[datatype])
+        assert bytes_of_numbers(empty, 1).tolist() == [[b""], [b""]]
+        assert bytes_of_numbers(empty[:0], 1).shape == (0, 1)

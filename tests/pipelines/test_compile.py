@@ -86,6 +86,11 @@ def test_rules_know_the_ensembles_of_the_graph() -> None:
         ({"contract": {"Y": {"max_items": "n"}}}, ("contract", "Y", "max_items"), "'n' is not an integer parameter"),
         ({"batch": True}, ("batch",), "no batch dimension"),
         ({"outputs": {"y": {"tensor": "Y", "single": True}}}, ("outputs", "y", "single"), "it needs [-1]"),
+        (
+            {"inputs": {"x": {"tensor": "X", "optional": True}}},
+            ("inputs", "x", "optional"),
+            "is true, and the model requires 'X': set a `default`, or `optional` in the model's config.pbtxt",
+        ),
     ],
 )
 def test_mismatches_are_reported_with_their_key(
@@ -94,6 +99,37 @@ def test_mismatches_are_reported_with_their_key(
     found = mismatch(**keys)
     assert found.location == location
     assert text in found.text
+
+
+def test_an_optional_field_over_a_required_list_may_have_an_empty_default() -> None:
+    config = model("IMAGES BYTES [-1]", "Y FP32 [2]")
+    keys = {"tensor": "IMAGES", "kind": "image", "optional": True}
+    assert "set `default: []`" in mismatch(config, inputs={"images": keys}).text
+    request = pipeline(config, inputs={"images": {**keys, "default": []}}).request_of_json(b"{}")
+    assert request.inputs[0].shape == (0,)
+
+
+def test_an_optional_parameter_over_a_required_tensor_is_rejected() -> None:
+    config = model("N INT32 [1]", "Y FP32 [2]")
+    found = mismatch(config, parameters={"n": {"type": "integer", "tensor": "N", "optional": True}})
+    assert (found.location, "requires 'N'" in found.text) == (("parameters", "n", "optional"), True)
+    for keys in ({"default": 3, "optional": True}, {"send": 3}, {}):
+        pipeline(config, parameters={"n": {"type": "integer", "tensor": "N", **keys}})
+
+
+@pytest.mark.parametrize("kind", ["text", "image", "binary"])
+def test_files_in_numbers_need_one_free_dimension(kind: str) -> None:
+    for dims in ("[4]", "[-1,-1]", "[-1,3]"):
+        found = mismatch(model(f"X UINT8 {dims}", "Y FP32 [2]"), inputs={"x": {"tensor": "X", "kind": kind}})
+        assert found.text == f"'{kind}' does not fit UINT8 {dims}: a file or text needs the dims [-1]"
+    (field,) = pipeline(model("X INT8 [-1]", "Y FP32 [2]"), inputs={"x": {"tensor": "X", "kind": kind}}).inputs
+    assert (field.is_bare, field.tensor.dims) == (True, (-1,))
+
+
+def test_files_in_numbers_cannot_be_items() -> None:
+    config = model("X UINT8 [-1]", "Y FP32 [2]", max_batch_size=4)
+    found = mismatch(config, inputs={"x": {"tensor": "X", "kind": "image"}}, batch=True)
+    assert found.text == "is a file or text in UINT8: items of different sizes do not fit in one tensor"
 
 
 def test_a_limit_must_be_a_request_parameter() -> None:

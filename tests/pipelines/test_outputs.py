@@ -61,6 +61,28 @@ class TestShapes:
         with pytest.raises(ContractViolation, match=r"has shape \[2\]; \[1\] is declared"):
             rendered(single, bytes_array([b"ab", b"cd"], (2,)))
 
+    def test_a_text_in_8_bit_numbers_is_one_value(self) -> None:
+        numbers = np.frombuffer("zw\u00f6lf".encode(), np.uint8)
+        assert rendered(field("Y UINT8 [-1]", kind="text"), numbers) == "zw\u00f6lf"
+        assert rendered(field("Y UINT8 [-1]", 8, kind="text"), numbers[np.newaxis]) == "zw\u00f6lf"
+        assert rendered(field("Y INT8 [1,-1]", 8, kind="binary"), numbers.view(np.int8)[None, None]) == "enfDtmxm"
+        assert rendered(field("Y UINT8 [-1]", 8, kind="text", batch=True), np.uint8([[97, 98], [99, 100]])) == [
+            "ab",
+            "cd",
+        ]
+
+    def test_a_text_in_8_bit_numbers_may_be_empty(self) -> None:
+        assert rendered(field("Y UINT8 [-1]", kind="text"), np.empty(0, np.uint8)) == ""
+        other = Tensor("Y", "FP64", np.empty(0))  # as `np.array([])` of a model that exits early
+        assert field("Y UINT8 [-1]", kind="text").array_of(other).size == 0
+
+    def test_a_text_in_8_bit_numbers_follows_the_rules_for_shapes_and_datatypes(self) -> None:
+        output, numbers = field("Y UINT8 [-1]", 8, kind="text"), np.frombuffer(b"abc", np.uint8)
+        assert rendered(output, numbers) == "abc"
+        assert output.array_of(Tensor("Y", "INT64", numbers.astype(np.int64)[np.newaxis])).tolist() == [b"abc"]
+        with pytest.raises(ContractViolation, match=r"has shape \[2,3\]; \[1,-1\] is declared"):
+            rendered(output, np.stack([numbers, numbers]))
+
     def test_rows_that_are_not_the_items_need_batch(self) -> None:
         with pytest.raises(ContractViolation, match=r"has shape \[3,2\]; \[1,2\] is declared") as caught:
             rendered(field("Y FP32 [2]", 8), np.zeros((3, 2), F32))

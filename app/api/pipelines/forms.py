@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from app.core.errors import FieldProblem, InvalidInput, InvalidRequest, UnsupportedMediaType
+from app.pipelines.body import FilePart
 
 MAX_PARTS = 128
 MAX_HEAD_BYTES = 1024
@@ -25,15 +26,15 @@ _PARAMETERS = re.compile(rb"(?s)(?:%b){0,%d}+" % (_PARAMETER, MAX_PARAMETERS))
 _EACH_PARAMETER = re.compile(rb"(?s)" + _PARAMETER)
 _ESCAPED = re.compile(rb'\\(["\\])')
 _USUAL_HEAD = re.compile(
-    rb'\r\n(?i:content-disposition): form-data; name="([^"\\\r\n]*+)"(?:; filename="[^"\\\r\n]*+")?'
+    rb'\r\n(?i:content-disposition): form-data; name="([^"\\\r\n]*+)"(; filename="[^"\\\r\n]*+")?'
     rb"(?:\r\n(?i:content-type): [^\r\n]*+)?\r\n\r\n"
 )
-"""The head that most clients send for a part, with the empty line after it. The group is the name. It is matched where
-it stands, which saves two thirds of the time for 10,000 small files."""
+"""The head that most clients send for a part, with the empty line after it. The groups are the name and the file name.
+It is matched where it stands, which saves two thirds of the time for 10,000 small files."""
 
 
 Part = tuple[str, bytes]
-"""The name and the content."""
+"""The name and the content, a FilePart if the part has a file name."""
 
 
 def parts_of(
@@ -81,6 +82,8 @@ class FormParser:
         self._head: int | None = None
         """Where the head of the next part begins; None before the first delimiter."""
         self._name = ""
+        self._type: type[bytes] = bytes
+        """Of the content of the next part."""
         self._content: int | None = None
         """Where the content of the next part begins; None before its head was read."""
         self._searched = 0
@@ -95,7 +98,7 @@ class FormParser:
         ``body``: all of it that has arrived, at the same place as before or at another. Raises InvalidRequest.
         """
         while self._knows_head(body) and (end := self._find(body)) >= 0:
-            content = bytes(body[self._content : end])
+            content = self._type(body[self._content : end])
             self._head, self._content = end + len(self._delimiter), None
             yield self._name, content
 
@@ -124,18 +127,19 @@ class FormParser:
         assert self._head is not None
         start = self._head - self._window_at
         if usual := _USUAL_HEAD.match(self._window, start, start + MAX_HEAD_BYTES):
-            self._begin_part(usual[1], self._window_at + usual.end())
+            self._begin_part(usual[1], self._window_at + usual.end(), is_file=usual[2] is not None)
             return True
         head, blank_line, _rest = bytes(body[self._head : self._head + MAX_HEAD_BYTES]).partition(b"\r\n\r\n")
         if head.startswith(b"--"):
             self._has_ended = True
         elif blank_line:
-            self._begin_part(_name_in(head), self._head + len(head) + len(blank_line))
+            name, is_file = _name_in(head)
+            self._begin_part(name, self._head + len(head) + len(blank_line), is_file=is_file)
         elif len(head) == MAX_HEAD_BYTES:
             raise _malformed()
         return self._content is not None
 
-    def _begin_part(self, name: bytes, content: int) -> None:
+    def _begin_part(self, name: bytes, content: int, *, is_file: bool) -> None:
         """``content``: where it begins. Raises InvalidRequest."""
         if not self._max_parts:
             raise _malformed()
@@ -143,6 +147,7 @@ class FormParser:
             self._name = name.decode("utf-8")
         except UnicodeDecodeError as exc:
             raise _malformed() from exc
+        self._type = FilePart if is_file else bytes
         self._max_parts -= 1
         self._content = self._searched = content
 
@@ -168,14 +173,17 @@ class FormParser:
         return self._window_at + found
 
 
-def _name_in(head: bytes) -> bytes:
-    """The field's name. ``head``: the rest of the boundary's line and the part's headers. Raises InvalidRequest."""
+def _name_in(head: bytes) -> tuple[bytes, bool]:
+    """The field's name, and whether there is a file name. Raises InvalidRequest.
+
+    ``head``: the rest of the boundary's line and the part's headers.
+    """
     rest_of_line, *lines = head.split(b"\r\n")
     headers = {name.strip().lower(): value for name, _, value in (line.partition(b":") for line in lines)}
     disposition, options = _parsed(headers.get(b"content-disposition", b""))
     if rest_of_line.strip() or disposition != b"form-data" or b"name" not in options:
         raise _malformed()
-    return options[b"name"]
+    return options[b"name"], b"filename" in options or b"filename*" in options
 
 
 def _parsed(header: bytes) -> tuple[bytes, dict[bytes, bytes]]:

@@ -25,6 +25,7 @@ from app.api.openapi.document import Described
 from app.api.pipelines.answers import FindingList, PipelineDescription, PipelineList
 from app.api.pipelines.sessions import SessionOpened
 from app.api.pipelines.streams import StreamStarted
+from app.codecs.kinds import FILE_TYPES
 from app.core import errors
 from app.core.json import TEXT, Schema, any_of, const_of, enum_of, object_of, one_of
 from app.observability.explain.waterfall import Explanation
@@ -207,18 +208,19 @@ def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
 
 def _request_content(pipeline: Pipeline) -> Schema:
     content: Schema = {"application/json": {"schema": schema_ref(pipeline, "request"), **examples_of(pipeline)}}
-    files = [field for field in pipeline.inputs if field.is_file]
-    if files:
+    if any(field.takes_file for field in pipeline.inputs):
         content["multipart/form-data"] = {"schema": form_schema(pipeline), **_encoding_of(pipeline)}
-    if len(files) == 1 and not any(field.is_required for field in pipeline.inputs if not field.is_file):
-        kinds = ["image/*"] if files[0].spec.kind == "image" else []
-        content |= dict.fromkeys([*kinds, "application/octet-stream"], _BINARY)
+    if (raw := pipeline.raw_field) is not None:
+        of_images = [each for each in FILE_TYPES if each in ("image/*", "application/octet-stream")]
+        content |= dict.fromkeys(of_images if raw.spec.kind == "image" else FILE_TYPES, _BINARY)
     return content
 
 
 def _encoding_of(pipeline: Pipeline) -> Schema:
     """In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON."""
-    plain = {field.name for field in pipeline.inputs if field.is_file or (field.spec.kind == "text" and field.is_bare)}
+    plain = {
+        field.name for field in pipeline.inputs if field.takes_file or (field.spec.kind == "text" and field.is_bare)
+    }
     others = [field.name for field in pipeline.inputs if field.name not in plain]
     return {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
 

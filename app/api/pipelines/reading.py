@@ -11,11 +11,14 @@ from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.routing import check_query
+from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
 from app.core.errors import InvalidRequest, UnsupportedMediaType
-from app.core.inference import ELEMENT, Deadline, InferenceRequest
+from app.core.inference import BYTES, ELEMENT, Deadline, InferenceRequest
+from app.pipelines.inputs import InputField
 from app.pipelines.pipeline import Pipeline
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
+FILE_TYPE_HINT = "With curl, add: -H 'Content-Type: application/octet-stream' for a file, or application/json for JSON"
 FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 
 
@@ -53,17 +56,22 @@ async def read_inference(
         )
         exchange.forget_body()  # as above
         return request
-    if media_type.startswith("image/") or media_type == "application/octet-stream":
+    if is_file_type(media_type):
         file = file_field_of(pipeline)
-        parameters = query_of(exchange, file)
+        try:
+            check_media_type(media_type, file.spec.kind)
+        except ValueError as exc:
+            raise UnsupportedMediaType(f"'{file.name}' {exc}.") from exc
+        parameters = query_of(exchange, file.name)
         # A stream would keep the tensor's memory until its end.
-        tensor_at = ELEMENT if exchange.record.transport == "unary" else None
-        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
-    if not any(field.is_file for field in pipeline.inputs):
+        is_unary, start = exchange.record.transport == "unary", ELEMENT if file.tensor.datatype == BYTES else 0
+        body = await read_body(exchange, limits, tensor_at=start if is_unary else None)
+        return pipeline.request_of_form({**parameters, file.name: body})
+    if not any(field.takes_file for field in pipeline.inputs):
         raise UnsupportedMediaType(NO_FILE, hint=JSON_HINT)
     raise UnsupportedMediaType(
-        "The content type must be application/json, multipart/form-data, image/* or application/octet-stream.",
-        hint=JSON_HINT,
+        f"The content type must be application/json, multipart/form-data, {', '.join(FILE_TYPES)}.",
+        hint=JSON_HINT if pipeline.raw_field is None else FILE_TYPE_HINT,
     )
 
 
@@ -75,15 +83,14 @@ def query_of(exchange: Exchange, file: str) -> dict[str, str]:
     return dict(query)
 
 
-def file_field_of(pipeline: Pipeline) -> str:
+def file_field_of(pipeline: Pipeline) -> InputField:
     """The field of a raw body. Raises UnsupportedMediaType."""
-    files = [field.name for field in pipeline.inputs if field.is_file]
-    others = [field.name for field in pipeline.inputs if not field.is_file and field.is_required]
-    if not files:
-        raise UnsupportedMediaType(NO_FILE, hint=FILE_HINT)
-    if len(files) != 1 or others:
-        raise UnsupportedMediaType(
-            "Raw bytes are accepted only by a pipeline whose one required input is a file.",
-            hint="Send application/json or multipart/form-data instead.",
-        )
-    return files[0]
+    if (field := pipeline.raw_field) is not None:
+        return field
+    if not any(field.takes_file for field in pipeline.inputs):
+        has_bytes = any(field.tensor.datatype == BYTES for field in pipeline.inputs)
+        raise UnsupportedMediaType(NO_FILE, hint=FILE_HINT if has_bytes else JSON_HINT)
+    raise UnsupportedMediaType(
+        "Raw bytes are accepted only by a pipeline whose one required input is a file.",
+        hint="Send application/json or multipart/form-data instead.",
+    )

@@ -191,4 +191,4 @@ async def read_message(
         check_no_query(exchange)
         return await off_loop(pipeline.request_of_json, body, exchange, deadline)
     file = file_field_of(pipeline)
-    return pipeline.request_of_form({**query_of(exchange, file), file: body})
+    return pipeline.request_of_form({**query_of(exchange, file.name), file.name: body})

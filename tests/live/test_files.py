@@ -1,0 +1,236 @@
+"""Files and texts in tensors of 8-bit numbers, missing numbers, and chats without images, with the real Triton."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.image_host import PNG
+from tests.fakes.websocket_client import event_of, opened
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.side_by_side import HEADER
+
+LARGE = PNG + bytes(range(256)) * 8192
+TEXT = "zw\u00f6lf [1, 2]"
+CONFIG: dict[str, Any] = {
+    "image": {
+        "model": "file_numbers",
+        "inputs": {"file": {"tensor": "ENCODED", "kind": "image"}},
+        "outputs": {"size": {"tensor": "SIZE"}, "file": {"tensor": "ENCODED_OUT", "kind": "image"}},
+        "sample": {"file": "a.png"},
+        "stream": True,
+    },
+    "binary": {
+        "model": "file_numbers",
+        "inputs": {
+            "file": {"tensor": "ENCODED", "kind": "binary"},
+            "note": {"tensor": "SIGNED", "kind": "text", "optional": True},
+        },
+        "outputs": {
+            "size": {"tensor": "SIZE"},
+            "file": {"tensor": "ENCODED_OUT", "kind": "binary"},
+            "note": {"tensor": "SIGNED_OUT", "kind": "text"},
+        },
+    },
+    "encoded": {
+        "model": "file_numbers",
+        "inputs": {"file": {"tensor": "ENCODED", "kind": "image", "data_url": True}},
+        "outputs": {"text": {"tensor": "ENCODED_OUT", "kind": "text"}},
+    },
+    "numbers": {"model": "file_numbers"},
+    "table": {
+        "model": "typed_echo",
+        "inputs": {"x": {"tensor": "FP32", "missing": "nan"}},
+        "outputs": {"x": {"tensor": "FP32_OUT"}},
+        "early_exit": [{"reason": "none", "missing": ["FP64_OUT"]}],
+    },
+    "chat": {
+        "model": "image_list",
+        "inputs": {"prompt": {"tensor": "TEXT", "kind": "text"}, "images": {"tensor": "IMAGES", "kind": "image"}},
+        "outputs": {"text": {"tensor": "ANSWER", "kind": "text"}},
+        "openai": {
+            "chat": {
+                "template_text": "{% for m in messages %}{{ m.content }}{% endfor %}",
+                "image_marker": "<image>",
+            }
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["grpc", "shared_memory"])
+def gateway(
+    request: pytest.FixtureRequest, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "a.png").write_bytes(PNG)
+    (folder / "gateway.yaml").write_text(json.dumps({"pipelines": CONFIG}))
+    memory = str(64 * 1024 * 1024 * (request.param == "shared_memory"))
+    settings = {"config": str(folder / "gateway.yaml"), "shared_memory_bytes": memory}
+    with running_gateway(folder, triton_url=triton.grpc_url, **settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def without_file(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway without a gateway.yaml."""
+    with running_gateway(tmp_path_factory.mktemp("derived"), triton_url=triton.grpc_url) as process:
+        yield process
+
+
+def post(gateway: GatewayProcess, name: str, **request: Any) -> Any:
+    answer = httpx.post(f"{gateway.url}/v1/pipelines/{name}", timeout=30, **request)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(gateway: GatewayProcess, name: str, **request: Any) -> tuple[int, str]:
+    answer = httpx.post(f"{gateway.url}/v1/pipelines/{name}", timeout=30, **request)
+    return answer.status_code, answer.json()["detail"]
+
+
+def base64_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def forms_of(content: bytes, media_type: str) -> dict[str, dict[str, Any]]:
+    """The same request in every form."""
+    return {
+        "json": {"json": {"file": base64_of(content)}},
+        "data_url": {"json": {"file": f"data:{media_type};base64,{base64_of(content)}"}},
+        "form": {"files": {"file": ("a", content, media_type)}},
+        "part_without_name": {"files": {"file": (None, content)}},
+        "raw": {"content": content, "headers": {"Content-Type": media_type}},
+        "octets": {"content": content, "headers": {"Content-Type": "application/octet-stream"}},
+    }
+
+
+class TestDeclaredKinds:
+    @pytest.mark.parametrize("form", forms_of(b"", ""))
+    @pytest.mark.parametrize("content", [PNG, LARGE], ids=["small", "large"])
+    def test_an_image_is_the_bytes_of_the_tensor(self, gateway: GatewayProcess, form: str, content: bytes) -> None:
+        request = forms_of(content, "image/png")[form]
+        assert post(gateway, "image", **request) == {"size": len(content), "file": base64_of(content)}
+
+    @pytest.mark.parametrize("form", forms_of(b"", ""))
+    @pytest.mark.parametrize("media_type", ["audio/wav", "video/mp4", "application/pdf", "image/x-any"])
+    def test_a_file_of_any_type(self, gateway: GatewayProcess, form: str, media_type: str) -> None:
+        content = b"RIFF\xff\x00WAVE"
+        answer = post(gateway, "binary", **forms_of(content, media_type)[form])
+        assert answer == {"size": len(content), "file": base64_of(content), "note": ""}
+
+    def test_text_in_signed_numbers(self, gateway: GatewayProcess) -> None:
+        answer = post(gateway, "binary", json={"file": "", "note": TEXT})
+        assert answer == {"size": 0, "file": "", "note": TEXT}
+        form = {"files": {"file": ("a", b"1")}, "data": {"note": TEXT}}
+        assert post(gateway, "binary", **form) == {"size": 1, "file": base64_of(b"1"), "note": TEXT}
+
+    def test_a_data_url_in_numbers(self, gateway: GatewayProcess) -> None:
+        answer = post(gateway, "encoded", json={"file": base64_of(PNG)})
+        assert answer == {"text": f"data:image/png;base64,{base64_of(PNG)}"}
+
+    def test_a_file_that_is_not_an_image_is_refused(self, gateway: GatewayProcess) -> None:
+        for form in forms_of(b"RIFF", "image/png").values():
+            assert refusal(gateway, "image", **form)[0] == 422
+        for media_type in ("audio/wav", "application/pdf"):
+            status, detail = refusal(gateway, "image", content=PNG, headers={"Content-Type": media_type})
+            assert (status, detail) == (415, "'file' has content whose media type is not image/*.")
+
+    @pytest.mark.parametrize("value", [[137, 80], 137, [base64_of(PNG)] * 2, None])
+    def test_other_json_is_refused(self, gateway: GatewayProcess, value: Any) -> None:
+        assert refusal(gateway, "image", json={"file": value})[0] == 422
+
+    def test_a_stream_has_the_file(self, gateway: GatewayProcess) -> None:
+        url = f"{gateway.url}/v1/pipelines/image/stream"
+        answer = httpx.post(url, content=LARGE, headers={"Content-Type": "image/png"}, timeout=30)
+        assert f'{{"size":{len(LARGE)},"file":"{base64_of(LARGE)}"}}' in answer.text
+
+    @pytest.mark.parametrize("content", [PNG, LARGE], ids=["small", "large"])
+    async def test_a_binary_message_of_a_websocket(self, gateway: GatewayProcess, content: bytes) -> None:
+        async with opened(gateway, "image") as client:
+            await client.send(content)
+            assert await event_of(client) == ("output", 1, {"size": len(content), "file": base64_of(content)})
+
+
+class TestNumbersThatTakeAFile:
+    """The kind of a pipeline without a gateway.yaml, or without `kind`, is `number`."""
+
+    def answered(self, gateway: GatewayProcess, **request: Any) -> bytes:
+        return bytes(
+            post(gateway, "numbers" if "numbers" in self.names(gateway) else "file_numbers", **request)["ENCODED_OUT"]
+        )
+
+    def names(self, gateway: GatewayProcess) -> list[str]:
+        return [each["name"] for each in httpx.get(f"{gateway.url}/v1/pipelines").json()["pipelines"]]
+
+    @pytest.mark.parametrize("content", [b"[1, 2]", PNG, LARGE], ids=["like JSON", "small", "large"])
+    def test_a_file_part_is_its_bytes(
+        self, gateway: GatewayProcess, without_file: GatewayProcess, content: bytes
+    ) -> None:
+        for each in (gateway, without_file):
+            assert self.answered(each, files={"ENCODED": ("a.png", content, "image/png")}) == content
+
+    @pytest.mark.parametrize("content", [b"[1, 2]", PNG, LARGE], ids=["like JSON", "small", "large"])
+    @pytest.mark.parametrize("media_type", ["image/png", "audio/wav", "application/octet-stream"])
+    def test_a_raw_body_is_its_bytes(
+        self, gateway: GatewayProcess, without_file: GatewayProcess, media_type: str, content: bytes
+    ) -> None:
+        for each in (gateway, without_file):
+            assert self.answered(each, content=content, headers={"Content-Type": media_type}) == content
+
+    def test_lists_of_numbers_stay_numbers(self, without_file: GatewayProcess) -> None:
+        assert self.answered(without_file, json={"ENCODED": list(PNG)}) == PNG
+        assert self.answered(without_file, json={"ENCODED": list(LARGE)}) == LARGE
+        assert self.answered(without_file, files={"ENCODED": (None, "[1, 2]")}) == bytes([1, 2])
+        assert refusal(without_file, "file_numbers", files={"ENCODED": (None, "[1, 256]")})[0] == 422
+        assert refusal(without_file, "file_numbers", files={"ENCODED": (None, PNG)}) == (422, "'ENCODED' is not JSON.")
+        assert refusal(without_file, "file_numbers", json={"ENCODED": base64_of(PNG)})[0] == 422
+
+    def test_both_inputs_may_be_files(self, without_file: GatewayProcess) -> None:
+        files = {"ENCODED": ("a", PNG), "SIGNED": ("b", b"\x80\x7f")}
+        assert post(without_file, "file_numbers", files=files)["SIGNED_OUT"] == [[-128, 127]]
+
+    def test_triton_gets_the_same_tensor(self, without_file: GatewayProcess, triton: EmbeddedTriton) -> None:
+        tensor = {"name": "ENCODED", "datatype": "UINT8", "shape": [1, len(PNG)]}
+        head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(PNG)}}]}).encode()
+        answer = httpx.post(
+            f"{triton.http_url}/v2/models/file_numbers/infer", content=head + PNG, headers={HEADER: str(len(head))}
+        )
+        assert bytes(answer.json()["outputs"][0]["data"]) == PNG
+
+
+def test_a_large_file_is_sent_through_shared_memory(
+    triton: EmbeddedTriton, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(json.dumps({"pipelines": {"image": CONFIG["image"]}}))
+    (tmp_path / "a.png").write_bytes(PNG)
+    running = start_gateway(config=str(tmp_path / "gateway.yaml"), shared_memory_bytes=str(64 * 1024 * 1024))
+    for _ in range(3):
+        post(running, "image", content=LARGE, headers={"Content-Type": "image/png"})
+    assert running.metric("large_calls_total", way="shared_memory") == 3
+
+
+def test_missing_numbers_reach_the_model(gateway: GatewayProcess) -> None:
+    assert post(gateway, "table", json={"x": [[1, None], [None, 0.5]]})["x"] == [[1, None], [None, 0.5]]
+    large = [[None if (row + column) % 3 else 0.5 for column in range(100)] for row in range(300)]
+    assert post(gateway, "table", json={"x": large})["x"] == large
+
+
+def chat(gateway: GatewayProcess, content: Any, **more: Any) -> httpx.Response:
+    body = {"model": "chat", "messages": [{"role": "user", "content": content}], **more}
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def test_a_chat_without_images_sends_an_empty_list(gateway: GatewayProcess) -> None:
+    url = f"data:image/png;base64,{base64_of(PNG)}"
+    parts = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": url}}]
+    for content, expected in (("hi", "hi: 0 images"), (parts, "hi<image>: 1 images")):
+        answer = chat(gateway, content)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == expected
+    assert chat(gateway, "hi", images=[base64_of(PNG)]).json()["choices"][0]["message"]["content"] == "hi: 1 images"

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,14 @@ environment of the programs that tests start, and uv needs all authorities.
 """
 
 Require = Callable[[object, str], None]
+
+for _name in os.environ.setdefault(
+    "SIGNALS_IGNORED_BY_TESTS",
+    " ".join(each.name for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_IGN),
+).split():
+    # `nohup make test &` ignores these signals, and programs inherit that: gateways would not see the signals that the
+    # tests send. They do not inherit a handler. The variable tells it to the processes of pytest-xdist.
+    signal.signal(signal.Signals[_name], lambda *_: None)
 
 LONG_FILES_FIRST = ("docs", "benchmarks", "live", "browser", "typescript", "zoo", "clients", "deploy", "helm")
 """Folders with files that take a minute: if one of them began last, it would run alone."""

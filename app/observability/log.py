@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 
 import orjson
@@ -88,7 +88,7 @@ class LineWriter:
                 self.dropped += 1
                 return
             self._waiting += line
-            if not waiting_bytes:
+            if not waiting_bytes or self._thread is None:
                 self._wake()
 
     def flush(self, within_s: float = CLOSE_S) -> None:
@@ -96,13 +96,15 @@ class LineWriter:
         self._is_idle.wait(within_s)
 
     def _wake(self) -> None:
-        """Wakes the thread, only once until it takes the lines."""
+        """Wakes the thread, only once until it takes the lines. If no thread can start, the next line tries again."""
         self._is_idle.clear()
         self._has_lines.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-            self._thread.start()
-            atexit.register(self.flush)
+            thread = threading.Thread(target=self._run, name="log", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+                atexit.register(self.flush)
 
     def _run(self) -> None:
         while True:
@@ -119,7 +121,7 @@ class LineWriter:
             time.sleep(PAUSE_S)
 
     def _write_all(self, lines: bytearray) -> None:
-        """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""
+        """Blocks as long as the reader of the descriptor does. Lines that cannot be written are dropped."""
         rest = memoryview(lines)
         try:
             with self._turn() as was_cut_off:
@@ -127,9 +129,9 @@ class LineWriter:
                     os.write(self._descriptor, b"\n")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:
+        except Exception:  # of any kind, because the thread writes all later lines too
             with self._lock:
-                self.dropped += bytes(rest).count(b"\n")
+                self.dropped += lines.count(b"\n", len(lines) - len(rest))
 
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

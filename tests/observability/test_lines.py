@@ -8,7 +8,10 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from app.observability.log import LineWriter, turns_by
 
@@ -64,6 +67,43 @@ def test_lines_of_several_threads_are_not_mixed() -> None:
     for thread in threads:
         thread.join()
     assert sorted(set(lines)) == [b"a" * 50, b"b" * 50, b"c" * 50]
+
+
+def test_the_thread_goes_on_after_any_exception() -> None:
+    """An exception other than OSError ended the thread, and no line was written any more."""
+    reader, writer_end = os.pipe()
+    failing = [MemoryError(), ValueError()]
+
+    @contextmanager
+    def turn() -> Iterator[bool]:
+        if failing:
+            raise failing.pop()
+        yield False
+
+    writer = LineWriter(writer_end, turn=turn)
+    for dropped in (1, 2):
+        writer.write(b"lost\n")
+        writer.flush(20)
+        assert writer.dropped == dropped
+    writer.write(b"next\n")
+    writer.flush(20)
+    assert (writer.dropped, os.read(reader, 100)) == (2, b"next\n")
+
+
+def test_a_thread_that_cannot_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes holds for threads too."""
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "_start_new_thread", _no_thread)
+        writer.write(b"first\n")
+    writer.write(b"second\n")
+    writer.flush(20)
+    assert os.read(reader, 100) == b"first\nsecond\n"
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_closed_descriptor_drops_lines_without_an_error() -> None:

@@ -1,6 +1,7 @@
 """A real gRPC server with Triton's API. The test provides ModelInfer and ModelStreamInfer."""
 
 import asyncio
+import logging
 import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,10 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+
+# All event loops of a process share the completion queue of grpc.aio. A loop that finds it empty logs BlockingIOError,
+# and nothing is wrong: https://github.com/grpc/grpc/issues/25364
+logging.getLogger("asyncio").addFilter(lambda record: "PollerCompletionQueue" not in record.getMessage())
 
 Unary = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], Awaitable[pb.ModelInferResponse]]
 Streamed = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[pb.ModelStreamInferResponse]]

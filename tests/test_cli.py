@@ -93,18 +93,9 @@ def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: p
     assert f"GATEWAY_{setting.upper()}: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flag", "expected"),
-    [
-        ("--redis-url=redis://127.0.0.1:1", "GATEWAY_REDIS_URL: Redis at 127.0.0.1:1 does not answer"),
-        ("--max-connections=1", "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one"),
-    ],
-)
-def test_settings_unusable_for_workers_are_status_2(
-    flag: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", flag]) == 2
-    assert capsys.readouterr().err.count(expected) == 1
+def test_settings_unusable_for_workers_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", "--max-connections=1"]) == 2
+    assert capsys.readouterr().err.count("GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one") == 1
 
 
 def test_models_without_a_running_triton_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,8 +223,8 @@ def freeze_heap() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def open_store(settings: Settings, *, must_answer: bool = True) -> StreamStore:
-    """Raises StoreUnusable. ``must_answer``: whether it is an error if Redis does not answer now."""
+def open_store(settings: Settings) -> StreamStore:
+    """Raises StoreUnusable if a package is missing."""
     limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
     if settings.redis_url is None:
         return MemoryStore(limits, body_memory.FreedMemory(body_memory.release).add)
@@ -232,4 +232,4 @@ def open_store(settings: Settings, *, must_answer: bool = True) -> StreamStore:
         from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
     except ModuleNotFoundError as exc:
         raise StoreUnusable("GATEWAY_REDIS_URL needs the extra `redis`: pip install '.[redis]'") from exc
-    return RedisStore(settings.redis_url, problem_of, limits, must_answer=must_answer)
+    return RedisStore(settings.redis_url, problem_of, limits)

@@ -38,7 +38,7 @@ from app.streams.redis_client import (
 from app.streams.redis_quota import KeptInRedis
 from app.streams.redis_read import RedisReader, Tailer
 from app.streams.redis_starts import RedisStarts, start_key
-from app.streams.store import StartedStream, StartKey, StoreUnusable, new_stream_id
+from app.streams.store import StartedStream, StartKey, new_stream_id
 from app.streams.stream import ProblemOf, Stream
 
 MAX_BATCH_BYTES = 256 * 1024
@@ -155,11 +155,7 @@ _log = logging.getLogger(__name__)
 class RedisStore:
     """Implements :class:`app.streams.store.StreamStore`."""
 
-    def __init__(
-        self, url: str, problem_of: ProblemOf, limits: KeepLimits = KEEP_LIMITS, *, must_answer: bool = True
-    ) -> None:
-        """``must_answer``: whether Redis must answer at the start of the store."""
-        self._must_answer = must_answer
+    def __init__(self, url: str, problem_of: ProblemOf, limits: KeepLimits = KEEP_LIMITS) -> None:
         self._connections = Connections(url)
         self._owner = secrets.token_hex(8)
         self._beat_at = time.monotonic()
@@ -253,16 +249,7 @@ class RedisStore:
             tasks.create_task(self._tailer.run())
 
     async def __aenter__(self) -> Self:
-        """Raises StoreUnusable."""
-        if not self._must_answer:
-            return self
-        try:
-            await self._heartbeat()
-        except (RedisError, OSError) as exc:
-            await self._connections.close()
-            raise StoreUnusable(
-                f"GATEWAY_REDIS_URL: Redis at {self._connections.address} does not answer: {type(exc).__name__}"
-            ) from exc
+        """Does not wait for Redis: without it, the gateway serves everything but resumable streams."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -298,10 +285,14 @@ class RedisStore:
         while True:
             try:
                 await self._heartbeat()
+                if is_away:
+                    _log.info("Redis at %s answers again", self._connections.address)
                 is_away = False
             except (RedisError, OSError) as exc:
                 if not is_away:
-                    _log.warning("Redis does not answer", extra={"error": type(exc).__name__})
+                    text = "Redis at %s does not answer; until it does, /v1/streams answers 503"
+                    error = type(exc.__cause__ or exc).__name__
+                    _log.warning(text, self._connections.address, extra={"error": error})
                 is_away = True
             await asyncio.sleep(RETRY_PAUSE_S if is_away else HEARTBEAT_S)
 

@@ -47,7 +47,7 @@ def new_stream_id() -> str:
 
 
 class StoreUnusable(Exception):
-    """The store is not usable at start. The message has the reason, without a password."""
+    """The store cannot be used with this installation. The message has the reason."""
 
 
 class Reader(Protocol):

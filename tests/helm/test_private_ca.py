@@ -14,11 +14,11 @@ from unittest.mock import patch
 
 import pytest
 
+from app.core.errors import UpstreamUnavailable
 from app.observability.otlp import OtlpTracer
 from app.observability.tracing import SpanKind
 from app.process.serving import open_store
 from app.settings import Settings, read_settings
-from app.streams.store import StoreUnusable
 from tests.conftest import Require
 from tests.fakes.certificates import Authority
 from tests.helm.rendering import Document, environment_of, gateway_container, pod_spec, render
@@ -97,16 +97,16 @@ def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterato
 
 async def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
     settings = Settings(redis_url=redis_url)
-    with only_variables(None), pytest.raises(StoreUnusable) as refused:
-        await opened_and_closed(settings)
+    with only_variables(None), pytest.raises(UpstreamUnavailable) as refused:
+        await use_store(settings)
     assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
     with only_variables(authority.path):
-        await opened_and_closed(settings)
+        await use_store(settings)
 
 
-async def opened_and_closed(settings: Settings) -> None:
-    async with open_store(settings):
-        pass
+async def use_store(settings: Settings) -> None:
+    async with open_store(settings) as store:
+        await store.require_room("")
 
 
 @contextmanager

@@ -16,14 +16,15 @@ import httpx
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, free_ports, running_gateway, wait_until_ready
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.live.events import Event
 from tests.live.redis import PASSWORD, RedisServer
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.processes import LIVE, START_S
+from tests.processes import LIVE
 from tests.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
+PATIENT = {"pipeline": "scripted_patient", "inputs": {"script": "{}"}}
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,7 @@ def test_a_stream_survives_a_restart_of_redis(pair: Pair, redis: RedisServer) ->
         seen = [next(stream)]
         redis.stop()
         for each in pair:
-            answer = httpx.post(
-                f"{each.url}/v1/streams", json={"pipeline": "scripted_patient", "inputs": {"script": "{}"}}
-            )
+            answer = httpx.post(f"{each.url}/v1/streams", json=PATIENT)
             assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
             assert "retry-after" in answer.headers
             assert httpx.get(f"{each.url}/health/ready").status_code == 200
@@ -268,15 +267,27 @@ async def read_raw(gateway: GatewayProcess, path: str) -> str:
 
 def test_the_log_does_not_contain_the_password(pair: Pair, redis: RedisServer) -> None:
     """Reads the log of the tests above, which includes an outage of Redis."""
-    assert any("Redis does not answer" in each.log for each in pair)
+    assert any(f"Redis at 127.0.0.1:{redis.port} does not answer" in each.log for each in pair)
     assert all(PASSWORD not in each.log for each in pair)
 
 
-def test_an_unreachable_redis_ends_the_start_with_status_2(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
-    with running_gateway(tmp_path, ready=False, redis_url=url) as gateway:
-        assert gateway.process.wait(START_S) == 2
-    assert gateway.log.splitlines()[-1] == (
-        f"triton-gateway: GATEWAY_REDIS_URL: Redis at 127.0.0.1:{port} does not answer: ConnectionError"
-    )
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gateway_starts_without_redis_and_connects_later(
+    settings: dict[str, str], redis: RedisServer, start_gateway: StartGateway, workers: int
+) -> None:
+    """It serves everything but resumable streams until Redis answers, and each process says so once."""
+    redis.stop()
+    try:
+        gateway = start_gateway(**settings, workers=str(workers))
+        for _ in range(3):
+            answer = httpx.post(f"{gateway.url}/v1/streams", json=PATIENT)
+            assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+            assert "retry-after" in answer.headers
+        plain = httpx.post(f"{gateway.url}/v1/pipelines/scripted_patient/stream", json=PATIENT["inputs"])
+        assert "event: done" in plain.text
+        eventually(lambda: gateway.log.count("does not answer; until it does") == workers)
+    finally:
+        redis.start()
+    eventually(lambda: gateway.log.count(f"Redis at 127.0.0.1:{redis.port} answers again") == workers)
+    assert read_all(gateway, start(gateway, outputs=3))[-1].data["reason"] == "complete"
+    assert gateway.log.count("does not answer; until it does") == workers

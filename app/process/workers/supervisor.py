@@ -417,5 +417,4 @@ async def _check_what_workers_need(settings: Settings) -> None:
             "/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL to share it"
         )
         return
-    async with open_store(settings):
-        pass
+    open_store(settings)

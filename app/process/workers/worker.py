@@ -132,8 +132,7 @@ async def work(descriptor: int) -> None:
         tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
         store = None
         if settings.redis_url is not None:
-            # The supervisor has checked Redis. A worker that is replaced during an outage serves everything else.
-            store = await stack.enter_async_context(open_store(settings, must_answer=False))
+            store = await stack.enter_async_context(open_store(settings))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
         explanations = SupervisorsExplanations(channel)
         stores = Stores(store, explanations if settings.may_explain else None)

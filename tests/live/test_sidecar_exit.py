@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.shared_memory.regions import PREFIX
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container
 from tests.processes import LIVE
@@ -34,6 +35,8 @@ KILLED_S = 20.0
 """The container must end within this time: Triton's exit time, and the time until SIGKILL."""
 LOAD_S = 60
 """The time to load the slow model, longer than every limit of these tests."""
+SHM_MIB, INSTANCES, KILLS = 12, 5, 4
+"""Two Tritons with this many processes do not fit: each process takes 1 MiB of `/dev/shm`, and Triton itself more."""
 OUTPUTS = 15
 BODY = json.dumps({"SCRIPT": json.dumps({"outputs": OUTPUTS, "interval_s": 0.2, "items": [1, 2]})})
 HTTP = "http://127.0.0.1:8000/v2"
@@ -58,13 +61,20 @@ mount -t overlay overlay -o lowerdir=/opt,upperdir=/dev/shm/upper,workdir=/dev/s
 mkdir -p /opt/nvidia
 cp "$1/entry.sh" /opt/nvidia/nvidia_entrypoint.sh
 mkdir /opt/shared
-mount --bind "$1" /opt/shared
+mount --rbind "$1" /opt/shared
 mount -t tmpfs tmpfs /tmp
+if [ -d /opt/shared/shm ]; then
+  mount --bind /opt/shared/shm /dev/shm
+  mount --bind /opt/shared/tmp /tmp
+fi
 mount -o remount,bind,ro /
 shift
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 """
-"""A container's network, folders, read-only root and capabilities, and the entry point of NVIDIA's image."""
+"""A container's network, folders, read-only root and capabilities, and the entry point of NVIDIA's image.
+
+The folders `shm` and `tmp` of the test, if there, are the pod's volumes, which outlive the container.
+"""
 NAMESPACES = ("--pid", "--net", "--mount", "--ipc", "--fork", "--mount-proc")
 
 
@@ -257,3 +267,41 @@ def test_kubernetes_expands_nothing_in_the_script() -> None:
     script = (CHART / "files" / "triton_init.sh").read_text()
     assert "$(" not in script
     assert "$$" not in script
+
+
+@pytest.fixture
+def volumes(tmp_path: Path, require: Require) -> Iterator[Path]:
+    """Mounts a small `/dev/shm` of a pod. Returns the folder of the volumes `shm` and `tmp`."""
+    require(os.geteuid() == 0, "mounting a file system needs root")
+    for name in ("shm", "tmp"):
+        (tmp_path / name).mkdir()
+    size = f"size={SHM_MIB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(tmp_path / "shm")], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path / "shm")], check=True)
+
+
+def test_a_killed_triton_leaves_nothing_to_the_next_one(start: Start, volumes: Path) -> None:
+    """Each start has the whole `/dev/shm`, without the regions of the gateway and the folders of others."""
+    command = sidecar(volumes)
+    config = volumes / "models" / "scripted_stream" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", f"count: {INSTANCES}"))
+    kept = [volumes / "shm" / f"{PREFIX}0_1", volumes / "shm" / f"{PREFIX}0.lock", volumes / "tmp" / "folder_of_user"]
+    for path in kept:
+        path.touch()
+    (volumes / "shm" / "folder").mkdir()
+    used: list[int] = []
+    for name in ("folderabc123", "python_env_abc123"):
+        (volumes / "tmp" / name / "1").mkdir(parents=True)
+    for _ in range(KILLS):
+        container = loaded(start(command))
+        assert "successfully loaded 'scripted_stream'" in container.log, container.log[-2000:]
+        os.kill(container.triton, signal.SIGKILL)
+        assert container.process.wait(KILLED_S) == 128 + signal.SIGKILL
+        used.append(len(list((volumes / "shm").iterdir())))
+    _log.info("files in /dev/shm after each kill: %s", used)
+    assert used == [used[0]] * KILLS
+    assert used[0] > INSTANCES
+    assert all(path.exists() for path in kept)
+    assert not list((volumes / "tmp").glob("folderabc123"))
+    assert len(list((volumes / "tmp").glob("python_env_*"))) <= 1

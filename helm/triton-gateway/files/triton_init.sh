@@ -28,6 +28,18 @@ stop() {
 is_stopping=
 triton=
 trap stop TERM INT
+
+# `/dev/shm` and `/tmp` are volumes of the pod. Every process of the previous container has ended, but a Triton that was killed
+# left the shared memory of its models there, and the models that it had copied from an object store. Files in `/dev/shm`
+# with the gateway's prefix belong to a gateway, which may run. Folders there are not Triton's.
+for left in /dev/shm/* /tmp/folder?????? /tmp/python_env_??????; do
+    case $left in
+        /dev/shm/triton_gateway_lane_*) ;;
+        /dev/shm/*) [ -d "$left" ] || rm -f "$left" ;;
+        *) rm -rf "$left" ;;
+    esac
+done
+
 "$@" &
 triton=$!
 if [ -n "$is_stopping" ]; then

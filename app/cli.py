@@ -35,7 +35,7 @@ from app.observability.log import configure_logging
 from app.observability.tracing import TracingUnavailable
 from app.process.credentials import check_credentials, credentials_of
 from app.process.listening import ListeningPortTaken, require_free_ports
-from app.process.serving import serve
+from app.process.serving import check_files, serve
 from app.process.supervision import BackgroundTaskFailed
 from app.process.tritons import run_triton
 from app.process.workers.supervisor import supervise
@@ -183,7 +183,11 @@ def _report(error: Exception, given: dict[str, Any]) -> None:
 
 
 def _serve(given: dict[str, Any]) -> int:
+    is_check = given.pop("check")
     settings = _settings(given)
+    if is_check:
+        check_files(settings)
+        return 0
     if given["embedded_repository"] is not None and not settings.embedded:
         raise SettingsError("--models is the repository of the embedded Triton: add --embedded")
     require_free_ports(settings.host, {f"{PREFIX}PORT": settings.port, f"{PREFIX}ADMIN_PORT": settings.admin_port})
@@ -232,6 +236,9 @@ def command_parser() -> argparse.ArgumentParser:
     serving.set_defaults(command=_serve)
     for name, field in Settings.model_fields.items():
         _add_flag(serving, name, field.annotation, _help_of(name, field))
+    serving.add_argument(
+        "--check", action="store_true", help="check the settings and the files that they name, and exit"
+    )
     _add_check(commands)
     _add_init(commands)
     standalone = commands.add_parser("triton", help="run the Triton of the wheel alone, gRPC on 127.0.0.1:8001")

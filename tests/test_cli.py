@@ -83,6 +83,20 @@ def test_an_invalid_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean 'model'?" in capsys.readouterr().err
 
 
+def test_serve_can_check_its_files_without_a_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Needs neither free ports nor Triton."""
+    config, keys = tmp_path / "checked.yaml", tmp_path / "keys.yaml"
+    config.write_text("pipelines: {p: {model: m}}\n")
+    keys.write_text("kays: []\n")
+    command = ["serve", "--check", "--port=1", f"--config={config}"]
+    assert cli.main(command) == 0
+    assert cli.main([*command, f"--api-keys-file={keys}"]) == 2
+    assert "keys.yaml" in capsys.readouterr().err
+    config.write_text("pipelines: {p: {modle: m}}\n")
+    assert cli.main(command) == 2
+    assert "did you mean 'model'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("setting", ["port", "admin_port"])
 def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

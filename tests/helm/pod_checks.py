@@ -83,9 +83,10 @@ def hung_containers(release: Release) -> Iterator[str]:
 
 def grace(release: Release) -> Iterator[str]:
     pod = release.gateway["spec"]["template"]["spec"]
-    (gateway,) = pod["containers"]
+    (gateway,) = (each for each in pod["containers"] if each["name"] == "gateway")
     phases = {each["name"]: each.get("value") for each in gateway["env"]}
     needed = SHUTDOWN_MARGIN_S + float(phases["GATEWAY_SHUTDOWN_DELAY_S"]) + float(phases["GATEWAY_DRAIN_S"])
+    needed += gateway.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     for triton, _ in release.tritons():
         needed += float(next(word for word in triton["args"] if "--exit-timeout-secs=" in word).partition("=")[2])
     if pod["terminationGracePeriodSeconds"] < needed:
@@ -120,7 +121,7 @@ def triton_address(release: Release) -> Iterator[str]:
 def quantities(release: Release) -> Iterator[str]:
     for container in release.containers():
         resources = container.get("resources", {})
-        used = [value for side in resources.values() for value in side.values()]
+        used = [value for side in ("requests", "limits") for value in resources.get(side, {}).values()]
         yield from (
             f"{container['name']}: {each} is not a quantity" for each in used if not QUANTITY.fullmatch(str(each))
         )

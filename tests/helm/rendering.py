@@ -91,12 +91,19 @@ def pod_spec(documents: list[Document]) -> Document:
 
 
 def gateway_container(documents: list[Document]) -> Document:
-    (container,) = pod_spec(documents)["containers"]
-    return dict(container)
+    return container_called("gateway", pod_spec(documents)["containers"])
 
 
 def triton_container(documents: list[Document]) -> Document:
-    (container,) = (each for each in pod_spec(documents)["initContainers"] if each["name"] == "triton")
+    return container_called("triton", pod_spec(documents)["initContainers"])
+
+
+def check_container(documents: list[Document]) -> Document:
+    return container_called("check", pod_spec(documents)["initContainers"])
+
+
+def container_called(name: str, containers: list[Document]) -> Document:
+    (container,) = (each for each in containers if each["name"] == name)
     return dict(container)
 
 

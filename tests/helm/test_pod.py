@@ -294,9 +294,9 @@ def test_keda_uses_the_same_numbers(monitor: str) -> None:
     assert "replicas" not in the(documents, "Deployment")["spec"]
 
 
-def test_the_test_pod_is_a_hook_that_is_deleted_when_it_succeeds() -> None:
-    """Helm does not delete hooks with the release. A failed pod stays for its log, until the next test."""
+def test_the_test_pod_stays_until_the_next_test() -> None:
+    """`helm test --logs` reads the log after Helm has deleted the pods with `hook-succeeded`, and fails."""
     (pod,) = of_kind(render(), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
     assert pod["spec"]["containers"][0]["image"] == gateway_container(render())["image"]

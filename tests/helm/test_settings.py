@@ -1,6 +1,9 @@
 """The container's variables read back through the gateway's own settings, and gateway.yaml through its own reader."""
 
 import base64
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.helm.rendering import (
     CI_FILES,
     ROOT,
     Document,
+    check_container,
     combinations,
     environment_of,
     gateway_container,
@@ -33,7 +37,7 @@ def settings_of(documents: list[Document], **injected: str) -> Settings:
 @pytest.mark.parametrize(("values", "kubernetes"), combinations(), ids=str)
 def test_every_configuration_is_read_by_the_gateway(values: Path, kubernetes: str) -> None:
     settings = settings_of(render(values, kubernetes=kubernetes))
-    assert (settings.host, settings.port, settings.admin_port) == ("0.0.0.0", 8080, 8081)
+    assert (settings.port, settings.admin_port) == (8080, 8081)
     assert not settings.embedded
 
 
@@ -270,3 +274,25 @@ def test_both_containers_log_shapes() -> None:
 
 def test_the_chart_has_the_version_of_the_gateway() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("pipelines: {p: {model: m}}", 0, ""),
+        ("pipelines: {p: {modle: m}}", 2, "did you mean 'model'?"),
+        ("pipelines: {p: [}", 2, "gateway.yaml:1"),
+    ],
+    ids=["valid", "misspelled key", "invalid YAML"],
+)
+def test_the_init_container_finds_mistakes_in_gateway_yaml(tmp_path: Path, text: str, status: int, said: str) -> None:
+    container = check_container(render({"config": {"source": "inline", "gatewayYaml": text}}))
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    environment = environment_of(container) | {"GATEWAY_CONFIG": str(path)}
+    command = [sys.executable, "-m", "app.cli", *container["args"]]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr

@@ -16,6 +16,7 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 HANDED_ON = {("definitions", "kubernetesObject"), ("properties", "global")}
 DEFINED_BY_KUBERNETES = {"securityContext", "resources", "strategy", "startupProbe", "livenessProbe", "readinessProbe"}
+DEFINED_BY_KUBERNETES |= {"lifecycle", "behavior", "authenticationRef"}
 
 NEEDS = {
     "triton.external.grpcUrl is needed": {"triton": {"enabled": False}},
@@ -48,6 +49,15 @@ NEEDS = {
         "config": {"source": "inline", "gatewayYaml": "x", "files": {"a/b": ""}, "binaryFiles": {"a__b": "AA=="}}
     },
     "'app.kubernetes.io/name' is a label that the chart sets": {"podLabels": {"app.kubernetes.io/name": "mine"}},
+    "'app.kubernetes.io/part-of' is in both": {
+        "podLabels": {"app.kubernetes.io/part-of": "a"}, "commonLabels": {"app.kubernetes.io/part-of": "b"}
+    },
+    "serviceMonitor.timeoutSeconds is above serviceMonitor.intervalSeconds": {"serviceMonitor": {"timeoutSeconds": 16}},
+    "autoscaling.authModes needs autoscaling.authenticationRef": {"autoscaling": {"authModes": "bearer"}},
+    "resourceClaims are for the sidecar": {
+        "resourceClaims": [{"name": "gpu"}], "triton": {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
+    },
+    "resourceClaims need Kubernetes 1.34": {"resourceClaims": [{"name": "gpu"}]},
     "prometheusRule.enabled needs podMonitor.enabled": {"prometheusRule": {"enabled": True}},
     "podMonitor.enabled and serviceMonitor.enabled: choose one": {
         "podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}
@@ -104,7 +114,7 @@ def refusals(values: Document) -> dict[str, str]:
 
 def test_every_misspelled_key_is_rejected() -> None:
     values: Document = {}
-    wrong = {(*path[:-1], f"{path[-1]}x"): value for path, value in keys(VALUES)}
+    wrong = {(*path[:-1], f"{path[-1]}x"): value for path, value in keys(VALUES) if path[:-1] != ("global",)}
     for path, value in wrong.items():
         put(values, path, value)
     said = refusals(values)
@@ -195,9 +205,9 @@ def test_the_schema_uses_a_draft_that_helm_supports() -> None:
 
 
 def test_the_schema_has_exactly_the_keys_of_values_yaml() -> None:
-    """Except ``global`` and ``enabled``, which parent charts set, and the keys that Kubernetes itself defines."""
+    """Except ``enabled``, which parent charts set, and the keys that Kubernetes itself defines."""
     named = {path for path, _ in keys(VALUES)}
-    in_schema = {path for path, _ in schema_keys(SCHEMA) if path[0] not in {"global", "enabled"}}
+    in_schema = {path for path, _ in schema_keys(SCHEMA) if path[0] != "enabled"}
     besides = {path for path in in_schema - named if DEFINED_BY_KUBERNETES & set(path)}
     assert in_schema - besides == named
 

@@ -19,11 +19,28 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: gateway
 {{- end }}
 
-{{- define "triton-gateway.labels" -}}
+{{/* The labels that the chart itself sets. */}}
+{{- define "triton-gateway.ownLabels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "triton-gateway.selectorLabels" . }}
+{{- end }}
+
+{{- define "triton-gateway.labels" -}}
+{{ include "triton-gateway.ownLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Takes `root` and an object's `name`; optional: `labels` instead of the gateway's, `moreLabels`, and `annotations`.
+     Returns its metadata. */}}
+{{- define "triton-gateway.metadata" -}}
+{{- $labels := default (include "triton-gateway.labels" .root) .labels | fromYaml -}}
+{{- $metadata := dict "name" .name "labels" (merge $labels (default dict .moreLabels)) -}}
+{{- $annotations := merge (deepCopy (default dict .annotations)) (default dict .root.Values.commonAnnotations) -}}
+{{ dict "metadata" (merge $metadata (empty $annotations | ternary dict (dict "annotations" $annotations))) | toYaml }}
 {{- end }}
 
 {{/* Takes a list of a component's name and the root context. Returns the labels of an object that is not the gateway. */}}

@@ -71,11 +71,31 @@
 {{- end -}}
 {{- $_ := set $keys $key . -}}
 {{- end -}}
-{{- $labels := include "triton-gateway.labels" . | fromYaml -}}
-{{- range keys (default dict .Values.podLabels) -}}
+{{- $labels := include "triton-gateway.ownLabels" . | fromYaml -}}
+{{- range concat (keys (default dict .Values.podLabels)) (keys (default dict .Values.commonLabels)) -}}
 {{- if hasKey $labels . -}}
-{{ fail (printf "podLabels: '%s' is a label that the chart sets, and selects the pods by" .) }}
+{{ fail (printf "podLabels and commonLabels: '%s' is a label that the chart sets, and selects the pods by" .) }}
 {{- end -}}
+{{- end -}}
+{{- range keys (default dict .Values.podLabels) -}}
+{{- if hasKey (default dict $.Values.commonLabels) . -}}
+{{ fail (printf "podLabels and commonLabels: '%s' is in both" .) }}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "podMonitor" "serviceMonitor" -}}
+{{- $monitor := get $.Values $name -}}
+{{- if gt (int $monitor.timeoutSeconds) (int $monitor.intervalSeconds) -}}
+{{ fail (printf "%s.timeoutSeconds is above %s.intervalSeconds, which Prometheus refuses" $name $name) }}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.autoscaling.authModes (not .Values.autoscaling.authenticationRef) -}}
+{{ fail "autoscaling.authModes needs autoscaling.authenticationRef" }}
+{{- end -}}
+{{- if and .Values.resourceClaims (not .Values.triton.enabled) -}}
+{{ fail "resourceClaims are for the sidecar: they need triton.enabled" }}
+{{- end -}}
+{{- if and .Values.resourceClaims (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) -}}
+{{ fail (printf "resourceClaims need Kubernetes 1.34 or newer; this is %s" .Capabilities.KubeVersion.Version) }}
 {{- end -}}
 {{- if and .Values.prometheusRule.enabled (not $isScraped) -}}
 {{ fail "prometheusRule.enabled needs podMonitor.enabled or serviceMonitor.enabled: its alerts name the monitor's job" }}

@@ -1,7 +1,8 @@
-{{/* Seconds from the pod's deletion to SIGKILL. */}}
+{{/* Seconds from the pod's deletion to SIGKILL. The gateway gets SIGTERM after its preStop hook. */}}
 {{- define "triton-gateway.gracePeriodSeconds" -}}
 {{- $shutdown := .Values.shutdown -}}
-{{ add $shutdown.delaySeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
+{{- $sleepSeconds := dig "preStop" "sleep" "seconds" 0 (default dict .Values.gateway.lifecycle) | int -}}
+{{ add $sleepSeconds $shutdown.delaySeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
 {{- end }}
 
 {{/* Seconds from a failed probe to SIGKILL. A container that hangs finishes nothing, so it does not get the pod's grace
@@ -10,8 +11,9 @@
 10
 {{- end }}
 
+{{/* Whether the pod holds devices of its node, of which a second pod may find none. */}}
 {{- define "triton-gateway.holdsGpus" -}}
-{{ and .Values.triton.enabled (gt (int .Values.triton.gpus) 0) | ternary "true" "" }}
+{{ and .Values.triton.enabled (or (gt (int .Values.triton.gpus) 0) .Values.resourceClaims) | empty | ternary "" "true" }}
 {{- end }}
 
 {{- define "triton-gateway.strategy" -}}

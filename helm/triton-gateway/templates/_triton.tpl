@@ -143,11 +143,23 @@ volumeMounts:
 
 {{- define "triton-gateway.tritonResources" -}}
 {{- $resources := deepCopy (default dict .Values.triton.resources) -}}
-{{- if include "triton-gateway.holdsGpus" . -}}
+{{- if gt (int .Values.triton.gpus) 0 -}}
 {{- $limits := merge (dict .Values.triton.gpuResource (int .Values.triton.gpus)) (default (dict) $resources.limits) -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
+{{- with .Values.resourceClaims -}}
+{{- $claims := list -}}
+{{- range . -}}
+{{- $claims = append $claims (pick . "name") -}}
+{{- end -}}
+{{- $_ := set $resources "claims" $claims -}}
+{{- end -}}
 {{ toYaml $resources }}
+{{- end }}
+
+{{/* Nodes have a taint for GPUs, not for the slices or shares of one: NVIDIA's resources have one taint. */}}
+{{- define "triton-gateway.gpuTaint" -}}
+{{ hasPrefix "nvidia.com/" .Values.triton.gpuResource | ternary "nvidia.com/gpu" .Values.triton.gpuResource }}
 {{- end }}
 
 {{- define "triton-gateway.tritonVolumes" -}}

@@ -1,22 +1,13 @@
 {{- define "triton-gateway.gatewayContainer" -}}
 name: gateway
-image: {{ include "triton-gateway.image" (list .Values.gateway.image .) }}
-imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
-# Not the image's folder, because its gateway.yaml would be loaded even if no file is configured.
-workingDir: /tmp
+{{ include "triton-gateway.gatewayProgram" . }}
 ports:
   - name: http
     containerPort: 8080
   - name: admin
     containerPort: 8081
-env:
-  {{- include "triton-gateway.settings" . | nindent 2 }}
-  {{- include "triton-gateway.privateCaVariables" . | nindent 2 }}
-  {{- with .Values.gateway.env }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with .Values.gateway.envFrom }}
-envFrom:
+{{- with .Values.gateway.lifecycle }}
+lifecycle:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 startupProbe:
@@ -39,6 +30,38 @@ readinessProbe:
   {{- include "triton-gateway.probeTimes" (list .Values.gateway.readinessProbe (dict "periodSeconds" 5 "timeoutSeconds" 3 "failureThreshold" 2)) | nindent 2 }}
 resources:
   {{- include "triton-gateway.gatewayResources" . | nindent 2 }}
+{{- end }}
+
+{{/* Checks the settings, gateway.yaml and the keys before Triton loads its models. Otherwise a mistake shows minutes later. */}}
+{{- define "triton-gateway.checkContainer" -}}
+name: check
+{{ include "triton-gateway.gatewayProgram" . }}
+args:
+  - serve
+  - --check
+# The message is in the state of the pod.
+terminationMessagePolicy: FallbackToLogsOnError
+# The scheduler counts the larger of an init container's requests and those of the containers that run later.
+resources:
+  {{- include "triton-gateway.gatewayResources" . | nindent 2 }}
+{{- end }}
+
+{{/* What the gateway and its check have in common: the image, the variables and the files. */}}
+{{- define "triton-gateway.gatewayProgram" -}}
+image: {{ include "triton-gateway.image" (list .Values.gateway.image .) }}
+imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
+# Not the image's folder, because its gateway.yaml would be loaded even if no file is configured.
+workingDir: /tmp
+env:
+  {{- include "triton-gateway.settings" . | nindent 2 }}
+  {{- include "triton-gateway.privateCaVariables" . | nindent 2 }}
+  {{- with .Values.gateway.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.gateway.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 securityContext:
   {{- toYaml .Values.gateway.securityContext | nindent 2 }}
 volumeMounts:
@@ -73,7 +96,7 @@ volumeMounts:
 {{/* The GATEWAY_* variables of the container. The image sets the address to listen on. */}}
 {{- define "triton-gateway.settings" -}}
 - name: GATEWAY_HOST
-  value: 0.0.0.0
+  value: {{ has .Values.service.ipFamilyPolicy (list "" "SingleStack") | ternary "0.0.0.0" "::" | quote }}
 - name: GATEWAY_PORT
   value: "8080"
 - name: GATEWAY_ADMIN_PORT

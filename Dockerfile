@@ -42,12 +42,21 @@ CMD ["tritonserver", "--model-repository=/models", "--disable-auto-complete-conf
 
 FROM ${BASE_IMAGE} AS build
 WORKDIR /build
-COPY requirements/build.txt requirements/gateway.txt requirements/
-RUN python3 -m venv tools \
+# Optional features: jsonschema-rs, redis, tokenizers. docs/how-to/install.md says what each costs.
+ARG EXTRAS="redis"
+COPY requirements/build.txt requirements/gateway.txt requirements/slim.py requirements/
+RUN for extra in jsonschema-rs redis tokenizers; do \
+        case " ${EXTRAS} " in \
+            *" ${extra} "*) ;; \
+            *) sed -i "/^${extra}==/,/[^\\]$/d" requirements/gateway.txt ;; \
+        esac; \
+    done \
+    && python3 -m venv tools \
     && tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement requirements/build.txt \
     && python3 -m venv --without-pip /opt/triton-gateway \
     && tools/bin/pip --python /opt/triton-gateway/bin/python3 install \
-        --no-cache-dir --require-hashes --no-deps --only-binary=:all: --requirement requirements/gateway.txt
+        --no-cache-dir --require-hashes --no-deps --only-binary=:all: --requirement requirements/gateway.txt \
+    && python3 requirements/slim.py /opt/triton-gateway/lib
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 RUN tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \

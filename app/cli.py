@@ -14,13 +14,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import uvloop
 from pydantic.fields import FieldInfo
-from rich.console import Console
-from rich.table import Table
 
 from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
@@ -386,11 +385,13 @@ async def _ready_models(settings: Settings) -> dict[str, ModelConfig]:
 async def show_models(settings: Settings) -> None:
     """Prints a table: kind, inputs, outputs, readiness. Raises SettingsError."""
     check_credentials(settings)
-    table = Table("model", "kind", "inputs", "outputs", "ready")
+    rows: list[tuple[str, ...]] = [("model", "kind", "inputs", "outputs", "ready")]
     async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
         for state in sorted(await engine.models(), key=lambda state: state.name):
-            table.add_row(*await _row(engine, state.name, ready=state.ready))
-    Console().print(table)
+            rows.append(await _row(engine, state.name, ready=state.ready))
+    lines = [line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    _answer("\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines))
 
 
 async def _row(engine: Engine, name: str, *, ready: bool) -> tuple[str, ...]:

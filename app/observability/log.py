@@ -309,7 +309,6 @@ def say(line: str) -> None:
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
         logging.getLogger(__name__).info(line)
         return
-    # Does not use rich, because its first line blocks the event loop for 30 ms.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from rich.console import Console
 
 from app.admission.keys import Keyring
 from app.core.engine import CallObserver, CallObservers, Engine
@@ -30,7 +29,7 @@ from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
 from app.triton.cancellation import PacedCancels
 from app.triton.embedded.launch import EmbeddedOptions, Ports
-from app.triton.embedded.server import EmbeddedTriton, shown_on
+from app.triton.embedded.server import EmbeddedTriton, Loading
 from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of, is_name
 from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
@@ -49,8 +48,6 @@ from app.triton.transports import open_transport
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
-
-_console = Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +117,7 @@ async def running_triton(
     )
     embedded = EmbeddedTriton(options)
     try:
-        with shown_on(_console, say) as on_progress:
-            await shutdown.unless_requested(embedded.start(on_progress))
+        await shutdown.unless_requested(embedded.start(_say_progress))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
@@ -348,6 +344,10 @@ class CountedBalancing(BalancerObserver):
         self._metrics.triton_repeats.inc()
 
 
+def _say_progress(loading: Loading) -> None:
+    say(f"Triton: {loading}")
+
+
 PORTS = Ports(grpc=8001, http=8000, metrics=8002)
 """Triton's usual ports, on the loopback address."""
 
@@ -362,8 +362,7 @@ async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
     triton = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports))
     try:
         with suppress(ShutdownRequested):
-            with shown_on(Console(stderr=True), say) as on_progress:
-                await shutdown.unless_requested(triton.start(on_progress))
+            await shutdown.unless_requested(triton.start(_say_progress))
             say(f"Triton is ready: gRPC {triton.grpc_url}, HTTP {triton.http_url}, {triton.metrics_url}")
             watching = asyncio.create_task(triton.watch())
             await shutdown.requested.wait()

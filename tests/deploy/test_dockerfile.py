@@ -1,10 +1,13 @@
 """Checks of the Dockerfile's text, without a build."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import numpy
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +72,54 @@ def test_the_copied_files_match_the_build_context() -> None:
     assert IGNORED[1] == "*"
     assert copied == included
     assert all((ROOT / name).exists() for name in included)
+
+
+def test_each_optional_package_of_the_image_is_locked_and_known() -> None:
+    """The build deletes the lines of a package that is not in EXTRAS."""
+    (names,) = re.findall(r"^RUN for extra in (.*); do", stages()["build"], re.MULTILINE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    locked = (ROOT / "requirements" / "gateway.txt").read_text()
+    (default,) = re.findall(r'^ARG EXTRAS="(.*)"$', stages()["build"], re.MULTILINE)
+    assert set(default.split()) < set(names.split())
+    for name in names.split():
+        assert [re.split("[>=]", each)[0] for each in extras[name]] == [name]
+        assert len(re.findall(f"^{name}==", locked, re.MULTILINE)) == 1
+
+
+def test_packages_without_their_symbols_still_work(tmp_path: Path) -> None:
+    """The libraries of compilers, linkers and of tools that change them afterwards: C, C++, Rust and Fortran."""
+    names = ("numpy", "numpy.libs", "ml_dtypes", "uvloop", "yaml", "orjson", "_yaml")
+    for name in names:
+        source = Path(numpy.__file__).parents[1] / name
+        if source.exists():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    before = size_of(tmp_path)
+    subprocess.run([sys.executable, ROOT / "requirements" / "slim.py", tmp_path], check=True)
+    assert size_of(tmp_path) < 0.65 * before
+    assert not list(tmp_path.rglob("tests"))
+    assert not list(tmp_path.rglob("*.pyi"))
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import ml_dtypes, numpy, orjson, uvloop, yaml
+for module in (ml_dtypes, numpy, orjson, uvloop, yaml):
+    assert module.__file__.startswith({str(tmp_path)!r}), module
+matrix = numpy.random.default_rng(0).random((50, 50))
+assert numpy.allclose(numpy.linalg.inv(matrix) @ matrix, numpy.eye(50))
+assert numpy.fft.ifft(numpy.fft.fft(matrix)).real.shape == (50, 50)
+assert orjson.loads(orjson.dumps(numpy.array([1.5]).astype(ml_dtypes.bfloat16).astype(float).tolist())) == [1.5]
+try:
+    yaml.load("[", yaml.CSafeLoader)
+except yaml.YAMLError:
+    pass
+
+async def answer():
+    return 7
+
+assert uvloop.run(answer()) == 7
+"""
+    subprocess.run([sys.executable, "-I", "-c", program], check=True)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

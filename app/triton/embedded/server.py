@@ -8,13 +8,11 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from tritonclient.grpc import service_pb2 as messages
 
 from app.core.aio import Backoff
@@ -112,23 +110,6 @@ def changes_only(on_progress: OnProgress) -> OnProgress:
         last = loading
 
     return pass_on
-
-
-@contextmanager
-def shown_on(console: Console, say: Callable[[str], None]) -> Iterator[OnProgress]:
-    """Reports the progress of model loading on a terminal.
-
-    Returns a callback that draws a bar on a terminal, and calls ``say`` with lines otherwise.
-    """
-    if not console.is_terminal:
-        yield lambda loading: say(f"Triton: {loading}")
-        return
-    columns = (TextColumn("Triton"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda loading: bar.update(
-            task, completed=loading.ready, total=loading.total, description=str(loading), refresh=True
-        )
 
 
 logger = logging.getLogger(__name__)

@@ -57,7 +57,7 @@ def test_one_incomplete_configuration_is_recognized(add_model, tmp_path, config)
     ("config", "file", "backend"),
     [
         ('backend: "onnxruntime"', "model.onnx", "onnxruntime"),
-        ('platform: "tensorrt_plan"', "model.plan", "tensorrt_plan"),
+        ('platform: "tensorrt_plan"', "model.plan", "tensorrt"),
         (None, "model.pt", "pytorch"),
     ],
 )

@@ -50,6 +50,7 @@ IDLE_S = 1.0
 KEPT_BYTES = 64 * 1024 * 1024
 """The most freed memory that is kept; glibc keeps as much after a block of 32 MiB, the largest that its heap takes."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LIBC = ctypes.CDLL(None)
 
 
 class FreedMemory:
@@ -78,7 +79,7 @@ def keep() -> None:
     glibc keeps freed memory only up to twice the largest block so far, and the blocks of one request are together
     larger. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_LIBC, "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
@@ -86,7 +87,7 @@ def keep() -> None:
 
 def release() -> None:
     """Returns freed memory to the system. Does nothing if the C library is not glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)
 

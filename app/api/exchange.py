@@ -122,6 +122,8 @@ class Exchange:
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         if b"cookie" in self._headers:
             _remove_cookies(scope)
+        if b"upgrade" in self._headers and any("websocket" in each.lower() for each in self._all(b"upgrade")):
+            self.connection.end_after_answer()  # a proxy may pass on the bytes after a refused handshake unread
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
         self.work = RequestWork(self.record)
         if b"traceparent" in self._headers:
@@ -203,6 +205,7 @@ class Exchange:
         """Releases the counted bytes and the memory."""
         if self.record.error is not None:
             self.record.error.forget_frames()  # they refer to this exchange: only a garbage collection would free them
+        self.scope["state"].clear()  # refers to this exchange, too
         self._budget.give_back(self._held_bytes, self._memory)
         self.forget_body()
         if self._tensor is not None and self._budget.tensor_memory is not None:

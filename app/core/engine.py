@@ -104,6 +104,7 @@ async def _merged(
                     await arrived.put(replace(response, choice=choice))
             await arrived.put(None)
         except GatewayError as exc:
+            exc.forget_frames()  # they refer to the queue, and to the request
             await arrived.put(exc)
 
     reading = [asyncio.create_task(read(choice, request)) for choice, request in enumerate(requests)]

@@ -60,7 +60,8 @@ class ChunkedBody:
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._read_line = self._read_size
+        self._read_line = ChunkedBody._read_size
+        """The method for the next line, not bound: only a garbage collection frees what refers to itself."""
         self._line = bytearray()
         """The received part of an incomplete line."""
         self._missing = 0
@@ -92,21 +93,21 @@ class ChunkedBody:
         if self._line.endswith(b"\n"):
             line = bytes(self._line)
             self._line.clear()
-            self._read_line(line)
+            self._read_line(self, line)
         return end
 
     def _read_size(self, line: bytes) -> None:
         self._missing = int(_matching(_SIZE, line)[1], 16)
         if self._missing:
-            self._read_line = self._read_end_of_chunk
+            self._read_line = ChunkedBody._read_end_of_chunk
         else:
             self._allowed = MAX_FRAMING_BYTES
-            self._read_line = self._read_trailer
+            self._read_line = ChunkedBody._read_trailer
 
     def _read_end_of_chunk(self, line: bytes) -> None:
         if line != _END_OF_LINE:
             raise _invalid()
-        self._read_line = self._read_size
+        self._read_line = ChunkedBody._read_size
 
     def _read_trailer(self, line: bytes) -> None:
         if line == _END_OF_LINE:
@@ -239,6 +240,10 @@ class LargeBody:
             self.ended.set()
 
 
+_NOBODY = asyncio.Protocol()
+"""The owner of a receiver whose connection is lost."""
+
+
 class Receiver(asyncio.BufferedProtocol):
     """Receives the bytes of a connection, those of a large body without a copy.
 
@@ -274,7 +279,9 @@ class Receiver(asyncio.BufferedProtocol):
             self.large_body = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.connection_lost(exc)
+        """Forgets the owner, which refers to this receiver: only a garbage collection would free the two."""
+        owner, self._owner = self._owner, _NOBODY
+        owner.connection_lost(exc)
         self._end_body()
 
     def eof_received(self) -> bool | None:

@@ -167,8 +167,11 @@ class BoundedProtocol(ClosingProtocol):
         self._limit.idle.pop(self, None)
         super().connection_lost(exc)
         self.is_lost = True
-        if self.on_lost is not None:
-            self.on_lost()
+        if self.cycle is not None:
+            self.cycle.transport = self.transport  # instead of this object, which refers to the cycle
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
 
     @property
     def unsent_bytes(self) -> int:
@@ -306,19 +309,18 @@ class BoundedProtocol(ClosingProtocol):
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(head)
         except httptools.HttpParserError as exc:
-            cause = exc.__context__
-            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP."))
+            self._refuse(_refusal_of(exc))  # a variable for it would be a circle: its traceback leads to this frame
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
-        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         """Starts the application. An answer before the end of the request has ``Connection: close``."""
         self._body = body_of(self.parser.get_http_version(), self.headers)
         self._receiver.is_in_body = True
         super().on_headers_complete()
+        self.scope["state"]["connection"] = self
         self._is_in_head = False
         self.state_timer.stop()
         self._has_begun_answer = False
@@ -497,3 +499,8 @@ class BoundedProtocol(ClosingProtocol):
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
         self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet
         self.end(lingers=lingers)
+
+
+def _refusal_of(error: httptools.HttpParserError) -> GatewayError:
+    cause = error.__context__
+    return cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP.")

@@ -227,8 +227,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._ping_timer.cancel()
         self._arrived.set()
         self._limit_reading()
-        if self.on_closed is not None:
-            self.on_closed()
+        on_closed, self.on_closed = self.on_closed, None
+        if on_closed is not None:
+            on_closed()
 
     def _end(self) -> None:
         """Closes the connection so that the client can read the close frame. Aborts if the client does not read."""
@@ -291,7 +292,12 @@ class WebSocketConnection(asyncio.Protocol):
         for timer in (self._stall_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
+        self._fragments = bytearray()
+        self._protocol.reader.discard()
+        self._protocol.parser.close()  # a generator of the protocol, which refers to it, as its error does
+        self._protocol.parser_exc = None
         self._count_partial(0)
+        self.is_behind = bool
         self._ended.set()
 
 

@@ -72,6 +72,9 @@ class RequestRecord(Struct, eq=False):
     """None if the request is not explained."""
 
     def fail(self, error: GatewayError) -> None:
+        """Replaces an earlier error, whose frames would only be freed by a garbage collection."""
+        if self.error is not None and self.error is not error:
+            self.error.forget_frames()
         self.error, self.outcome = error, error.outcome
 
     def add_tokens(self, tokens: Tokens) -> None:

@@ -24,12 +24,9 @@ from app.sessions.session import End, PipelineSession, StepAnswer
 _log = logging.getLogger("triton_gateway.session")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Served:
-    """What the steps of a session run: its pipeline as it was when the session was opened.
-
-    ``target``: makes each request the running step of the session's sequence.
-    """
+    """What the steps of a session run: its pipeline as it was when the session was opened."""
 
     pipeline: Pipeline
     target: Target
@@ -87,24 +84,18 @@ class SessionSteps:
                 f"This pipeline has no sessions: POST /v1/pipelines/{name} runs a request.",
                 hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
             )
-        target = self._inference.target_of(pipeline)
-        served = Served(pipeline.of_session(), target)
+        served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
-        session = self.sessions.open(name, model, terms, exchange.record.key, served)
-
-        def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-            return session.prepared(target.prepared(request, deadline))
-
-        served.target = replace(target, prepared=prepared)
-        return session
+        return self.sessions.open(name, model, terms, exchange.record.key, served)
 
     async def answer(
         self, record: RequestRecord, caller: Caller, session: ServedSession, inference: InferenceRequest
     ) -> StepAnswer:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
-        pipeline, target = session.subject.pipeline, session.subject.target
+        pipeline = session.subject.pipeline
         deadline = Deadline.after(session.terms.triton_idle_s)
-        call = InferenceCall(target, inference, WholeAnswer(pipeline, inference), deadline, record, caller)
+        answer = WholeAnswer(pipeline, inference)
+        call = InferenceCall(_target_of(session), inference, answer, deadline, record, caller)
         ending = await self._inference.answer(call)
         values, _ = rendered(pipeline, ending)
         return StepAnswer(await body_of_values(values), ending.early_exit)
@@ -124,5 +115,15 @@ class SessionSteps:
     ) -> StepStream:
         """A step whose answer is a stream."""
         answer = StepCollector(session.subject.pipeline, inference, session)
-        call = InferenceCall(session.subject.target, inference, answer, deadline, record, caller)
+        call = InferenceCall(_target_of(session), inference, answer, deadline, record, caller)
         return StepStream(self._inference, session, call)
+
+
+def _target_of(session: ServedSession) -> Target:
+    """Makes each request the running step of the session's sequence."""
+    target = session.subject.target
+
+    def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+        return session.prepared(target.prepared(request, deadline))
+
+    return replace(target, prepared=prepared)

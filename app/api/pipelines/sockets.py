@@ -165,6 +165,8 @@ class StepHandler:
         return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
 
     def closed(self) -> None:
+        """The session is known for a while, and must not keep its WebSocket."""
+        self._session.on_expired = None
         self._session.close(End.DELETED)
 
 

@@ -161,6 +161,8 @@ class Socket:
         finally:
             message.release()
             record.close(self._metrics)
+            if record.error is not None:
+                record.error.forget_frames()  # they hold the message
 
     def _record_of(self, number: int) -> RequestRecord:
         own = self._record

@@ -7,6 +7,7 @@ import pytest
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
+from tests.live.session_models import write_models
 from tests.processes import running_triton, scripted_models
 
 
@@ -14,6 +15,7 @@ from tests.processes import running_triton, scripted_models
 def mortal_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """A Triton that tests may kill, because it is started again."""
     models = scripted_models(tmp_path_factory.mktemp("chaos") / "models")
+    write_models(models, ["int32_oldest"])
     options = EmbeddedOptions(models, models_venv, first_restart_s=0.1, longest_restart_s=1.0)
     with running_triton(options, restarts=True) as server:
         yield server

@@ -1,25 +1,32 @@
-"""``triton-gateway serve`` that writes the numbers of its tasks and gRPC calls to ``levels.json`` on SIGUSR2."""
+"""``triton-gateway serve`` that writes the numbers of its tasks, gRPC calls and circles to ``levels.json`` on SIGUSR2.
+
+It collects garbage only then. ``SESSION_KEPT_S``: for how long it knows ended sessions.
+"""
 
 import asyncio
 import gc
 import json
+import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 from app.cli import main
+from app.sessions import registry
 from app.triton.grpc.calls import Http2Call
 
 
 def _write_levels(*_: object) -> None:
-    gc.collect()
+    circles = gc.collect()
     calls = sum(isinstance(each, Http2Call) for each in gc.get_objects())
     tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
     written = Path("levels.new")
-    written.write_text(json.dumps({"calls": calls, "tasks": tasks}))
+    written.write_text(json.dumps({"calls": calls, "tasks": tasks, "circles": circles}))
     written.rename("levels.json")
 
 
 if __name__ == "__main__":
+    gc.disable()
+    registry.KEEP_S = float(os.environ.get("SESSION_KEPT_S", registry.KEEP_S))
     signal.signal(signal.SIGUSR2, _write_levels)
     raise SystemExit(main())

@@ -18,6 +18,8 @@ REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
 """Requests with measured memory."""
 KEPT_S = float(os.environ.get("CHAOS_KEPT_S", "300"))
 """Duration in seconds of the start of streams that nobody reads."""
+CLOSED_S = float(os.environ.get("CHAOS_CLOSED_S", "120"))
+"""Duration in seconds of connections with large messages, one after the other."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
 """The folder of the ledgers, and of the rows as JSON. Git ignores it."""
 COLUMNS = ["", "requests", "result", "resident memory, MiB"]

@@ -38,6 +38,8 @@ class Levels:
     descriptors: int
     threads: int
     rss_mib: float
+    circles: int = 0
+    """Objects that only a garbage collection could free, since the last one."""
 
     def holds_no_more_than(self, other: "Levels") -> bool:
         """One call is always allowed, because the gateway periodically asks whether Triton is live."""
@@ -107,14 +109,21 @@ class Stand:
         return not any(map(gateway.metric, gauges)) and readiness.status_code == 200 and has_workers
 
     def levels(self) -> Levels:
-        path = self.gateway.log_path.parent / "levels.json"
-        path.unlink(missing_ok=True)
-        os.kill(self.gateway.process.pid, signal.SIGUSR2)
-        eventually(path.exists)
-        held: dict[str, Any] = json.loads(path.read_text())
-        process = self.process
-        rss_mib = process.memory_info().rss / 2**20
-        return Levels(held["tasks"], held["calls"], process.num_fds(), process.num_threads(), rss_mib)
+        return levels_of(self.gateway)
+
+
+def levels_of(gateway: GatewayProcess) -> Levels:
+    """Of a gateway that `observed_gateway.py` runs."""
+    path = gateway.log_path.parent / "levels.json"
+    path.unlink(missing_ok=True)
+    os.kill(gateway.process.pid, signal.SIGUSR2)
+    eventually(path.exists)
+    held: dict[str, Any] = json.loads(path.read_text())
+    process = psutil.Process(gateway.process.pid)
+    rss_mib = process.memory_info().rss / 2**20
+    return Levels(
+        held["tasks"], held["calls"], process.num_fds(), process.num_threads(), rss_mib, circles=held["circles"]
+    )
 
 
 @asynccontextmanager

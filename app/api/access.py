@@ -77,21 +77,19 @@ class AccessCheck:
 
 def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     """Raises Unauthenticated for several keys: gateway and proxies must not differ on which one counts."""
-    found: bytes | None = None
+    found = set[bytes]()
     for name, value in headers:
         if name == b"authorization":
-            text = value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
+            found.add(value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b"")
         elif name == b"x-api-key":
-            text = value.strip()
+            found.add(value.strip())
         elif name == b"sec-websocket-protocol":
             offered = [each.strip() for each in value.split(b",")]
-            text = next((each[len(_BEARER_PROTOCOL) :] for each in offered if each.startswith(_BEARER_PROTOCOL)), b"")
-        else:
-            continue
-        if text and found is not None and text != found:
-            raise Unauthenticated("The request has several API keys.", hint="Send one key, in one header.")
-        found = text or found
-    return found
+            found.update(each[len(_BEARER_PROTOCOL) :] for each in offered if each.startswith(_BEARER_PROTOCOL))
+    found.discard(b"")
+    if len(found) > 1:
+        raise Unauthenticated("The request has several API keys.", hint="Send one key, in one header.")
+    return found.pop() if found else None
 
 
 def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:

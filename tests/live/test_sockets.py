@@ -20,7 +20,17 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.fakes.keys import entry, key_text, write_keys
-from tests.fakes.websocket_client import event_of, events_of, handshake, opened, script
+from tests.fakes.websocket_client import (
+    CLOSE,
+    TEXT,
+    RawSocket,
+    event_of,
+    events_of,
+    frame,
+    handshake,
+    opened,
+    script,
+)
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.waiting import PATIENCE_S, eventually
 
@@ -179,13 +189,50 @@ def test_a_request_without_a_handshake_is_refused(
     assert f'"code":"{code}"' in answer
 
 
-def test_an_upgrade_at_another_address_is_an_ordinary_request(gateway: GatewayProcess) -> None:
+@pytest.mark.parametrize("version", ["8", "25", "13, 8"])
+def test_another_version_of_the_protocol_is_refused_with_the_right_one(gateway: GatewayProcess, version: str) -> None:
+    """RFC 6455, 4.4."""
+    answer = answer_to(gateway, handshake("scripted").replace(b"Version: 13", f"Version: {version}".encode()))
+    assert answer.startswith(b"HTTP/1.1 426 ")
+    assert b"sec-websocket-version: 13" in answer
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (handshake("unknown"), 404),
+        (handshake("scripted").replace(b"Version: 13", b"Version: 12"), 426),
+        (handshake("scripted").replace(b"Connection: Upgrade\r\n", b""), 426),
+        (handshake("scripted").replace(b"Upgrade: websocket", b"Upgrade: h2c\r\nUpgrade: WebSocket"), 426),
+        (handshake("scripted", "Origin: https://other.example"), 403),
+        (handshake("x").replace(b"/v1/pipelines/x/session", b"/health/live"), 200),
+    ],
+    ids=["unknown pipeline", "version", "no connection header", "two upgrades", "origin", "another address"],
+)
+def test_a_refused_websocket_closes_the_connection(gateway: GatewayProcess, head: bytes, status: int) -> None:
+    """A proxy that does not look at the status passes on what follows unread."""
+    answer = answer_to(gateway, head + b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
+    """All that the gateway sends until it closes the connection."""
     url = httpx.URL(gateway.url)
-    head = handshake("x").replace(b"/v1/pipelines/x/session", b"/health/live")
+    received = b""
     with socket.create_connection((url.host, url.port or 0), 20) as connection:
-        for _ in range(2):
-            connection.sendall(head)
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(content)
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+async def test_a_close_frame_may_come_between_fragments(gateway: GatewayProcess) -> None:
+    """RFC 6455, 5.4."""
+    with RawSocket(gateway, "scripted") as client:
+        client.send(frame(TEXT, b"{", fin=False), frame(CLOSE, (1001).to_bytes(2) + b"bye"))
+        assert client.close_code() == (1001, "bye")
 
 
 def test_data_before_the_answer_is_refused(gateway: GatewayProcess) -> None:
@@ -247,7 +294,9 @@ async def test_keys(protected: GatewayProcess, options: dict[str, Any]) -> None:
 
 
 async def test_without_a_key_or_with_a_wrong_one(protected: GatewayProcess) -> None:
-    for options in ({}, {"subprotocols": ["triton-gateway"]}, {"subprotocols": ["triton-gateway", "bearer.wrong"]}):
+    both = [f"bearer.{key_text('one')}", f"bearer.{key_text('all')}"]
+    for offered in ([], ["triton-gateway"], ["triton-gateway", "bearer.wrong"], ["triton-gateway", *both]):
+        options: dict[str, Any] = {"subprotocols": offered} if offered else {}
         status, problem = await refusal(protected, "scripted", **options)
         assert (status, problem["code"]) == (401, "unauthenticated")
 

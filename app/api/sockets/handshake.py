@@ -4,17 +4,32 @@ from collections.abc import Collection, Sequence
 
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeader, InvalidUpgrade, NegotiationError
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from app.api.exchange import Exchange, Header
-from app.core.errors import Forbidden, InvalidRequest, UpgradeRequired
+from app.core.errors import Forbidden, GatewayError, InvalidRequest, UpgradeRequired
 
 SUBPROTOCOL = Subprotocol("triton-gateway")
 _HANDSHAKE = (b"upgrade", b"connection", b"origin")
 _HANDSHAKE_FAMILY = b"sec-websocket-"
+
+
+class _Protocol(ServerProtocol):
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        """Raises NegotiationError: a browser fails if none of the protocols that it offers is selected."""
+        if subprotocols and SUBPROTOCOL not in subprotocols:
+            raise NegotiationError
+        return SUBPROTOCOL if subprotocols else None
+
+    def recv_frame(self, frame: Frame) -> None:
+        """Accepts a close frame between the fragments of a message, too (RFC 6455, 5.4)."""
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
 
 
 class Handshake:
@@ -26,13 +41,12 @@ class Handshake:
         if scope["method"] != "GET" or scope["http_version"] != "1.1":
             raise _upgrade_required()
         # Without extensions: a compressed message could be 1,000 times larger than the limit of its frames.
-        self.protocol = ServerProtocol(select_subprotocol=_selected, state=OPEN, max_size=max_bytes)
+        self.protocol = _Protocol(state=OPEN, max_size=max_bytes)
         response = self.protocol.accept(Request(scope["path"], _headers_of(scope["headers"])))
         error = self.protocol.handshake_exc
-        if isinstance(error, InvalidUpgrade):
-            raise _upgrade_required()
         if error is not None:
-            raise InvalidRequest("The WebSocket handshake is not valid.", hint=_hint_of(error))
+            self.protocol.parser.close()  # its frame refers to the protocol
+            raise _refusal_of(error) from error
         self.headers: list[Header] = [
             (name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()
         ]
@@ -46,17 +60,16 @@ def _headers_of(received: Sequence[Header]) -> Headers:
     return headers
 
 
-def _selected(_protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Raises NegotiationError: a browser fails if none of the protocols that it offers is selected."""
-    if offered and SUBPROTOCOL not in offered:
-        raise NegotiationError
-    return SUBPROTOCOL if offered else None
-
-
-def _hint_of(error: Exception) -> str:
-    if isinstance(error, InvalidHeader):
-        return f"Check the header {error.name}."
-    return f"Offer the subprotocol '{SUBPROTOCOL}', or none."
+def _refusal_of(error: Exception) -> GatewayError:
+    if isinstance(error, InvalidUpgrade):
+        return _upgrade_required()
+    if not isinstance(error, InvalidHeader):
+        hint = f"Offer the subprotocol '{SUBPROTOCOL}', or none."
+    elif error.name == "Sec-WebSocket-Version":  # RFC 6455, 4.4: the answer names the version
+        return UpgradeRequired("The gateway speaks version 13 of the WebSocket protocol.", hint="Use this version.")
+    else:
+        hint = f"Check the header {error.name}."
+    return InvalidRequest("The WebSocket handshake is not valid.", hint=hint)
 
 
 def _upgrade_required() -> UpgradeRequired:

@@ -123,8 +123,6 @@ class PipelineSession(Generic[Subject]):
     ended: End | None = field(default=None, init=False)
     has_end_flag: bool = field(default=False, init=False)
     """Whether Triton got the end flag."""
-    is_started: bool = field(default=False, init=False)
-    """Whether the model has answered, so that Triton has started the sequence."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: int = field(default=0, init=False)
     _current: SessionStep | None = field(default=None, init=False)
@@ -204,13 +202,13 @@ class PipelineSession(Generic[Subject]):
     def prepared(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request as the running step of the sequence. Call it when the request is sent.
 
-        The start flag is repeated until a step was answered, because Triton may have refused the first.
+        The start flag is repeated only if Triton did not take the first step: a model that failed has a state, too.
         """
         assert self._current is not None
         self.queued_at = monotonic()
         self._is_sent = True
         return in_sequence(
-            request, self.sequence_id, starts=not self.is_started, ends=self._current.is_last, sequence=self.sequence
+            request, self.sequence_id, starts=not self.steps, ends=self._current.is_last, sequence=self.sequence
         )
 
     def end(self, cause: GatewayError) -> None:
@@ -331,7 +329,6 @@ class PipelineSession(Generic[Subject]):
     def _answered(self, step: SessionStep, outcome: StepOutcome) -> None:
         """An error of the model is an answer too: the model ran."""
         self.steps += 1
-        self.is_started |= outcome.error is None
         self.forget()
         if step.number is not None and self.memory.replace(0, outcome.size):
             self._kept = outcome

@@ -173,6 +173,23 @@ def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
     session.end()
 
 
+@pytest.mark.parametrize("pipeline", ["uint64_direct", "uint64_oldest"])
+def test_the_model_keeps_its_state_after_a_failed_first_step(client: httpx.Client, pipeline: str) -> None:
+    session = Caller(client, pipeline)
+    assert code(session.send(-1)) == (502, "model_error")
+    session.steps, session.sum = 1, -1
+    session.step(5)
+    session.step(1)
+    session.end()
+
+
+def test_a_first_step_that_fails_before_a_stateful_model_loses_the_session(client: httpx.Client) -> None:
+    """The first model of the ensemble has a state, the second one has none: neither starts again."""
+    session = Caller(client, "summing_chain")
+    assert code(session.send(-1)) == (502, "model_error")
+    assert code(session.send(5)) == (410, "session_lost")
+
+
 def test_a_step_that_does_not_fit_the_pipeline_is_none(client: httpx.Client) -> None:
     session = Caller(client, "uint64_direct")
     session.step(5)

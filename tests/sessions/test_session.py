@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.core.errors import (
+    ContractViolation,
     DeadlineExceeded,
     GatewayError,
     ModelError,
@@ -177,14 +178,24 @@ async def test_the_first_step_starts_and_the_last_ends_the_sequence() -> None:
         await model.step()
 
 
-async def test_the_start_flag_is_repeated_until_a_step_was_answered() -> None:
+@pytest.mark.parametrize("error", [ModelError("failed"), ContractViolation("too many", tensor="TEXT")])
+async def test_the_start_flag_is_not_repeated_after_a_failed_first_step(error: GatewayError) -> None:
+    """The model has a state then, which a second start flag would drop."""
     model = Model()
-    with pytest.raises(ModelError):
-        await model.step(after=ModelError("failed"))
+    with pytest.raises(type(error)):
+        await model.step(after=error)
+    await model.step()
+    assert model.flags == [{"sequence_start"}, set()]
+
+
+async def test_the_start_flag_is_repeated_if_triton_did_not_take_the_first_step() -> None:
+    model = Model()
+    with pytest.raises(TooManyRequests):
+        await model.step(after=TooManyRequests("full"))
     await model.step()
     await model.step()
     assert model.flags == [{"sequence_start"}, {"sequence_start"}, set()]
-    assert model.session.steps == 3
+    assert model.session.steps == 2
 
 
 async def test_a_refused_step_is_no_step() -> None:

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from app.api.inference import Inference, InferenceCall
 from app.api.problems import problem_of
-from app.core.answer import Ending, Values
+from app.core.answer import Ending
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
@@ -45,10 +45,6 @@ class StepCollector(Collector):
     def __init__(self, pipeline: Pipeline, request: InferenceRequest, session: PipelineSession[Subject]) -> None:
         super().__init__(pipeline, request)
         self._session = session
-
-    def add(self, response: InferenceResponse) -> Values | None:
-        self._session.is_started = True  # also if the step fails later
-        return super().add(response)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises SessionLost, and the errors of :meth:`Collector.finish`."""

@@ -109,8 +109,18 @@ class ListCodec:
         return self._to_array(self._decode(text))
 
 
-_NON_FINITE = re.compile(rb"(?<=[\[, \t\n\r])-?(?:NaN|Inf(?:inity)?)(?=[\], \t\n\r])")
-"""The literals that RapidJSON, and so Triton, reads as numbers, although they are not JSON."""
+_WORD_BY_LITERAL = {
+    b"-NaN": b"null",
+    b"NaN": b"null",
+    b"-Infinity": b"false",
+    b"Infinity": b"true",
+    b"-Inf": b"false",
+    b"Inf": b"true",
+}
+"""The literals that RapidJSON, and so Triton, reads as numbers although they are not JSON -> words of JSON. A literal
+beside other characters is no JSON as a word either."""
+_NO_NUMBERS = (b"null", b"true", b"false", b'"')
+_decode_words = msgspec.json.Decoder(list[float | bool | None]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,7 @@ class NonFiniteCodec:
     """Decodes lists of floats with NaN and infinity as literals, which ``finite`` rejects as text that is not JSON."""
 
     finite: NumberCodec
+    to_array: ToArray
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -127,13 +138,16 @@ class NonFiniteCodec:
         try:
             return self.finite.decode(text)
         except msgspec.DecodeError as exc:
-            found = list(_NON_FINITE.finditer(text))
-            if isinstance(exc, msgspec.ValidationError) or not found:
+            if isinstance(exc, msgspec.ValidationError) or any(other in text for other in _NO_NUMBERS):
                 raise
-        array = self.finite.decode(_NON_FINITE.sub(b"0", text))
-        commas = np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA)
-        values = [float(each[0].replace(b"-NaN", b"NaN")) for each in found]  # RapidJSON's NaN has no sign
-        array[np.searchsorted(commas, [each.start() for each in found])] = values
+        for literal, word in _WORD_BY_LITERAL.items():
+            text = text.replace(literal, word)
+        values = _decode_words(text)
+        infinite = {i: math.inf if value else -math.inf for i, value in enumerate(values) if isinstance(value, bool)}
+        for index in infinite:
+            values[index] = 0.0
+        array = self.to_array(values)
+        array[list(infinite)] = list(infinite.values())
         return array
 
 
@@ -176,7 +190,7 @@ def number_codec(
     element = number_type(datatype, bounds)
     lists: NumberCodec = ListCodec(element | None if takes_null else element, datatype, to_array)
     if takes_literals and datatype in FLOAT_DATATYPES:
-        lists = NonFiniteCodec(lists)
+        lists = NonFiniteCodec(lists, to_array)
     if not HAS_SIMDJSON:
         return lists
     if datatype in FLOAT_DATATYPES:

@@ -42,8 +42,8 @@ CMD ["tritonserver", "--model-repository=/models", "--disable-auto-complete-conf
 
 FROM ${BASE_IMAGE} AS build
 WORKDIR /build
-# Optional features: jsonschema-rs, redis, tokenizers. docs/how-to/install.md says what each costs.
-ARG EXTRAS="redis"
+# Optional features. docs/how-to/install.md says what each costs.
+ARG EXTRAS="redis tokenizers jsonschema-rs"
 COPY requirements/build.txt requirements/gateway.txt requirements/slim.py requirements/
 RUN for extra in jsonschema-rs redis tokenizers; do \
         case " ${EXTRAS} " in \

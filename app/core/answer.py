@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -49,14 +50,26 @@ class Answer(Protocol):
     @property
     def has_enough(self) -> bool:
         """Whether the caller does not need further responses."""
+        return False
 
     @property
     def tokens(self) -> Tokens | None:
         """The tokens of a language model; None if nothing counts them."""
+        return None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a part of the responses was not read yet. Call :meth:`catch_up` before :meth:`finish` then."""
+        return False
+
+    def catch_up(self) -> None:
+        """Reads as much as can be read at once, in at most about 10 ms."""
+        assert not self.is_behind
 
     @property
     def ends_slowly(self) -> bool:
         """Whether :meth:`finish` may take so long that other requests would wait for it."""
+        return False
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the output of a response; None if nothing is to be written. Raises GatewayError."""
@@ -67,10 +80,17 @@ class Answer(Protocol):
 
 _ends = ThreadPoolExecutor(1, "ends")
 """Finishes the answers that end slowly, one after the other."""
+_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+"""One answer at a time catches up, so that other requests get every second turn of the loop."""
 
 
 async def ending_of(answer: Answer, error: GatewayError | None = None) -> Ending:
     """Returns ``answer.finish(error)``, from a thread if it takes long. Raises the error for the caller."""
-    if error is None and answer.ends_slowly:
-        return await asyncio.get_running_loop().run_in_executor(_ends, answer.finish)
+    loop = asyncio.get_running_loop()
+    while answer.is_behind:
+        async with _turns.setdefault(loop, asyncio.Lock()):
+            answer.catch_up()
+            await asyncio.sleep(0)
+    if answer.ends_slowly:
+        return await loop.run_in_executor(_ends, answer.finish, error)
     return answer.finish(error)

@@ -108,15 +108,12 @@ class _PartAnswer(WholeAnswer):
         return ending
 
 
-class StreamedBatch(WholeBatch):
-    """The outputs of a stream with ``batch``. Implements :class:`app.core.batch.Batch` and ``Answer``.
+class StreamedBatch(WholeBatch, Answer):
+    """The outputs of a stream with ``batch``. Implements :class:`app.core.batch.Batch`.
 
     Each output has the number of its item as ``index``; if the model takes several items at a time, that of the first
     item of the part.
     """
-
-    has_enough = False
-    ends_slowly = False
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(request, pipeline.call_items)

@@ -50,12 +50,9 @@ class TokenCount:
             self.tokens.completion = int(written.array.flat[-1])
 
 
-class ResponseReader:
+class ResponseReader(Answer):
     """Converts the responses of one request to the caller's values, and determines how its answer ended."""
 
-    has_enough = False
-    """Always False: the answer needs every response."""
-    ends_slowly = False
     _item_count = 1
     _without_elements: ContractViolation | None = None
     """Of an output that has no elements, although its declared shape has some."""
@@ -203,7 +200,9 @@ class WholeAnswer(ResponseReader):
             return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
             self._join(rest)
-        return Ending(ending.early_exit, ({name: _whole(value) for name, value in self._values.items()},))
+        return Ending(
+            ending.early_exit, ({field.name: _whole(field, self._values[field.name]) for field in self._fields},)
+        )
 
     def _join(self, values: Values) -> None:
         for field in self._fields:
@@ -214,7 +213,7 @@ def _start_of(field: OutputField) -> Any:
     """The initial value of a joined output of a decoupled model."""
     if field.join in ("last", "sum") or field.is_count:
         return field.empty_value
-    return "" if field.is_text_run else []
+    return []
 
 
 def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
@@ -224,8 +223,6 @@ def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
         return value
     if field.join == "sum":
         return value if so_far is None else so_far + value
-    if isinstance(so_far, str):
-        return so_far + value
     is_several = isinstance(value, list) and (not field.is_bare or field.join == "concatenate")
     so_far.extend(value if is_several else [value])
     return so_far
@@ -238,8 +235,10 @@ def _limits_of(pipeline: Pipeline, request: InferenceRequest) -> dict[str, float
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _whole(joined: Any) -> Any:
-    """Joins the arrays of all responses to one array, or to a list of their items if the shapes differ."""
+def _whole(field: OutputField, joined: Any) -> Any:
+    """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
+    if isinstance(joined, list) and field.is_text_run:
+        return "".join(joined)
     if not isinstance(joined, list) or not joined or not isinstance(joined[0], np.ndarray):
         return joined
     if len({array.shape[1:] for array in joined}) == 1:

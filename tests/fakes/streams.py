@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.answer import Ending, Tokens
+from app.core import answer
+from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import EventLog, ReplayLog
@@ -23,7 +24,7 @@ def token(value: int) -> InferenceResponse:
 
 
 @dataclass
-class FakeAnswer:
+class FakeAnswer(answer.Answer):
     """Returns the numbers of each response. The error ``EXIT`` is an early exit; other errors are raised again."""
 
     ending: Ending = field(default_factory=Ending)
@@ -32,8 +33,6 @@ class FakeAnswer:
     enough_at: int | None = None
     """The number that makes the answer complete."""
     has_enough: bool = False
-    ends_slowly: bool = False
-    tokens: Tokens | None = None
 
     def add(self, given: InferenceResponse) -> dict[str, Any] | None:
         if self.breaks is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.answer import Ending
+from app.core.answer import Answer, Ending
 from app.core.errors import GatewayError, InvalidRequest, StreamCancelled, StreamEvicted, TooManyRequests, UnknownStream
 from app.core.inference import InferenceResponse
 from app.streams import memory_store
@@ -22,13 +22,10 @@ RESUME_S = 0.1
 LONG_S = 60.0
 
 
-class Numbers:
+class Numbers(Answer):
     """An answer that numbers its responses."""
 
     seen = 0
-    has_enough = False
-    ends_slowly = False
-    tokens = None
 
     def add(self, response: InferenceResponse) -> dict[str, Any]:
         self.seen += 1

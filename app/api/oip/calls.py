@@ -10,7 +10,7 @@ from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
-from app.core.answer import Ending
+from app.core.answer import Answer, Ending
 from app.core.batch import BatchPart, JoinedRows, WholeBatch, check_rows, items_of
 from app.core.errors import ContractViolation, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
 from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse
@@ -26,17 +26,15 @@ ONE_RESPONSE = (
 """Begins as Triton's text."""
 
 
-class OneResponse:
-    """The answer of a unary request. Implements :class:`app.core.answer.Answer`."""
+class OneResponse(Answer):
+    """The answer of a unary request."""
 
-    tokens = None
-    ends_slowly = False
+    has_enough = False
+    """Whether there is a second response, which is an error."""
 
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self.responses: list[InferenceResponse] = []
-        self.has_enough = False
-        """Whether there is a second response, which is an error."""
 
     def add(self, response: InferenceResponse) -> None:
         """Ignores a response of a decoupled model without outputs."""
@@ -94,12 +92,8 @@ class JoinedResponse(WholeBatch):
         return array
 
 
-class _PartResponse:
-    """The answer of a part. Implements :class:`app.core.answer.Answer`."""
-
-    tokens = None
-    has_enough = False
-    ends_slowly = False
+class _PartResponse(Answer):
+    """The answer of a part."""
 
     def __init__(self, joined: JoinedResponse, items: range) -> None:
         self._joined = joined

@@ -20,7 +20,7 @@ from app.api.oip.parameters import checked, parameter_of
 from app.api.oip.signature import Input, Signature
 from app.api.responses import JsonResponse
 from app.codecs.json_scan import WHITESPACE, members_of
-from app.core.answer import Ending, Values
+from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidRequest
 from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Parameter, Tensor
 from app.core.text import shown
@@ -135,15 +135,11 @@ def _id_of(text: memoryview) -> str:
 EVENTS = "text/event-stream; charset=utf-8"
 
 
-class Generated:
-    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`.
+class Generated(Answer):
+    """The answer of a stream: the values of each response.
 
     A character that is split between responses stays whole.
     """
-
-    has_enough = False
-    ends_slowly = False
-    tokens = None
 
     def __init__(self, parsed: ParsedRequest) -> None:
         own_id = {"id": parsed.id} if parsed.id else {}

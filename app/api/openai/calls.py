@@ -1,6 +1,7 @@
 """The calls and the reasoning in the answer of one choice."""
 
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -11,6 +12,8 @@ from app.core.errors import ToolCallMissing
 from app.pipelines.openai.tool_calls.formats import AnswerParser
 from app.pipelines.openai.tool_calls.parser import Part
 
+AT_ONCE = 8192
+"""Characters that are read at once. This takes at most about 10 ms."""
 MAX_CHECKED_CHARACTERS = 1024 * 1024
 """Limit of the arguments that are kept to check them."""
 
@@ -41,6 +44,7 @@ class AnswerReader:
     def __init__(self, parser: AnswerParser, *, is_required: bool, is_parallel: bool, has_short_ids: bool) -> None:
         """``has_short_ids``: as Mistral's templates want them."""
         self._parser = parser
+        self._unread = deque[str]()
         self._is_required = is_required
         self._is_parallel = is_parallel
         self._has_short_ids = has_short_ids
@@ -53,10 +57,23 @@ class AnswerReader:
     def has_calls(self) -> bool:
         return self._count > 0
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is text that was not read yet. A further :meth:`add` reads on."""
+        return bool(self._unread)
+
     def add(self, text: str) -> Reading:
-        return self._reading(self._parser.add(text))
+        """Reads the text, or as much as can be read at once."""
+        self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
+        parts: list[Part] = []
+        left = AT_ONCE
+        while self._unread and len(self._unread[0]) <= left:
+            left -= len(self._unread[0])
+            parts += self._parser.add(self._unread.popleft())
+        return self._reading(parts)
 
     def finish(self) -> Reading:
+        """Call it when the reader is not behind."""
         return self._reading(self._parser.finish())
 
     def check(self, finish_reason: str) -> None:
@@ -99,7 +116,7 @@ class AnswerReader:
 
 def _is_object(pieces: Sequence[str]) -> bool:
     try:
-        msgspec.json.decode("".join(pieces), type=dict)
+        msgspec.json.decode("".join(pieces), type=dict[str, msgspec.Raw])
     except (ValueError, RecursionError):
         return False
     return True

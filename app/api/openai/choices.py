@@ -13,6 +13,7 @@ from app.core.answer import Tokens, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import TextForm
+from app.pipelines.openai.tokenizer import COUNTED_AT_ONCE
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
@@ -97,12 +98,13 @@ class StopMatcher:
 
     def _length_in_doubt(self, text: str) -> int:
         """The length of the longest suffix of the text that is a prefix of a stop text."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        lengths = (length for length in range(longest, 0, -1) if self._could_begin(text[-length:]))
-        return next(lengths, 0)
-
-    def _could_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
+        longest = 0
+        for stop in self._stops:
+            start = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+            while start >= 0 and not stop.startswith(text[start:]):
+                start = text.find(stop[0], start + 1)
+            longest = max(longest, len(text) - start if start >= 0 else 0)
+        return longest
 
 
 class Choice:
@@ -134,6 +136,8 @@ class Choice:
         """Known at the end, if a tokenizer counts them."""
         self._texts: list[str] = []
         """The text for the tokenizer."""
+        self._late: list[Piece] = []
+        """What the reader read after the responses."""
         self.early_exit: str | None = None
 
     @property
@@ -142,8 +146,16 @@ class Choice:
         return self._matcher.has_stopped
 
     @property
+    def is_behind(self) -> bool:
+        return self._reader is not None and self._reader.is_behind
+
+    def catch_up(self) -> None:
+        self._late.append(self._noted(self._piece("")))
+
+    @property
     def ends_slowly(self) -> bool:
-        return self._format is not None and self._format.is_slow
+        counted = sum(map(len, (*self._texts, *self._reasoning)))
+        return counted > COUNTED_AT_ONCE or (self._format is not None and self._format.is_slow)
 
     @property
     def tokens(self) -> Tokens | None:
@@ -167,6 +179,7 @@ class Choice:
             rest = joined([rest, Piece(reading=self._reader.finish())])
             self._end_of(self._reader)
         self._check_format(rest)
+        rest = joined([*self._late, rest])
         if self._counted is not None and self._counter is not None:
             self._counted.completion = self._counter("".join(self._texts))
         if self._reasoning_counter is not None:

@@ -26,7 +26,7 @@ from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_field
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.codecs.kinds import declared_shape
-from app.core.answer import Ending, Tokens
+from app.core.answer import Answer, Ending, Tokens
 from app.core.batch import BatchPart, WholeBatch, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -75,11 +75,8 @@ class EmbeddingsBatch(WholeBatch):
         return Ending(self._early_exit)
 
 
-class _PartAnswer:
-    """Reads each item of a part like an answer of the pipeline. Implements :class:`app.core.answer.Answer`."""
-
-    has_enough = False
-    ends_slowly = False
+class _PartAnswer(Answer):
+    """Reads each item of a part like an answer of the pipeline."""
 
     def __init__(self, batch: EmbeddingsBatch, items: range, request: InferenceRequest) -> None:
         self._batch = batch

@@ -5,6 +5,7 @@ token first. Source: vLLM's ``Logprob``, and the types of OpenAI's Python client
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ def completion_logprobs(tokens: Sequence[Alternatives] | None, offset: int) -> V
     if tokens is None:
         return None
     texts = [_text_of(_chosen(token)) for token in tokens]
-    offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+    offsets = list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)]
     return {
         "tokens": texts,
         "token_logprobs": [_logprob_of(_chosen(token)) for token in tokens],

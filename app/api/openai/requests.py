@@ -41,7 +41,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.openai.answer_schema import AnswerSchema
 from app.pipelines.openai.guided import guided_fields
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
-from app.pipelines.openai.tokenizer import TokenCounter
+from app.pipelines.openai.tokenizer import COUNTED_AT_ONCE, TokenCounter
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ADAPTER
 
@@ -140,7 +140,7 @@ def completion_requests(
     if prompt is None:
         raise required("prompt")
     text = ""
-    if options.echo or _counter_of(form, options):
+    if options.echo or counter_of(form, options):
         given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
         text = given if isinstance(given, str) else given[0]
     of_caller = _Given("prompt", {form.prompt: prompt})
@@ -176,7 +176,7 @@ def chat_requests(
 
 
 def _prompt_of(text: str, name: str, form: TextForm, options: ResponseOptions) -> Prompt:
-    counter = _counter_of(form, options)
+    counter = counter_of(form, options)
     tokens = None if counter is None else counter(text, add_special_tokens=True)
     return Prompt(text if options.echo else "", name, tokens, counter)
 
@@ -188,7 +188,7 @@ def _reasoning_counter_of(form: TextForm, options: ResponseOptions) -> TokenCoun
     return form.tokenizer.count_tokens
 
 
-def _counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:
+def counter_of(form: TextForm, options: ResponseOptions) -> TokenCounter | None:
     """Returns the counter for an answer that has usage which the model does not count."""
     if form.tokenizer is None or form.usage is not None or (options.stream and not options.include_usage):
         return None
@@ -279,11 +279,17 @@ class NamedRequest:
         exchange: Exchange,
         deadline: Deadline | None = None,
         images: Iterable[Image] = (),
+        *,
+        counts: bool = False,
     ) -> Read:
-        """Returns ``read()``; runs in a thread if the body or an image is large, or has a schema for the answer."""
+        """Returns ``read()``; runs in a thread if the body or an image is large, or has a schema for the answer.
+
+        ``counts``: it counts the tokens of the body, which takes longer.
+        """
         largest = max((self.body, *(memoryview(image.content) for image in images)), key=len)
         has_schema = len(self.members.get(RESPONSE_FORMAT, b"")) > LONGEST_WITHOUT_SCHEMA
-        return await off_loop(lambda _largest: read(), largest, exchange, deadline, is_slow=has_schema)
+        is_slow = has_schema or (counts and len(self.body) > COUNTED_AT_ONCE)
+        return await off_loop(lambda _largest: read(), largest, exchange, deadline, is_slow=is_slow)
 
 
 Pick = Callable[[OpenAIMapping], Form | None]

@@ -31,13 +31,14 @@ from app.api.openai.requests import (
     ResponseOptions,
     chat_requests,
     completion_requests,
+    counter_of,
     form_of,
     read_named_request,
     take_options,
 )
 from app.api.responses import send_json
 from app.api.streaming import StreamResponse
-from app.core.answer import Ending, Tokens, Values
+from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.errors import DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
@@ -123,8 +124,8 @@ class ChatRendering(Rendering):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
 
-class ChunkCollector:
-    """The answer of a stream: a chunk for each piece of a text. Implements :class:`app.core.answer.Answer`."""
+class ChunkCollector(Answer):
+    """The answer of a stream: a chunk for each piece of a text."""
 
     def __init__(self, choices: Sequence[Choice], rendering: Rendering) -> None:
         self._choices = choices
@@ -134,6 +135,13 @@ class ChunkCollector:
     def has_enough(self) -> bool:
         """Whether a stop text was found in every choice."""
         return all(choice.has_stopped for choice in self._choices)
+
+    @property
+    def is_behind(self) -> bool:
+        return any(choice.is_behind for choice in self._choices)
+
+    def catch_up(self) -> None:
+        next(choice for choice in self._choices if choice.is_behind).catch_up()
 
     @property
     def ends_slowly(self) -> bool:
@@ -278,7 +286,8 @@ class TextRoute:
             kind = ChunkCollector if options.stream else TextCollector
             return _Read(pipeline, requests, kind(choices, rendering), deadline, options.stream)
 
-        found = await named.read(read, exchange, deadline, conversation.images)
+        counts = counter_of(form, options) is not None
+        found = await named.read(read, exchange, deadline, conversation.images, counts=counts)
         exchange.forget_body()
         return found
 

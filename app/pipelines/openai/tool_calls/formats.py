@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol
 
-from app.pipelines.openai.tool_calls.json_formats import (
+from app.pipelines.openai.tool_calls.json_calls import (
     GuidedArgumentsParser,
     GuidedCallsParser,
     HermesParser,
@@ -56,11 +56,8 @@ def parser_of(
     beginning, end = reasoning if isinstance(reasoning, tuple) else _THINK
     last = prompt[-PROMPT_END:].rstrip()
     is_inside = last.endswith(beginning) or (reasoning == "deepseek_r1" and not last.endswith(end))
-    return _joined(ReasoningParser(beginning, end, is_inside=is_inside), calls)
-
-
-def _joined(reasoning: ReasoningParser, calls: Parser | None) -> AnswerParser:
-    return reasoning if calls is None else ReasoningThenCalls(reasoning, calls)
+    parser = ReasoningParser(beginning, end, is_inside=is_inside)
+    return parser if calls is None else ReasoningThenCalls(parser, calls)
 
 
 def guided_parser_of(tools: Tools, *, is_named: bool) -> AnswerParser:

@@ -1,19 +1,24 @@
 """The base class of the parsers.
 
 A parser is one generator, ``_run``, which waits with ``_more`` where it needs more text to decide. Its steps depend on
-characters only, never on the pieces in which they came. Each character is read a constant number of times.
+characters only, never on the pieces in which they came. The time grows with the length of the text only: what is not
+decided is limited by MAX_HELD, white space by MAX_SPACE, and given text is only passed over, not cut off.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, TypeVar
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 MAX_HELD = 16_384
 """Characters that a parser holds while it cannot decide whether they are a call. Above that they are text."""
-_MAX_SPACE = 256
+MAX_SPACE = 256
+"""Characters of white space between the parts of a call. Text follows if there are more."""
+MAX_CALLS = 1024
+"""Calls of an answer. What follows is text."""
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The name of each function -> the JSON schema of its parameters."""
@@ -29,27 +34,43 @@ class Part(Struct, frozen=True):
     text: str
 
 
+class Marks(NamedTuple):
+    """Markers to look for. ``begun``: a beginning of one, of at most ``longest`` characters, at the end of a text."""
+
+    whole: re.Pattern[str]
+    begun: re.Pattern[str]
+    longest: int
+
+    @classmethod
+    @lru_cache
+    def of(cls, *markers: str) -> "Marks":
+        begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
+        whole, partial = ("|".join(map(re.escape, sorted(each, key=len, reverse=True))) for each in (markers, begun))
+        return cls(re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers)) - 1)
+
+
 class Parser(ABC):
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._text = ""
-        """What was not given out yet."""
+        self._at = 0
+        """The place in the text of the next character."""
         self._has_ended = False
         self._parts: list[Part] = []
         self._space = ""
         """White space at the end of the text so far. It is dropped before a call, and at the end after a call."""
         self._is_long_space = False
-        self._has_call = False
+        self._calls = 0
         self._steps = self._run()
 
     @property
     def held(self) -> int:
         """The number of characters that were not given out."""
-        return len(self._text) + len(self._space)
+        return len(self._text) - self._at + len(self._space)
 
     def add(self, text: str) -> list[Part]:
         """Returns the parts that are certain."""
-        self._text += text
+        self._text, self._at = self._text[self._at :] + text, 0
         next(self._steps, None)
         parts, self._parts = self._parts, []
         return parts
@@ -58,7 +79,7 @@ class Parser(ABC):
         """Returns the rest, after the last text."""
         self._has_ended = True
         parts, space, self._space = self.add(""), self._space, ""
-        return parts if self._has_call or not space else [*parts, Part("text", space)]
+        return parts if self._calls or not space else [*parts, Part("text", space)]
 
     @abstractmethod
     def _run(self) -> Steps[None]:
@@ -66,7 +87,7 @@ class Parser(ABC):
 
     def _more(self) -> Steps[bool]:
         """Waits for more text. Returns False at the end, or if too much is held."""
-        if self._has_ended or len(self._text) >= MAX_HELD:
+        if self._has_ended or len(self._text) - self._at >= MAX_HELD:
             return False
         yield
         return True
@@ -75,7 +96,9 @@ class Parser(ABC):
         if kind == "text":
             text = self._without_space(text)
         elif kind == "call":
-            self._space, self._is_long_space, self._has_call = "", False, True
+            self._space, self._is_long_space, self._calls = "", False, self._calls + 1
+            if self._calls == MAX_CALLS:
+                self._tools = {}
         if text:
             self._parts.append(Part(kind, text))
 
@@ -84,34 +107,33 @@ class Parser(ABC):
         bare = text.rstrip()
         space = text[len(bare) :] if bare else self._space + text
         bare = self._space + bare if bare else ""
-        self._is_long_space = len(space) > _MAX_SPACE or (self._is_long_space and not bare)
+        self._is_long_space = len(space) > MAX_SPACE or (self._is_long_space and not bare)
         if self._is_long_space:
             self._space = ""
             return bare + space
         self._space = space
         return bare
 
+    def _next(self, length: int = 1) -> str:
+        """The next characters, as far as they are known."""
+        return self._text[self._at : self._at + length]
+
     def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
+        taken = self._next(length)
+        self._at += len(taken)
         return taken
 
-    def _as_text(self, before: str, length: int = MAX_HELD) -> None:
-        """Gives out what is no call: text that was taken, and text that is held."""
-        self._give("text", before + self._take(length))
-
-    def _until(
-        self, *markers: str, kind: Kind = "text", as_written: Callable[[str], str] = lambda text: text
-    ) -> Steps[str]:
+    def _until(self, marks: Marks, kind: Kind = "text", as_written: Callable[[str], str] = str) -> Steps[str]:
         """Gives text out up to the first marker. Takes and returns the marker; empty at the end of the text."""
-        pattern = re.compile("|".join(map(re.escape, markers)))
         while True:
-            found = pattern.search(self._text)
-            certain = found.start() if found else len(self._text) - self._in_doubt(markers)
-            self._give(kind, as_written(self._take(certain)))
+            length = len(self._text)
+            found = marks.whole.search(self._text, self._at)
+            first = found or marks.begun.search(self._text, max(self._at, length - marks.longest))
+            self._give(kind, as_written(self._take((first.start() if first else length) - self._at)))
             if found:
-                return self._take(len(found.group()))
+                return self._take(len(found[0]))
             if not (yield from self._more()):
-                self._give(kind, as_written(self._take(len(self._text))))
+                self._give(kind, as_written(self._take(MAX_HELD)))
                 return ""
 
     def _everything(self) -> Steps[None]:
@@ -121,41 +143,31 @@ class Parser(ABC):
             if not (yield from self._more()):
                 return
 
-    def _in_doubt(self, markers: tuple[str, ...]) -> int:
-        """The length of the longest end of the text that may begin a marker."""
-        longest = min(len(self._text), max(map(len, markers)) - 1)
-        ends = (length for length in range(longest, 0, -1) if self._could_begin(self._text[-length:], markers))
-        return next(ends, 0)
-
-    @staticmethod
-    def _could_begin(end: str, markers: tuple[str, ...]) -> bool:
-        return any(marker.startswith(end) for marker in markers)
-
     def _starts(self, *texts: str) -> Steps[str]:
         """Takes and returns the one of these that comes next; empty if none does. None begins with another."""
+        longest = max(map(len, texts))
         while True:
-            found = next((text for text in texts if self._text.startswith(text)), "")
-            if found or not self._could_begin(self._text, texts) or not (yield from self._more()):
+            head = self._next(longest)
+            found = next((text for text in texts if head.startswith(text)), "")
+            if found or not any(text.startswith(head) for text in texts) or not (yield from self._more()):
                 return self._take(len(found))
 
     def _white(self, further: str = "") -> Steps[str]:
-        """Takes and returns white space, and ``further`` characters, at most MAX_HELD."""
-        characters = " \t\r\n" + further
+        """Takes and returns white space, and ``further`` characters, at most MAX_SPACE. Then the next one is known."""
         while True:
-            length = len(self._text) - len(self._text.lstrip(characters))
-            if min(length, MAX_HELD) < len(self._text) or not (yield from self._more()):
-                return self._take(min(length, MAX_HELD))
+            head = self._next(MAX_SPACE + 1)
+            length = len(head) - len(head.lstrip(" \t\r\n" + further))
+            if length < len(head) or length > MAX_SPACE or not (yield from self._more()):
+                return self._take(min(length, MAX_SPACE))
 
-    def _head(
-        self, pattern: re.Pattern[str], longest: int, may_begin: Callable[[str], object] = lambda _text: True
-    ) -> Steps["re.Match[str] | None"]:
-        """Returns the match at the beginning, which ends within ``longest`` characters.
-
-        The pattern ends with a character that it can have nowhere else. ``may_begin``: whether a text without a match
-        may get one.
-        """
+    def _find(self, marker: str, longest: int) -> Steps[str | None]:
+        """Returns what precedes a marker, and takes nothing; None if both have more than ``longest`` characters."""
+        read = 0
         while True:
-            head = self._text[:longest]
-            found = pattern.match(head)
-            if found or len(head) == longest or not may_begin(head) or not (yield from self._more()):
-                return found
+            index = self._text.find(marker, self._at + read, self._at + longest)
+            if index >= 0:
+                return self._text[self._at : index]
+            length = len(self._text) - self._at
+            read = max(length - len(marker), 0)
+            if length >= longest or not (yield from self._more()):
+                return None

@@ -3,21 +3,18 @@
 A value is text; the schema of the function says which values are not. Source: the model's chat template.
 """
 
-import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from app.core.json import json_of
-from app.pipelines.openai.tool_calls.parser import MAX_HELD, Parser, Steps
+from app.pipelines.openai.tool_calls.parser import MAX_HELD, Marks, Parser, Steps
 
-_BEGINNING, _END = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"\s{0,8}<function=([^<>\s]{1,64})>")
-_PARAMETER = re.compile(r"\s{0,8}<parameter=([^<>]{1,256})>")
-_FUNCTION_END = re.compile(r"\s{0,8}</function>")
-_VALUE_ENDS = ("\n</parameter>", "</parameter>")
+_BEGINNING, _END = Marks.of("<tool_call>"), "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_VALUE_END = Marks.of("\n" + _PARAMETER_END, _PARAMETER_END)
 _TEXTS = ({"string"}, set[str]())
 """The types of a value that is always a text."""
 
@@ -25,61 +22,50 @@ _TEXTS = ({"string"}, set[str]())
 class Qwen3CoderParser(Parser):
     def _run(self) -> Steps[None]:
         while before := (yield from self._until(_BEGINNING)):
-            found = yield from self._head(_FUNCTION, 96, partial(_may_be, "<function="))
-            if found is None or found[1] not in self._tools:
+            before += yield from self._white()
+            before += (begun := (yield from self._starts(_FUNCTION)))
+            name = (yield from self._find(">", 65)) if begun else None
+            if name is None or name not in self._tools:
                 self._give("text", before)
                 continue
-            self._take(found.end())
-            self._give("call", found[1])
-            yield from self._arguments(self._tools[found[1]])
-            space = yield from self._white()
+            self._take(len(name) + 1)
+            schema = self._tools[name]
+            self._give("call", name)
+            rest = yield from self._arguments(schema)
+            rest += yield from self._white()
             if not (yield from self._starts(_END)):
-                self._give("text", space)
+                self._give("text", rest)
 
-    def _arguments(self, schema: Mapping[str, Any]) -> Steps[None]:
-        """Ends after the function's end, or before what is no parameter."""
+    def _arguments(self, schema: Mapping[str, Any]) -> Steps[str]:
+        """Ends after the function's end, or after what is no parameter, which is returned."""
         between = "{"
-        while found := (yield from self._head(_PARAMETER, 320, partial(_may_be, "<parameter="))):
-            self._take(found.end())
-            self._give("arguments", between + json_of(found[1]).decode() + ":")
+        while True:
+            space = yield from self._white()
+            found = yield from self._starts(_PARAMETER, _FUNCTION_END)
+            key = (yield from self._find(">", 257)) if found == _PARAMETER else None
+            if key is None:
+                self._give("arguments", "{}" if between == "{" else "}")
+                return "" if found == _FUNCTION_END else space + found
+            self._take(len(key) + 1)
+            self._give("arguments", between + json_of(key).decode() + ":")
             yield from self._starts("\n")
-            if not (yield from self._value(_types_of(schema, found[1]))):
-                return
+            if not (yield from self._value(_types_of(schema, key))):
+                return ""
             between = ","
-        self._give("arguments", "{}" if between == "{" else "}")
-        end = yield from self._head(_FUNCTION_END, 32, partial(_may_be, "</function>"))
-        self._take(end.end() if end else 0)
 
     def _value(self, types: set[str]) -> Steps[bool]:
-        """Returns whether the value has an end."""
+        """Returns whether the value has an end. One that may be another type than a text is held until its end."""
         if types not in _TEXTS:
-            value = yield from self._held_value()
+            value = yield from self._find(_PARAMETER_END, MAX_HELD)
             if value is not None:
-                self._give("arguments", _json_value(value, types))
+                self._take(len(value) + len(_PARAMETER_END))
+                self._give("arguments", _json_value(value.removesuffix("\n"), types))
                 return True
         self._give("arguments", '"')
-        if not (yield from self._until(*_VALUE_ENDS, kind="arguments", as_written=_in_string)):
+        if not (yield from self._until(_VALUE_END, "arguments", _in_string)):
             return False
         self._give("arguments", '"')
         return True
-
-    def _held_value(self) -> Steps[str | None]:
-        """Takes a value with its end; None if it has none within MAX_HELD."""
-        place = 0
-        while True:
-            index = self._text.find("</parameter>", place, MAX_HELD)
-            if index >= 0:
-                value = self._take(index + len("</parameter>"))
-                return value[:index].removesuffix("\n")
-            place = max(len(self._text) - len("</parameter>"), 0)
-            if not (yield from self._more()):
-                return None
-
-
-def _may_be(literal: str, text: str) -> bool:
-    """Whether a text begins with the literal, or may do so when it grows."""
-    bare = text.lstrip()
-    return bare.startswith(literal) or literal.startswith(bare)
 
 
 def _types_of(schema: Mapping[str, Any], key: str) -> set[str]:

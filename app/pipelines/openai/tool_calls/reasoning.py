@@ -2,13 +2,12 @@
 
 import re
 
-from app.pipelines.openai.tool_calls.parser import Kind, Parser, Part, Steps
+from app.pipelines.openai.tool_calls.parser import Kind, Marks, Parser, Part, Steps
 
 _HEADS = ("<|start|>", "<|channel|>")
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_MARKS = Marks.of(*_HEADS, "<|end|>", "<|call|>", "<|return|>")
 _MESSAGE = "<|message|>"
 _LONGEST_HEAD = 512
-_HEAD = re.compile(r"[^\0]*?<\|message\|>")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]{1,64})", re.ASCII)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -25,7 +24,7 @@ class ReasoningParser(Parser):
         space = yield from self._white()
         if (yield from self._starts(self._beginning)) or self._is_inside:
             yield from self._white()
-            yield from self._until("\n" + self._end, self._end, kind="reasoning")
+            yield from self._until(Marks.of("\n" + self._end, self._end), "reasoning")
             yield from self._white()
         else:
             self._give("text", space)
@@ -59,14 +58,14 @@ class GptOssParser(Parser):
 
     def _run(self) -> Steps[None]:
         kind: Kind = "text"
-        while marker := (yield from self._until(*_HEADS, *_ENDS, kind=kind)):
+        while marker := (yield from self._until(_MARKS, kind)):
             kind = "text"
             if marker in _HEADS:
-                found = yield from self._head(_HEAD, _LONGEST_HEAD)
-                if found is None:
+                head = yield from self._find(_MESSAGE, _LONGEST_HEAD)
+                if head is None:
                     self._give("text", marker)
                 else:
-                    kind = self._begun(marker + self._take(found.end()))
+                    kind = self._begun(marker + self._take(len(head) + len(_MESSAGE)))
 
     def _begun(self, head: str) -> Kind:
         """Returns the kind of the message after this head. A call of an unknown function is text, with its head."""

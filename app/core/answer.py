@@ -63,7 +63,7 @@ class Answer(Protocol):
         return False
 
     def catch_up(self) -> None:
-        """Reads as much as can be read at once, in at most about 10 ms."""
+        """Reads as much as can be read at once, in at most about 5 ms."""
         assert not self.is_behind
 
     @property

@@ -1,5 +1,6 @@
 """The collector builds an answer from responses: values, split characters, missing outputs, and the end."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
 from tests.fakes.models import model, pipeline, response, tensor
+from tests.work import CountedText, grows_with
 
 RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
 
@@ -172,3 +174,18 @@ class TestJoinedArrays:
 
     def test_bare_values_become_a_list(self) -> None:
         assert self.joined("Y INT32 [1]", [1], [2]) == [1, 2]
+
+
+def test_the_work_to_join_a_text_grows_with_its_length_only() -> None:
+    class Decoder:
+        def decode(self, text: bytes, *, final: bool = False) -> str:
+            return CountedText(text.decode())
+
+    def work(count: int) -> Callable[[], object]:
+        p = streamed(outputs={"text": {"tensor": "TEXT", "kind": "text"}})
+        answer = WholeAnswer(p, p.request_of_json(b"{}"))
+        answer._texts = {"text": Decoder()}  # type: ignore[dict-item]
+        pieces = [piece(b"a word ") for _ in range(count)]
+        return lambda: [answer.add(each) for each in pieces]
+
+    assert grows_with(work, 2000)

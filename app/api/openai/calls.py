@@ -12,8 +12,8 @@ from app.core.errors import ToolCallMissing
 from app.pipelines.openai.tool_calls.formats import AnswerParser
 from app.pipelines.openai.tool_calls.parser import Part
 
-AT_ONCE = 8192
-"""Characters that are read at once. This takes at most about 10 ms."""
+AT_ONCE = 4096
+"""Characters that are read at once. This takes at most about 5 ms."""
 MAX_CHECKED_CHARACTERS = 1024 * 1024
 """Limit of the arguments that are kept to check them."""
 

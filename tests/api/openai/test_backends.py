@@ -1,20 +1,24 @@
 """OpenAI's fields over the presets of LLM backends."""
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.api.openai.logprobs import completion_logprobs
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
+from app.pipelines.openai.tokenizer import TokenCounter
 from tests.api.openai.conftest import chunks, refusal
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 from tests.fakes.models import response, tensor
 from tests.pipelines.test_presets import LLM_API, VLLM
+from tests.work import grows_with
 
 CONFIG = """
 pipelines:
@@ -274,6 +278,26 @@ async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) 
     assert last["usage"] == usage
 
 
+async def test_large_texts_are_counted_in_a_thread(counting: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, str] = {}
+    count = TokenCounter.__call__
+
+    def counted(self: TokenCounter, text: str, **options: Any) -> int:
+        threads[len(text)] = threading.current_thread().name
+        return count(self, text, **options)
+
+    monkeypatch.setattr(TokenCounter, "__call__", counted)
+    large = "there " * 3000
+    counting.engine.answers = [
+        response(tensor("text_output", "BYTES", [large.encode()]), tensor("finish_reason", "BYTES", [b"stop"]))
+    ]
+    messages = [{"role": "user", "content": large + "you"}]
+    answer = (await chat(counting, model="model", messages=messages)).json()
+    assert answer["usage"] == {"prompt_tokens": 3001, "completion_tokens": 3000, "total_tokens": 6001}
+    assert threads.keys() == {len(large), len(large) + 3}
+    assert threading.main_thread().name not in threads.values()
+
+
 async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
     folder = tmp_path / "qwen"
     folder.mkdir()
@@ -291,3 +315,24 @@ async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
     )
     for usage in (answer["usage"], last["usage"]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+class Token(str):
+    """A text whose length is asked for with a call that counts."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return super().__len__()
+
+
+def test_the_work_for_log_probabilities_grows_with_the_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(count: int) -> Callable[[], object]:
+        return lambda: completion_logprobs([{"1": {"logprob": -1.0}}] * count, 7)
+
+    logprobs = completion_logprobs([{"1": {"logprob": -1.0, "decoded_token": each}} for each in ("ab", "c", "")], 7)
+    assert logprobs is not None
+    assert logprobs["text_offset"] == [7, 9, 10]
+    assert completion_logprobs([], 7) == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    monkeypatch.setattr("app.api.openai.logprobs._text_of", lambda _alternative: Token("a"))
+    assert grows_with(work, 1000)

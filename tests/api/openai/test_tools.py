@@ -1,5 +1,6 @@
 """Tools and reasoning at OpenAI's chat address, over the presets of LLM backends."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 
 from app.api.limits import Limits
+from app.api.openai.calls import AT_ONCE
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import chunks, refusal
@@ -167,6 +169,53 @@ class TestEachFormat:
         assert sampling(api).get("skip_special_tokens") == (False if format_ in ("mistral", "gpt_oss") else None)
         assert message_of(await chat(api, skip_special_tokens=True))
         assert sampling(api)["skip_special_tokens"] is True
+
+
+LARGE = 40 * AT_ONCE
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+class TestLargeAnswers:
+    @pytest.mark.parametrize("pieces", [1, 3])
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_other_requests_run_while_one_is_read(
+        self, gateways: Gateways, format_: str, pieces: int, stream: bool
+    ) -> None:
+        """The loop turns at least once for each AT_ONCE characters, and the answer is the same."""
+        api = await gateways.of(format_, reasoning="gpt_oss" if format_ == "gpt_oss" else "none")
+        before = ("[x] {y} <z>\n" * LARGE)[:LARGE]
+        text = before + written(format_, *CALLS[format_])
+        api.engine.answers = steps_of("vllm", *pieces_of(text, len(text) // pieces + 1))
+        turns, is_answered = 0, False
+
+        async def turn() -> None:
+            nonlocal turns
+            while not is_answered:
+                turns += 1
+                await asyncio.sleep(0)
+
+        turning = asyncio.create_task(turn())
+        answered = await chat(api, tools=TOOLS, stream=stream)
+        is_answered = True
+        await turning
+        assert turns >= LARGE // AT_ONCE - pieces
+        if stream:
+            message, _ = joined(answered)
+            calls = [(name, json.loads(arguments)) for name, arguments in message["calls"]]
+        else:
+            message = message_of(answered)
+            calls = calls_of(message)
+        assert message["content"] == before.rstrip()
+        assert calls == EXPECTED
+
+    async def test_many_small_pieces_do_not_stay_behind_a_large_one(self, gateways: Gateways, format_: str) -> None:
+        api = await gateways.of(format_, reasoning="gpt_oss" if format_ == "gpt_oss" else "none")
+        words = [f"word {number} " for number in range(200)]
+        api.engine.answers = steps_of("vllm", "x" * LARGE, *words, *pieces_of(written(format_, *CALLS[format_])))
+        *events, _done = chunks(await chat(api, tools=TOOLS, stream=True))
+        contents = [event["choices"][0]["delta"].get("content", "") for event in events]
+        assert "".join(contents) == ("x" * LARGE + "".join(words)).rstrip()
+        assert max(map(len, contents)) <= AT_ONCE
 
 
 class TestMessages:

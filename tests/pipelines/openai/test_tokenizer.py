@@ -1,6 +1,7 @@
 """Tokenizer folders: errors with file and key, and the count of tokens."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -128,3 +129,18 @@ def test_tokens_are_not_counted_without_the_file_or_the_extra(tmp_path: Path, mo
     monkeypatch.setattr(tokenizer, "find_spec", lambda _name: None)
     folder = read_folder(write(tmp_path, tokenizer__json=TOKENIZER))
     assert (folder.count_tokens, folder.tokenizer_json) == (None, tmp_path / "tokenizer.json")
+
+
+def test_other_threads_run_while_tokens_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer__json=TOKENIZER, chat_template__jinja="x")
+    count = read_folder(tmp_path).count_tokens
+    assert count is not None
+    count.load()
+    text, turns = "a list " * 100_000, 0
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count, text)
+        while not counting.done():
+            turns += 1
+            time.sleep(0.001)
+        assert counting.result() == 200_000
+    assert turns > 10

@@ -2,14 +2,14 @@
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
 from app.pipelines.openai.tool_calls.formats import AnswerParser, ToolFormat, guided_parser_of, parser_of
-from app.pipelines.openai.tool_calls.parser import MAX_HELD, Parser, Part
+from app.pipelines.openai.tool_calls.parser import MAX_CALLS, MAX_HELD, Parser, Part
+from tests.work import CountedText, grows_with
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 TOOLS: dict[str, dict[str, Any]] = {
@@ -360,6 +360,13 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "never_ending": lambda n: '{"name": "weather", "parameters": {"city": "' + "x" * n,
     "deep": lambda n: '{"name": "weather", "parameters": ' + '{"a":' * (n // 5),
     "numbers": lambda n: "[weather(a=" + "1," * (n // 2),
+    "braces_alone": lambda n: "{" * n,
+    "angles": lambda n: "<" * n,
+    "ends": lambda n: "<|end|>" * (n // 7),
+    "calls": lambda n: "[time()" + ",time()" * (n // 7),
+    "json_calls": lambda n: '[TOOL_CALLS][{"name":"time"}' + ',{"name":"time"}' * (n // 16),
+    "tagged_calls": lambda n: '<tool_call>{"name":"time"}</tool_call>' * (n // 38),
+    "spaces_in_tags": lambda n: "<tool_call>" + " " * n,
 }
 
 
@@ -376,17 +383,33 @@ def test_little_of_a_hostile_text_is_held(format_: ToolFormat, name: str) -> Non
     assert made.held == 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", [*FORMATS, "reasoning", "guided"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_time_grows_with_the_length_only(format_: ToolFormat, name: str) -> None:
-    """Ten times the text takes less than forty times the time."""
+@pytest.mark.parametrize("piece", [0, pytest.param(1, marks=pytest.mark.full)], ids=["whole", "characters"])
+def test_the_work_grows_with_the_length_only(format_: str, name: str, piece: int) -> None:
+    def made() -> AnswerParser:
+        if format_ == "guided":
+            return guided_parser_of(TOOLS, is_named=True)
+        found = (
+            parser_of(None, {}, "qwen3", "<think>") if format_ == "reasoning" else parser(cast("ToolFormat", format_))
+        )
+        assert found is not None
+        return found
 
-    def seconds(length: int) -> float:
-        text, made = HOSTILE[name](length), parser(format_)
-        started = time.process_time()
-        for start in range(0, len(text), 7):
-            made.add(text[start : start + 7])
-        return time.process_time() - started
+    def work(length: int) -> Callable[[], object]:
+        text, reader = HOSTILE[name](length), made()
+        pieces = pieces_of(text, piece or length)
+        return lambda: [reader.add(CountedText(each)) for each in pieces] + [reader.finish()]
 
-    assert seconds(1_000_000) < 40 * max(seconds(100_000), 0.02)
+    assert grows_with(work, 50_000)
+
+
+def pieces_of(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_calls_above_the_limit_are_text(format_: ToolFormat) -> None:
+    parts = read(format_, written(format_, *[CALLS[format_][1]] * (MAX_CALLS + 1)))
+    assert calls_in(parts) == [TIME] * MAX_CALLS
+    assert "time" in text_in(parts)

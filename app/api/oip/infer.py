@@ -5,7 +5,7 @@ Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and cl
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -102,6 +102,8 @@ class ParsedRequest(Struct, frozen=True, eq=False):
     all_binary: bool = False
     binary: dict[str, bool] = {}
     """Output -> whether the caller requests binary data. ``all_binary`` applies to all other outputs."""
+    wanted: frozenset[str] | None = None
+    """The outputs for the caller; None for all that the model sends."""
 
     def is_binary(self, output: str) -> bool:
         return self.binary.get(output, self.all_binary)
@@ -118,27 +120,35 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
         raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
     signature.check_inputs(tensors)
+    requested = _outputs_of(outputs, signature)
+    # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
+    all_outputs = map(RequestedOutput, signature.outputs) if requested and signature.config.is_ensemble else ()
     inference = InferenceRequest(
         model=signature.config.name,
         version=version,
         inputs=tuple(tensors),
         parameters=checked(parameters, signature.rules.sequence_ids),
-        outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
+        outputs=tuple(({each.name: each for each in all_outputs} | requested).values()),
         takes_traceparent=signature.rules.takes_traceparent,
     )
     # As in Triton, ``binary_data_output`` does not apply to listed outputs.
-    return ParsedRequest(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
+    is_all_binary, binary = all_binary and not outputs, dict(_binary_outputs(outputs))
+    return ParsedRequest(inference, own_id, is_all_binary, binary, frozenset(requested) if requested else None)
 
 
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
-    """Converts a body of raw bytes for the model's only input, which may have at most one free dimension."""
+    """Converts a body of raw bytes for the model's only input, which may have at most one free dimension.
+
+    For BYTES, the body is the only element, without its length.
+    """
     if len(signature.inputs) != 1:
         raise InvalidInput(
             f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs in "
             f"'{signature.config.name}' model configuration"
         )
     (only,) = signature.inputs.values()
-    tensor = only.of_bytes(body, _shape_of_raw(body, only))
+    shape = _shape_of_raw(body, only)
+    tensor = only.of_bytes(body, shape) if only.itemsize else only.of_element(body, shape)
     inference = InferenceRequest(
         model=signature.config.name,
         version=version,
@@ -218,7 +228,7 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
         raise InvalidInput(f"unexpected additional input data for model '{signature.config.name}'")
 
 
-def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[RequestedOutput]:
+def _outputs_of(given: Sequence[_Output], signature: Signature) -> dict[str, RequestedOutput]:
     """If an output is requested twice, the last request applies."""
     found: dict[str, RequestedOutput] = {}
     for each in given:
@@ -229,7 +239,7 @@ def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[Requ
         if classes:
             _check_classes(known, classes)
         found[known.name] = RequestedOutput(known.name, classes)
-    return found.values()
+    return found
 
 
 def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
@@ -263,13 +273,17 @@ def _no_shared_memory(region: Raw) -> InvalidInput:
 
 def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:
     shape = (1, *only.spec.dims) if only.max_batch_size else only.spec.dims
+    if not only.itemsize and any(dim != 1 for dim in shape):
+        raise InvalidInput(
+            f"For BYTE datatype raw input '{only.spec.name}', the model must have input shape [1]. Send the elements "
+            "as a binary tensor, each with its length."
+        )
     if -1 not in shape:
         return shape
-    dtype_bytes = only.itemsize
     known = math.prod(dim for dim in shape if dim != -1)
-    if shape.count(-1) > 1 or not dtype_bytes or not known:
+    if shape.count(-1) > 1 or not known:
         raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
-    size = len(body) // (known * dtype_bytes)
+    size = len(body) // (known * only.itemsize)
     return tuple(size if dim == -1 else dim for dim in shape)
 
 
@@ -283,7 +297,10 @@ _LARGE_BYTES = 64 * 1024
 async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse) -> None:
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     raws: list[Buffer] = []
-    outputs = [_described(tensor, parsed, raws) for tensor in response.outputs.values()]
+    tensors = response.outputs.values()
+    outputs = [
+        _described(each, parsed, raws) for each in tensors if parsed.wanted is None or each.name in parsed.wanted
+    ]
     frame = _frame_of(parsed, response)
     head = await joined_in_turns(_pieces_of(frame, outputs)) if _is_large(outputs) else [_small(frame, outputs)]
     headers = _headers_of(sum(map(len, head)), raws)

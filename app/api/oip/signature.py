@@ -101,6 +101,11 @@ class Input:
             )
         return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
 
+    def of_element(self, element: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of the datatype BYTES with this one element."""
+        kept = bytes(element) if len(element) < _KEPT_IN_BODY else element
+        return self._tensor(_object_array([kept], shape))
+
     def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...] | None) -> Array:
         if len(text) < LARGE_BYTES and _depth_of(text) == 1:
             return numbers.decode(bytes(text))

@@ -41,11 +41,14 @@ class Reading(Struct, frozen=True):
 class AnswerReader:
     """``is_required``: an answer without a call is an error. ``is_parallel``: further calls are left out if not."""
 
-    def __init__(self, parser: AnswerParser, *, is_required: bool, is_parallel: bool, has_short_ids: bool) -> None:
-        """``has_short_ids``: as Mistral's templates want them."""
+    def __init__(
+        self, parser: AnswerParser, *, is_required: bool, is_named: bool, is_parallel: bool, has_short_ids: bool
+    ) -> None:
+        """``is_named``: the request names the function. ``has_short_ids``: as Mistral's templates want them."""
         self._parser = parser
         self._unread = deque[str]()
         self._is_required = is_required
+        self._is_named = is_named
         self._is_parallel = is_parallel
         self._has_short_ids = has_short_ids
         self._count = 0
@@ -54,8 +57,9 @@ class AnswerReader:
         self._checked_characters = 0
 
     @property
-    def has_calls(self) -> bool:
-        return self._count > 0
+    def ends_with_calls(self) -> bool:
+        """Whether the finish reason is ``tool_calls``. After a call that the request names, OpenAI's is ``stop``."""
+        return self._count > 0 and not self._is_named
 
     @property
     def is_behind(self) -> bool:
@@ -80,7 +84,7 @@ class AnswerReader:
         """Raises ToolCallMissing if a call is required, and there is none or one that is complete but wrong."""
         if not self._is_required:
             return
-        if not self.has_calls:
+        if not self._count:
             raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
         if self._checked_characters > MAX_CHECKED_CHARACTERS:
             raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")

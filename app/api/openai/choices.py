@@ -190,7 +190,7 @@ class Choice:
         """Raises ToolCallMissing."""
         if self.early_exit is None:
             reader.check(self._finish_reason)
-        if reader.has_calls and self._finish_reason == "stop":
+        if reader.ends_with_calls and self._finish_reason == "stop":
             self._finish_reason = "tool_calls"
 
     def _noted(self, piece: Piece) -> Piece:

@@ -19,10 +19,10 @@ LEAST = -9999.0
 """OpenAI's number for a token that has no probability."""
 
 
-def alternatives_of(value: Any, output: str) -> Sequence[Alternatives]:
-    """Reads the tokens of one response, the value of an output. Raises ContractViolation."""
+def alternatives_of(value: Any, output: str) -> Sequence[Alternatives] | None:
+    """Reads the tokens of one response, the value of an output; None for null. Raises ContractViolation."""
     try:
-        return msgspec.convert(value or [], list[dict[str, dict[str, Any]]])
+        return msgspec.convert(value, list[dict[str, dict[str, Any]]] | None)
     except msgspec.ValidationError as exc:
         text = f"Output '{output}' is not a list with an object for each token."
         raise ContractViolation(text, tensor=output) from exc

@@ -241,7 +241,7 @@ def example_text_of(pipeline: Pipeline, field: str) -> Any:
 
 def _text_fields(pipeline: Pipeline, form: TextForm, *, chat: bool) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
-    stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
+    stops: Schema = {"type": "array", "items": _STOP_TEXT, "maxItems": 4}
     fields = _schemas_of(NEUTRAL_OF_TEXTS)
     fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": enum_of([False, None])}
     fields["n"] = _integer_to(MAX_CHOICES, 1)

@@ -46,7 +46,7 @@ from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ADAPTER
 
 _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-_Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
+_Stop = Annotated[list[_StopText], Meta(max_length=4)] | _StopText
 
 
 class _StreamOptions(Struct, forbid_unknown_fields=True):
@@ -224,7 +224,10 @@ def _requests_of(
     given: _Given,
 ) -> Sequence[InferenceRequest]:
     """Returns a request for each choice. Choices have different seeds if the caller sets one."""
-    members, names = named.members, form.field_by_parameter
+    names = form.field_by_parameter
+    members = {name: text for name, text in named.members.items() if name in names or name not in form.ignored}
+    if "max_completion_tokens" in members and "max_completion_tokens" in names:
+        members.pop("max_tokens", None)  # the older name of the same limit
     fields = dict(given.fields)
     if options.stops and "stop" in names:
         fields[names["stop"]] = msgspec.json.encode(options.stops)

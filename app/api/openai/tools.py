@@ -192,6 +192,7 @@ def reader_of(form: TextForm, use: ToolUse, prompt: str) -> Callable[[], AnswerR
         return AnswerReader(
             made,
             is_required=use.is_required,
+            is_named=use.is_named,
             is_parallel=use.is_parallel,
             has_short_ids=form.tools == "mistral",
         )

@@ -55,6 +55,8 @@ class TextForm:
     usage: UsageSpec | None
     field_by_parameter: Mapping[str, str]
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
+    ignored: frozenset[str] = frozenset()
+    """OpenAI's names of fields that the model does not have and requests may set."""
     template: ChatTemplate | None = None
     logprobs: LogprobsSpec | None = None
     tokenizer: TokenizerFolder | None = None
@@ -125,6 +127,7 @@ class _Names:
             finish_reason=self._finish_reason(),
             usage=self._spec.usage,
             field_by_parameter=self._settable(spec.prompt, key),
+            ignored=frozenset(self._spec.ignored),
             template=_template_of(spec, key) if isinstance(spec, ChatSpec) else None,
             logprobs=self._logprobs(),
             tokenizer=self._spec.chat.folder if self._spec.chat else None,

@@ -96,12 +96,28 @@ class GuidedSpec(Section):
     """Other parameters with the values that they have then."""
 
 
+SamplingField = Literal[
+    Parameter,
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "top_k",
+    "top_logprobs",
+]
+"""A field of requests for a text, which a model may not have."""
+
+
 class OpenAISpec(Section):
     completions: CompletionsSpec | None = None
     chat: ChatSpec | None = None
     embeddings: EmbeddingsSpec | None = None
     finish_reason: Name | None = None
     parameters: dict[Parameter, Name] = {}
+    ignored: list[SamplingField] = []
+    """Fields that have no effect, although clients send them."""
     usage: UsageSpec | None = None
     logprobs: LogprobsSpec | None = None
     guided: GuidedSpec | None = None

@@ -70,7 +70,7 @@ async def test_large_arguments_of_a_call(gateways: Gateways, megabytes: int) -> 
 def test_a_call_that_never_ends_keeps_little(start: str, mebibytes: int, is_required: bool) -> None:
     parser = parser_of("hermes", {"weather": WEATHER}, None, "")
     assert parser is not None
-    reader = AnswerReader(parser, is_required=is_required, is_parallel=True, has_short_ids=False)
+    reader = AnswerReader(parser, is_required=is_required, is_named=False, is_parallel=True, has_short_ids=False)
     reader.add(start)
     name = f"{mebibytes} MiB of a call, required: {is_required}, after {start[-12:]!r}"
     with bounded(name, seconds=2 * mebibytes + 5, mebibytes=16):

@@ -183,7 +183,6 @@ class TestRefusals:
             ({"max_tokens": "9"}, "max_tokens"),
             ({"max_completion_tokens": 9}, "max_completion_tokens"),
             ({"temperature": 3}, "temperature"),
-            ({"stop": []}, "stop"),
             ({"stop": ["a"] * 5}, "stop"),
             ({"stop": [""]}, "stop"),
             ({"stop": "x" * 257}, "stop"),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from app.core.json import json_of
-from app.pipelines.openai.tool_calls.parser import MAX_HELD, Marks, Parser, Steps
+from app.pipelines.openai.tool_calls.parser import MAX_HELD, Markers, Parser, Steps
 
 _ARGUMENTS = ("arguments", "parameters")
 _JSON = re.compile(r'["{}\[\]]')
@@ -157,8 +157,8 @@ class Llama3JsonParser(JsonCallParser):
     ``<|python_tag|>`` may precede them. Source: Meta's prompt format of Llama 3.1.
     """
 
-    _TAG = Marks.of("<|python_tag|>")
-    _BEGINNING = Marks(
+    _TAG = Markers.of("<|python_tag|>")
+    _BEGINNING = Markers(
         re.compile(_TAG.whole.pattern + r'|\{(?=\s{0,256}")'), re.compile(_TAG.begun.pattern + r"|\{\s{0,256}\Z"), 257
     )
     """Other braces are text at once."""
@@ -177,7 +177,7 @@ class MistralParser(JsonCallParser):
     mistral-common's tokenizers v3 to v13. The markers are special tokens.
     """
 
-    _BEGINNING = Marks.of("[TOOL_CALLS]")
+    _BEGINNING = Markers.of("[TOOL_CALLS]")
     _NAMED = re.compile(r"\s{0,8}([\w.-]{1,64})\s{0,8}(\[CALL_ID\]\w{0,32})?(\[ARGS\])?\s{0,8}", re.ASCII)
     _LONGEST = 160
 
@@ -203,7 +203,7 @@ class HermesParser(JsonCallParser):
     Source: the chat templates of Hermes 2 Pro and Qwen 2.5.
     """
 
-    _BEGINNING = Marks.of("<tool_call>")
+    _BEGINNING = Markers.of("<tool_call>")
 
     def _run(self) -> Steps[None]:
         while before := (yield from self._until(self._BEGINNING)):

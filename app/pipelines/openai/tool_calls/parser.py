@@ -34,7 +34,7 @@ class Part(Struct, frozen=True):
     text: str
 
 
-class Marks(NamedTuple):
+class Markers(NamedTuple):
     """Markers to look for. ``begun``: a beginning of one, of at most ``longest`` characters, at the end of a text."""
 
     whole: re.Pattern[str]
@@ -43,7 +43,7 @@ class Marks(NamedTuple):
 
     @classmethod
     @lru_cache
-    def of(cls, *markers: str) -> "Marks":
+    def of(cls, *markers: str) -> "Markers":
         begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
         whole, partial = ("|".join(map(re.escape, sorted(each, key=len, reverse=True))) for each in (markers, begun))
         return cls(re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers)) - 1)
@@ -123,7 +123,7 @@ class Parser(ABC):
         self._at += len(taken)
         return taken
 
-    def _until(self, marks: Marks, kind: Kind = "text", as_written: Callable[[str], str] = str) -> Steps[str]:
+    def _until(self, marks: Markers, kind: Kind = "text", as_written: Callable[[str], str] = str) -> Steps[str]:
         """Gives text out up to the first marker. Takes and returns the marker; empty at the end of the text."""
         while True:
             length = len(self._text)

@@ -9,10 +9,10 @@ import msgspec
 
 from app.core.json import json_of
 from app.pipelines.openai.tool_calls.json_calls import Extent
-from app.pipelines.openai.tool_calls.parser import MAX_HELD, Marks, Parser, Steps
+from app.pipelines.openai.tool_calls.parser import MAX_HELD, Markers, Parser, Steps
 
 _NAME = r"\s{0,8}[A-Za-z_][\w.-]{0,63}\s{0,8}"
-_BEGINNING = Marks(re.compile(rf"\[(?={_NAME}\()", re.ASCII), re.compile(rf"\[(?:{_NAME}|\s{{0,8}})\Z", re.ASCII), 81)
+_BEGINNING = Markers(re.compile(rf"\[(?={_NAME}\()", re.ASCII), re.compile(rf"\[(?:{_NAME}|\s{{0,8}})\Z", re.ASCII), 81)
 _LONGEST_NAME = 96
 _OUTSIDE = re.compile(r"[\"'()\[\]{}]")
 _MAX_DEPTH = 32

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from app.core.json import json_of
-from app.pipelines.openai.tool_calls.parser import MAX_HELD, Marks, Parser, Steps
+from app.pipelines.openai.tool_calls.parser import MAX_HELD, Markers, Parser, Steps
 
-_BEGINNING, _END = Marks.of("<tool_call>"), "</tool_call>"
+_BEGINNING, _END = Markers.of("<tool_call>"), "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_VALUE_END = Marks.of("\n" + _PARAMETER_END, _PARAMETER_END)
+_VALUE_END = Markers.of("\n" + _PARAMETER_END, _PARAMETER_END)
 _TEXTS = ({"string"}, set[str]())
 """The types of a value that is always a text."""
 

@@ -2,10 +2,10 @@
 
 import re
 
-from app.pipelines.openai.tool_calls.parser import Kind, Marks, Parser, Part, Steps
+from app.pipelines.openai.tool_calls.parser import Kind, Markers, Parser, Part, Steps
 
 _HEADS = ("<|start|>", "<|channel|>")
-_MARKS = Marks.of(*_HEADS, "<|end|>", "<|call|>", "<|return|>")
+_MARKS = Markers.of(*_HEADS, "<|end|>", "<|call|>", "<|return|>")
 _MESSAGE = "<|message|>"
 _LONGEST_HEAD = 512
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]{1,64})", re.ASCII)
@@ -24,7 +24,7 @@ class ReasoningParser(Parser):
         space = yield from self._white()
         if (yield from self._starts(self._beginning)) or self._is_inside:
             yield from self._white()
-            yield from self._until(Marks.of("\n" + self._end, self._end), "reasoning")
+            yield from self._until(Markers.of("\n" + self._end, self._end), "reasoning")
             yield from self._white()
         else:
             self._give("text", space)

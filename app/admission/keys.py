@@ -34,6 +34,10 @@ class CallerLimits(Section):
     """Requests and streams that run at the same time."""
     queue: int | None = Field(None, ge=0)
     """Requests that wait at the same time."""
+    websockets: int | None = Field(None, ge=1)
+    """Open WebSockets. None: half of the connections of the gateway."""
+    sessions: int | None = Field(None, ge=1)
+    """Open sessions. None: half of the places of each model."""
 
 
 NO_OWN_LIMITS = CallerLimits()

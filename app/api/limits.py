@@ -13,6 +13,7 @@ class Limits:
     max_body_bytes: int
     max_bytes_in_flight: int = 256 * 1024 * 1024
     """Limit for the bodies of all requests together."""
+    max_connections: int = 4096
     body_s: float = 30.0
     """Time limit for the whole body to arrive."""
     ping_s: float = 15.0

@@ -51,6 +51,8 @@ LINGERING_REFUSALS = 256
 """Limit of rejected connections that linger. Further ones are closed as soon as their answer is sent."""
 SHORTEST_IDLE_S = 0.1
 """A connection that is idle for less is not closed for a new one: its next request may be on its way."""
+SHORTEST_IDLE_WEBSOCKET_S = 1.0
+"""The same for a WebSocket."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,22 +67,28 @@ class ConnectionLimit:
     """The rejected connections that are still open. They do not count towards the limit."""
     idle: dict["BoundedProtocol", float] = field(default_factory=dict)
     """The connections that wait for a further request, the longest idle one first, and since when."""
+    idle_websockets: dict[WebSocketConnection, float] = field(default_factory=dict)
+    """The WebSockets without a message that runs, in the same order."""
     is_closing: bool = False
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
     room: ReceivingRoom = field(default_factory=ReceivingRoom)
     _defaults: tuple[Sequence[Header], bytes] = ((), b"")
 
     def close_longest_idle(self, now: float) -> bool:
-        """Makes room for a new connection. Returns False if no connection has been idle for SHORTEST_IDLE_S."""
+        """Makes room for a new connection, of a WebSocket only if no other connection is idle.
+
+        Returns False if all have been idle for a shorter time than SHORTEST_IDLE_S and SHORTEST_IDLE_WEBSOCKET_S.
+        """
         for _ in range(len(self.idle)):
             connection, since = next(iter(self.idle.items()))
             if now - since < SHORTEST_IDLE_S:
-                return False
+                break
             del self.idle[connection]
             if connection.close_if_idle():
                 return True
             self.idle[connection] = now
-        return False
+        longest = next(iter(self.idle_websockets.items()), None)
+        return longest is not None and now - longest[1] >= SHORTEST_IDLE_WEBSOCKET_S and longest[0].close_if_idle()
 
     def default_lines(self, headers: Sequence[Header]) -> bytes:
         """Returns the lines of uvicorn's headers of every answer. uvicorn creates a new list once a second."""
@@ -246,7 +254,7 @@ class BoundedProtocol(ClosingProtocol):
             raise ClientClosedRequest("The client disconnected before the WebSocket was open.")
         cycle.response_started = cycle.response_complete = True
         self.transport.writelines([STATUS_LINE[101], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
-        websocket = WebSocketConnection(self, self._receiver, protocol, terms)
+        websocket = WebSocketConnection(self, self._receiver, protocol, terms, self._limit.idle_websockets)
         self._receiver.switch_to(websocket)
         self.flow.resume_reading()
         return websocket

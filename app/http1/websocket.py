@@ -42,10 +42,19 @@ _REASON_BY_CODE = {
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """Implements :class:`app.api.sockets.websocket.WebSocket`. ``receiver`` passes the connection's bytes."""
+    """Implements :class:`app.api.sockets.websocket.WebSocket`.
+
+    ``receiver``: passes the connection's bytes. ``idle``: the WebSockets without a message that runs, the longest idle
+    one first, and since when.
+    """
 
     def __init__(
-        self, connection: ClosingProtocol, receiver: Receiver, protocol: ServerProtocol, terms: SocketTerms
+        self,
+        connection: ClosingProtocol,
+        receiver: Receiver,
+        protocol: ServerProtocol,
+        terms: SocketTerms,
+        idle: dict["WebSocketConnection", float],
     ) -> None:
         self.on_closed: Callable[[], None] | None = None
         self.is_behind: Callable[[], bool] = bool
@@ -56,6 +65,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._protocol = protocol
         self._terms = terms
         self._loop = connection.loop
+        self._idle = idle
+        self._idle[self] = self._loop.time()
+        self._unanswered = 0
         self._messages: deque[Message] = deque()
         self._ahead_bytes = 0
         self._is_stopped = False
@@ -149,9 +161,26 @@ class WebSocketConnection(asyncio.Protocol):
         size, self._partial_since = len(data), None
         self._count_partial(0)
         if self._hold(size):
-            self._messages.append(Message(data, is_text, lambda: self._terms.release(size)))
+            self._idle.pop(self, None)
+            self._unanswered += 1
+            self._messages.append(Message(data, is_text, lambda: self._release(size)))
             self._ahead_bytes += size
             self._arrived.set()
+
+    def _release(self, size: int) -> None:
+        self._terms.release(size)
+        self._unanswered -= 1
+        if not self._unanswered and self.reason is None:
+            self._idle[self] = self._loop.time()
+
+    def close_if_idle(self) -> bool:
+        """Makes room for another connection. The client may connect again. Returns False if it has closed."""
+        if self.reason is not None or self._transport.is_closing():
+            return False
+        self._connection.connections.discard(self._connection)
+        self._fail(CloseReason.IDLE)
+        self._transport.close()  # after the close frame
+        return True
 
     def _after_reading(self) -> None:
         self._write()
@@ -224,6 +253,7 @@ class WebSocketConnection(asyncio.Protocol):
         for message in self._messages:
             message.release()
         self._messages.clear()
+        self._idle.pop(self, None)
         self._ping_timer.cancel()
         self._arrived.set()
         self._limit_reading()

@@ -34,7 +34,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
 from app.process.credentials import metrics_tls_of
-from app.process.open_files import watch_open_files
+from app.process.open_files import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
 from app.settings import Settings
@@ -303,7 +303,11 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
 
 def limits_of(settings: Settings) -> Limits:
     return Limits(
-        settings.max_body_bytes, settings.max_bytes_in_flight, ping_s=settings.ping_s, send_s=settings.send_timeout_s
+        settings.max_body_bytes,
+        settings.max_bytes_in_flight,
+        connections_within(settings.max_connections, is_quiet=True),
+        ping_s=settings.ping_s,
+        send_s=settings.send_timeout_s,
     )
 
 

@@ -1,7 +1,7 @@
 """Counts the sessions of each model at each Triton: Triton runs only so many sequences of a model at a time."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
@@ -14,8 +14,9 @@ LONGEST_RETRY_S = 30
 USUAL_RETRY_S = 5
 """``Retry-After`` while no sequence is known to end."""
 
-PlaceKey = tuple[str, str]
-"""A model and the address of a Triton, or a pipeline and an empty address for its ``max_open``."""
+PlaceKey = tuple[str, str, str]
+"""A model, the address of a Triton and an API key. The key is empty for the places of all; the address for a pipeline
+with ``max_open``; both names for all sessions of a key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +25,20 @@ class Place:
 
     address: str
     keys: Sequence[PlaceKey]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOwner:
+    """Who opens a session. ``key``: the id of the API key; empty without one.
+
+    ``most``: limit of the key's sessions in all models; None: half of the places of each model.
+    """
+
+    key: str = ""
+    most: int | None = None
+
+
+ANYONE = SessionOwner()
 
 
 class Places:
@@ -35,7 +50,9 @@ class Places:
         self._free_at: dict[Place, float] = {}
         """When Triton forgets the sequences of ended sessions that it still has, in monotonic seconds."""
 
-    def take(self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int) -> Place:
+    def take(
+        self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int, owner: SessionOwner = ANYONE
+    ) -> Place:
         """Returns a place at the Triton with the most free ones. The caller must release it.
 
         ``homes``: the Tritons where the model may be called, of ``servers``.
@@ -43,10 +60,18 @@ class Places:
         """
         if not homes:
             raise ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
-        address = max(homes, key=lambda home: min(self._free_places(pipeline, terms, home, servers).values()))
-        free = self._free_places(pipeline, terms, address, servers)
+
+        def free_at(home: str) -> dict[PlaceKey, int]:
+            limits = dict(self._limits(pipeline, terms, home, servers))
+            if owner.key and owner.most is None:
+                limits |= {(name, at, owner.key): max(each // 2, 1) for (name, at, _), each in limits.items()}
+            elif owner.most is not None:
+                limits["", "", owner.key] = max(self._share.part(owner.most), 1)
+            return {each: limit - self._taken[each] for each, limit in limits.items()}
+
+        address, free = max(((home, free_at(home)) for home in homes), key=lambda found: min(found[1].values()))
         if min(free.values()) <= 0:
-            raise self._refusal(list(free))
+            raise self._refusal(free)
         self._taken.update(list(free))
         return Place(address, list(free))
 
@@ -65,22 +90,20 @@ class Places:
     def taken(self) -> Counter[PlaceKey]:
         return Counter(self._taken)
 
-    def _free_places(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> dict[PlaceKey, int]:
-        limits = dict(self._limits(pipeline, terms, home, servers))
-        return {key: limit - self._taken[key] for key, limit in limits.items()}
-
     def _limits(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> Iterator[tuple[PlaceKey, int]]:
         """``terms``: their slots are those of all Tritons together."""
         for model in terms.models:
-            yield (model.name, home), self._share.part(model.slots // servers)
+            yield (model.name, home, ""), self._share.part(model.slots // servers)
         if terms.max_open is not None:
-            yield (f"pipeline {pipeline}", ""), self._share.part(terms.max_open)
+            yield (f"pipeline {pipeline}", "", ""), self._share.part(terms.max_open)
 
-    def _refusal(self, keys: Sequence[PlaceKey]) -> TooManyRequests:
-        now = monotonic()
-        known = [until - now for place, until in self._free_at.items() if not set(keys).isdisjoint(place.keys)]
+    def _refusal(self, free: Mapping[PlaceKey, int]) -> TooManyRequests:
+        now, full = monotonic(), {each for each, count in free.items() if count <= 0}
+        known = [until - now for place, until in self._free_at.items() if not full.isdisjoint(place.keys)]
+        is_of_key = all(key for _, _, key in full)
         return TooManyRequests(
-            "As many sessions are open as the model can have.",
-            hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step.",
+            f"As many sessions are open as {'this API key may' if is_of_key else 'the model can'} have.",
+            hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step"
+            f"{', or let an operator raise `limits.sessions` of the key' if is_of_key else ''}.",
             retry_after_s=min(max(ceil(min(known)), 1), LONGEST_RETRY_S) if known else USUAL_RETRY_S,
         )

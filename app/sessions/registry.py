@@ -15,7 +15,7 @@ from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.sequence import SequenceIdSource, in_sequence
 from app.core.session import SessionTerms
 from app.core.share import Share
-from app.sessions.places import Places
+from app.sessions.places import Places, SessionOwner
 from app.sessions.session import AnswerMemory, End, PipelineSession, Subject
 
 ID_BYTES = 16
@@ -60,18 +60,18 @@ class Sessions(Generic[Subject]):
         self._leaving = BackgroundTasks()
 
     def open(
-        self, pipeline: str, model: tuple[str, str], terms: SessionTerms, owner: str, subject: Subject
+        self, pipeline: str, model: tuple[str, str], terms: SessionTerms, owner: SessionOwner, subject: Subject
     ) -> PipelineSession[Subject]:
-        """``model``: name and version. ``owner``: the id of the API key; empty without one.
+        """``model``: name and version.
 
         Raises TooManyRequests or ModelNotReady.
         """
         servers = len(self._engine.states()) or 1
-        place = self._places.take(pipeline, terms, self._engine.homes(*model), servers)
+        place = self._places.take(pipeline, terms, self._engine.homes(*model), servers, owner)
         session = PipelineSession(
             id=secrets.token_urlsafe(ID_BYTES),
             pipeline=pipeline,
-            owner=owner,
+            owner=owner.key,
             terms=terms,
             sequence_id=self._new_sequence_id(terms),
             place=place,
@@ -100,9 +100,9 @@ class Sessions(Generic[Subject]):
         self._past[session.id] = self._open.pop(session.id)
         self._observer.ended(session, reason)
         self._leaving.start(self._leave(session))
-        asyncio.get_running_loop().call_later(KEEP_S, self._forget, session)
+        asyncio.get_running_loop().call_later(KEEP_S, self._forget, session.id)
         if len(self._past) > MOST_PAST:
-            self._forget(next(iter(self._past.values())))
+            self._forget(next(iter(self._past)))
 
     async def _leave(self, session: PipelineSession[Subject]) -> None:
         """Ends the sequence in Triton if that is possible, and frees its place when Triton has forgotten it."""
@@ -139,6 +139,8 @@ class Sessions(Generic[Subject]):
         self._places.release(session.place)
         self._used_ids.discard(session.sequence_id)
 
-    def _forget(self, session: PipelineSession[Subject]) -> None:
-        if self._past.pop(session.id, None) is not None:
+    def _forget(self, session_id: str) -> None:
+        """``session_id``: the session itself would stay in memory until its timer fires, beyond MOST_PAST."""
+        session = self._past.pop(session_id, None)
+        if session is not None:
             session.forget()

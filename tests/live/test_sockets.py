@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +359,56 @@ def test_the_documented_client_works(gateway: GatewayProcess) -> None:
     assert end.startswith("done 1 ")
     assert outputs
     assert all(line.startswith("output 1 ") for line in outputs)
+
+
+@pytest.mark.parametrize(("limits", "most"), [({}, 4), ({"websockets": 6}, 6)], ids=["half", "own limit"])
+async def test_a_key_has_a_share_of_the_websockets(
+    start_gateway: StartGateway, tmp_path: Path, limits: dict[str, int], most: int
+) -> None:
+    write_keys(tmp_path / "keys.yaml", entry("one", limits=limits), entry("all"))
+    gateway = start_gateway(config=CONFIG, max_connections="8", api_keys_file=str(tmp_path / "keys.yaml"))
+    one, other = ({"additional_headers": {"X-API-Key": key_text(each)}} for each in ("one", "all"))
+    async with AsyncExitStack() as stack:
+        for _ in range(most):
+            client = await stack.enter_async_context(opened(gateway, "scripted", **one))
+        status, problem = await refusal(gateway, "scripted", **one)
+        assert (status, problem["code"]) == (429, "too_many_requests")
+        async with opened(gateway, "scripted", **other):
+            await client.close()
+            await asyncio.to_thread(eventually, lambda: gateway.metric("open_websockets") == most)
+            await stack.enter_async_context(opened(gateway, "scripted", **one))
+
+
+async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway) -> None:
+    """Not one whose request runs, although it is older."""
+    gateway = start_gateway(config=CONFIG, max_connections="4")
+    async with AsyncExitStack() as stack:
+        busy, first, second, third = [
+            await stack.enter_async_context(opened(gateway, "scripted_patient")) for _ in range(4)
+        ]
+        await busy.send(script(**ENDLESS))
+        await event_of(busy)
+        for client in (first, second):
+            await client.send(script(outputs=1))
+            await events_of(client, 1)
+        await asyncio.sleep(1.2)
+        for closes in (third, first):
+            newest = await stack.enter_async_context(opened(gateway, "scripted_patient"))
+            assert await closed(closes) == (1013, "idle")
+            await newest.send(script(outputs=1))
+            await events_of(newest, 1)
+        await event_of(busy)
+        await second.send(script(outputs=1))
+        await events_of(second, 2)
+    assert gateway.metric("websockets_total", reason="idle") == 2
+
+
+async def test_websockets_that_are_not_idle_refuse_a_connection(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, max_connections="1")
+    async with opened(gateway, "scripted_patient") as client:
+        await client.send(script(**ENDLESS))
+        await event_of(client)
+        await asyncio.sleep(1.2)
+        answer = await asyncio.to_thread(httpx.get, f"{gateway.url}/health/live")
+        assert answer.status_code == 429
+        await event_of(client)

@@ -8,7 +8,7 @@ from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.session import SessionTerms, StatefulModel, reach_s
 from app.core.share import WHOLE, Share
-from app.sessions.places import LONGEST_RETRY_S, Place, Places
+from app.sessions.places import ANYONE, LONGEST_RETRY_S, Place, Places, SessionOwner
 
 
 def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
@@ -16,12 +16,14 @@ def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
     return SessionTerms(models, SequenceIds(), 30.0, 600.0, max_open)
 
 
-def taken(places: Places, given: SessionTerms, *homes: str, pipeline: str = "p") -> list[Place]:
+def taken(
+    places: Places, given: SessionTerms, *homes: str, pipeline: str = "p", owner: SessionOwner = ANYONE
+) -> list[Place]:
     """As many places as there are."""
     found = []
     try:
         while True:
-            found.append(places.take(pipeline, given, homes or ("",), len(homes) or 1))
+            found.append(places.take(pipeline, given, homes or ("",), len(homes) or 1, owner))
     except TooManyRequests:
         return found
 
@@ -72,3 +74,30 @@ def test_a_refusal_tells_when_a_place_is_free() -> None:
 @pytest.mark.parametrize(("idle_s", "expected"), [(1.0, 0.9), (60.0, 55.0), (0.1, 0.05), (10.0, 9.0)])
 def test_a_step_must_come_before_triton_forgets_the_sequence(idle_s: float, expected: float) -> None:
     assert reach_s(idle_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(None, (4, 2, 2)), (6, (6, 1, 1)), (1, (1, 3, 4))], ids=["half", "more than half", "one"]
+)
+def test_a_key_has_a_share_of_the_places(most: int | None, counts: tuple[int, int, int]) -> None:
+    """The others have the rest, and each its own share of it."""
+    places = Places(WHOLE)
+    first = taken(places, terms(8), owner=SessionOwner("a", most))
+    assert len(first) == counts[0]
+    assert len(taken(places, terms(8), owner=SessionOwner("b", counts[1]))) == counts[1]
+    assert len(taken(places, terms(8))) == 8 - counts[0] - counts[1]
+    places.release(first[0])
+    assert len(taken(places, terms(8), owner=SessionOwner("a", most))) == 1
+
+
+def test_a_key_can_use_the_only_place() -> None:
+    assert len(taken(Places(WHOLE), terms(1), owner=SessionOwner("a"))) == 1
+
+
+def test_the_limit_of_a_key_counts_the_sessions_of_all_models() -> None:
+    places, owner = Places(WHOLE), SessionOwner("a", 3)
+    assert len(taken(places, terms(2), owner=owner)) == 2
+    other = SessionTerms((StatefulModel("other", 8, 60.0),), SequenceIds(), 30.0, 600.0)
+    assert len(taken(places, other, owner=owner)) == 1
+    with pytest.raises(TooManyRequests, match="this API key"):
+        places.take("p", other, ("",), 1, owner)

@@ -18,6 +18,7 @@ from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
+from app.sessions.places import SessionOwner
 from app.sessions.registry import Sessions
 from app.sessions.session import End, PipelineSession, StepAnswer
 
@@ -86,7 +87,8 @@ class SessionSteps:
             )
         served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
-        return self.sessions.open(name, model, terms, exchange.record.key, served)
+        owner = SessionOwner(exchange.caller.id, exchange.caller.limits.sessions)
+        return self.sessions.open(name, model, terms, owner, served)
 
     async def answer(
         self, record: RequestRecord, caller: Caller, session: ServedSession, inference: InferenceRequest

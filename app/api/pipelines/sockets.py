@@ -4,10 +4,13 @@ A text message is a JSON body, a binary message the raw body of the pipeline's o
 messages are in the query of the address.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.types import Send
 
+from app.admission.keys import Caller
 from app.api.bodies import check_no_query, off_loop
 from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
@@ -19,7 +22,7 @@ from app.api.pipelines.session_steps import ServedSession, SessionSteps
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
 from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
-from app.core.errors import GatewayError
+from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.core.rows import owned
@@ -42,6 +45,7 @@ class SocketRoutes:
         self._limits = limits
         self._origins = origins
         self._steps = steps
+        self._open_of_key = Counter[str]()
         self._route = ShortRoute("/v1/pipelines/{name}/session", self.open_socket, transport=TRANSPORT, method="GET")
 
     def short_routes(self) -> list[ShortRoute]:
@@ -53,14 +57,31 @@ class SocketRoutes:
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
         limits = self._limits.of(pipeline)
         handshake = Handshake(exchange, limits.max_body_bytes)
-        handler = self._handler_of(exchange, pipeline)
+        with self._counted(exchange.caller):
+            handler = self._handler_of(exchange, pipeline)
+            try:
+                websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
+            except GatewayError:
+                handler.closed()
+                raise
+            exchange.record.transport = exchange.record.explanation = None  # each message is a request of its own
+            await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """Counts an open WebSocket of a key. Raises TooManyRequests. Without a key, only connections are limited."""
+        own, key = self._inference.admission.share(caller.limits.websockets), caller.id
+        most = max(self._limits.max_connections // 2, 1) if own is None else own
+        if key and self._open_of_key[key] >= most:
+            hint = "Close WebSockets that are not needed, or let an operator raise `limits.websockets` of the key."
+            raise TooManyRequests("As many WebSockets are open as this API key may have.", hint=hint)
+        self._open_of_key[key] += 1
         try:
-            websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
-        except GatewayError:
-            handler.closed()
-            raise
-        exchange.record.transport = exchange.record.explanation = None  # each message is a request of its own
-        await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
+            yield
+        finally:
+            self._open_of_key[key] -= 1
+            if not self._open_of_key[key]:
+                del self._open_of_key[key]
 
     def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
         """Raises TooManyRequests or ModelNotReady if the pipeline cannot open a session now."""

@@ -37,6 +37,7 @@ class CloseReason(StrEnum):
     PING_TIMEOUT = "ping_timeout"
     INTERNAL = "internal"
     TOO_MANY_REQUESTS = "too_many_requests"
+    IDLE = "idle"
 
 
 CODE_BY_REASON = {
@@ -52,6 +53,7 @@ CODE_BY_REASON = {
     CloseReason.PING_TIMEOUT: 1011,
     CloseReason.INTERNAL: 1011,
     CloseReason.TOO_MANY_REQUESTS: 1013,
+    CloseReason.IDLE: 1013,
     CloseReason.SESSION_ENDED: 4404,
     CloseReason.SESSION_LOST: 4410,
 }

@@ -29,6 +29,7 @@ const CLOSED_FOR = {
   forbidden: ["The API key does not allow this pipeline any more", "Enter another one at the top of the page."],
   slow_consumer: ["This page did not read the answers in time", "Is the network slow?"],
   slow_message: ["A message was incomplete for too long", "Is the network slow?"],
+  idle: ["The gateway needed the connection for another client", "Connect again."],
   too_many_frames: ["The gateway received too many frames", "Does a proxy in between change WebSockets?"],
   ping_timeout: ["The connection was lost", "The gateway received nothing for too long."],
   internal: ["The gateway failed", "Its log shows the cause."],

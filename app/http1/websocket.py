@@ -6,6 +6,7 @@ The library `websockets` reads the frames and writes all but those of messages, 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import pack
 
 from websockets.frames import Frame, Opcode
@@ -117,7 +118,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._protocol.send_close(CODE_BY_REASON[reason], reason)
             self._write()
             self._set_closed(reason)
-            self._end_timer = self._loop.call_later(CLOSE_S, self._end)
+            self._end_timer = self._loop.call_later(CLOSE_S, partial(self._end, lingers=False))
 
     async def ended(self) -> None:
         await self._ended.wait()
@@ -261,12 +262,15 @@ class WebSocketConnection(asyncio.Protocol):
         if on_closed is not None:
             on_closed()
 
-    def _end(self) -> None:
-        """Closes the connection so that the client can read the close frame. Aborts if the client does not read."""
+    def _end(self, *, lingers: bool = True) -> None:
+        """Closes the connection so that the client can read the close frame. Aborts if the client does not read.
+
+        ``lingers``: unless the client has had time to read it.
+        """
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._end_timer = self._loop.call_later(self._terms.send_s, self._abort_unsent)
-        self._connection.end(lingers=self._protocol.close_rcvd is None)
+        self._connection.end(lingers=lingers and self._protocol.close_rcvd is None)
 
     def _abort_unsent(self) -> None:
         if self._transport.get_write_buffer_size():

@@ -173,3 +173,18 @@ async def test_messages_after_the_stop_are_not_received(app: Application, port: 
         websocket.stop_receiving()
         assert await websocket.receive() is None
         assert websocket.reason is None
+
+
+async def test_a_client_that_does_not_answer_the_close_frame_is_not_waited_for_twice(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.http1.websocket.CLOSE_S", 0.05)
+    monkeypatch.setattr("app.http1.closing.LINGER_S", 2 * PATIENCE_S)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        listening(app, keep_alive_s=2 * PATIENCE_S) as port,
+        connected(port) as (reader, writer),
+    ):
+        websocket = await opened_by(app, reader, writer)
+        websocket.close(CloseReason.DRAINING)
+        await websocket.ended()

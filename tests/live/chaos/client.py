@@ -17,6 +17,8 @@ STUCK_S = 45.0
 READ_BYTES = 64 * 1024
 RESUMABLE = "resumable"
 """The dialect of ``POST /v1/streams``."""
+WEBSOCKET = "websocket"
+"""The dialect of the first message of a WebSocket, which follows the handshake in the content."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Client:
         self._port = port_of(writer)
         try:
             self._stage = "sending"
-            if await self._leaves_while_sending(writer):
+            if await self._leaves_while_sending(reader, writer):
                 return "left"
             self._stage = "waiting"
             return await self._read(reader)
@@ -143,11 +145,15 @@ class Client:
         finally:
             writer.transport.abort()
 
-    async def _leaves_while_sending(self, writer: asyncio.StreamWriter) -> bool:
+    async def _leaves_while_sending(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        return await self._leaves_before(len(self._ask.content), writer)
+
+    async def _leaves_before(self, end: int, writer: asyncio.StreamWriter) -> bool:
+        """Sends the content up to ``end``."""
         content, pieces = self._ask.content, self._manner.pieces
         stop = self._manner.leaves_after_sent
         size = -(-len(content) // pieces)
-        end = len(content) if stop is None else min(stop, len(content))
+        end = end if stop is None else min(stop, end)
         while self._sent < end:
             piece = content[self._sent : min(self._sent + size, end)]
             writer.write(piece)
@@ -155,7 +161,7 @@ class Client:
             self._sent += len(piece)
             if pieces > 1:
                 await asyncio.sleep(0.01)
-        return stop is not None
+        return self._sent == stop
 
     async def _read(self, reader: asyncio.StreamReader) -> Ending:
         await asyncio.sleep(self._manner.stalls_s)
@@ -173,6 +179,30 @@ class Client:
             if stop is not None and len(self.received) >= stop:
                 return "left"
         return "lost"
+
+
+class SocketClient(Client):
+    """Sends one message when the WebSocket is open, and closes the connection after the terminal event."""
+
+    async def _leaves_while_sending(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if await self._leaves_before(self._ask.head_bytes, writer):
+            return True
+        while (reply := Reply.of(self.received)) is None:
+            if not (data := await reader.read(READ_BYTES)):
+                raise ConnectionResetError
+            self.received += data
+        return reply.status == 101 and await super()._leaves_while_sending(reader, writer)
+
+    async def _read_rest(self, reader: asyncio.StreamReader) -> Ending:
+        stop = self._manner.leaves_after_received
+        while (reply := Reply.of(self.received)) is None or not reply.is_whole:
+            if not (data := await reader.read(READ_BYTES)):
+                return "lost"
+            self._stage = "reading"
+            self.received += data
+            if stop is not None and len(self.received) >= stop:
+                return "left"
+        return "answered"
 
 
 def port_of(writer: asyncio.StreamWriter) -> int:

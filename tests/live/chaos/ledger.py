@@ -36,6 +36,8 @@ from tests.live.chaos.client import Break, Seen
 Interval = tuple[float, float]
 CLOSE_S = 1.0
 """A connection may be lost up to this long after the fault that cut it. A killed worker may lose lines of this time."""
+FIRST_MESSAGE = ".1"
+"""Ends the id of the first message of a WebSocket. The handshake has a line of its own only if it is refused."""
 UNEXPLAINED = "UNEXPLAINED"
 KILLED = "its worker was killed"
 LINE_LOST = "its log line was lost with its worker"
@@ -245,7 +247,7 @@ def lines_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
     for record in records:
         if record.get("transport") is not None:
             line = Line(record["outcome"], record.get("code", ""), _was_called(record))
-            found.setdefault(record["request_id"], []).append(line)
+            found.setdefault(record["request_id"].removesuffix(FIRST_MESSAGE), []).append(line)
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.core.errors import GatewayError, Outcome
 from tests.core.test_errors import concrete
+from tests.fakes.websocket_client import FIN, TEXT
 from tests.live.events import Event, checked, events_in
 
 OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}
@@ -37,7 +38,10 @@ class Reply:
             return None
         status, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        if headers.get("transfer-encoding") == "chunked":
+        if headers.get("upgrade") == "websocket" and head.startswith(b"HTTP/1.1 101 "):
+            events = events_of_messages(rest)
+            body, is_whole = rest, bool(events) and events[-1].name != "output"
+        elif headers.get("transfer-encoding") == "chunked":
             body, is_whole = dechunked(rest)
         else:
             body, is_whole = rest, len(rest) == int(headers.get("content-length", 0))
@@ -58,6 +62,26 @@ def dechunked(body: bytes) -> tuple[bytes, bool]:
             return content, body == b"\r\n"
         content, body = content + body[:length], body[length + 2 :]
     return content, False
+
+
+def events_of_messages(frames: bytes) -> list[Event]:
+    """The events in the complete text messages of a gateway, numbered from 1."""
+    events: list[Event] = []
+    while len(frames) > 10:
+        length, start = frames[1], {126: 4, 127: 10}.get(frames[1], 2)
+        end = start + (length if start == 2 else int.from_bytes(frames[2:start]))
+        if len(frames) < end:
+            break
+        if frames[0] == FIN | TEXT:
+            message = json.loads(frames[start:end])
+            events.append(Event(len(events) + 1, message["event"], message["data"]))
+        frames = frames[end:]
+    return events
+
+
+def of_messages(reply: Reply) -> set[str]:
+    """For the answer to the only message of a WebSocket."""
+    return of_end(checked(events_of_messages(reply.body))[-1]) if reply.status == 101 else _of_error(reply)
 
 
 def of_pipeline(reply: Reply) -> set[str]:
@@ -99,8 +123,9 @@ def of_generate_stream(reply: Reply) -> set[str]:
 def of_openai(reply: Reply) -> set[str]:
     if reply.status != 200:
         return _of_error(reply)
-    assert reply.text.count("data: [DONE]") + reply.text.count('data: {"error"') == 1, reply.text[-500:]
-    if "data: [DONE]" in reply.text:
+    ends = [line for line in reply.text.split("\n") if line == "data: [DONE]" or line.startswith('data: {"error"')]
+    assert len(ends) == 1, reply.text[-500:]
+    if ends == ["data: [DONE]"]:
         return {Outcome.OK, Outcome.EARLY_EXIT}
     return {OUTCOME_BY_CODE[_last_data(reply)["error"]["code"]]}
 

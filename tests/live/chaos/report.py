@@ -23,8 +23,8 @@ CLOSED_S = float(os.environ.get("CHAOS_CLOSED_S", "120"))
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
 """The folder of the ledgers, and of the rows as JSON. Git ignores it."""
 COLUMNS = ["", "requests", "result", "resident memory, MiB"]
-STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalled"})
-"""The dialects whose answers are streams."""
+STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalled", "websocket"})
+"""The dialects whose answers are streams of events."""
 
 Row = Sequence[str]
 

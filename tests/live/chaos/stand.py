@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.chaos.client import Ask, Client, Manner, Seen
+from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
 from tests.live.chaos.resumable import StreamClient
@@ -77,7 +77,11 @@ class Stand:
         return int(self.gateway.url.rpartition(":")[2])
 
     async def ask(self, ask: Ask, manner: Manner, *, port: int | None = None) -> Seen:
-        client = StreamClient(ask, manner, self._has_gateway) if ask.is_resumable else Client(ask, manner)
+        client = Client(ask, manner)
+        if ask.is_resumable:
+            client = StreamClient(ask, manner, self._has_gateway)
+        elif ask.dialect == WEBSOCKET:
+            client = SocketClient(ask, manner)
         seen = await client.run(port or self.port)
         self.seen.append(seen)
         return seen

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.chaos.client import Ask
+from tests.live.chaos.client import RESUMABLE, WEBSOCKET, Ask
 from tests.live.chaos.hostile.heads import Hostile
 from tests.live.chaos.hostile.sender import Sender
 from tests.live.chaos.report import REQUESTS, SEED, table, write_part
@@ -47,9 +47,9 @@ def small(traffic: Traffic) -> Iterator[Ask]:
 
 
 def mixed(traffic: Traffic) -> Iterator[Ask]:
-    """Every dialect and outcome, without resumable streams: the gateway keeps their events for a while."""
+    """Every dialect and outcome, without WebSockets and resumable streams: their clients need several steps."""
     while True:
-        yield from (ask for ask, _ in traffic.calm(100) if not ask.is_resumable)
+        yield from (ask for ask, _ in traffic.calm(100) if ask.dialect not in {RESUMABLE, WEBSOCKET})
 
 
 async def measured(stand: Stand, asks: Iterator[Ask], step: int) -> list[float]:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from app.core.errors import Outcome
+from tests.fakes.websocket_client import TEXT, frame, handshake
 from tests.live.chaos import reply
-from tests.live.chaos.client import RESUMABLE, STAYS, Ask, Manner
+from tests.live.chaos.client import RESUMABLE, STAYS, WEBSOCKET, Ask, Manner
 
 Script = dict[str, Any]
 _EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}}
+_FORGED = '{{"' * 2000 + "\r\n\r\nevent: done\r\ndata: {}\r\n\r\nid: 9\0\n\ndata: [DONE]\u2028"
+"""What a hostile model writes: the end of a stream, and the beginnings of many objects."""
 _UNARY: list[tuple[str, Script]] = [
     (Outcome.OK, {}),
     (Outcome.OK, {"sleep_s": 0.02, "text": "x" * 3000}),
@@ -25,6 +28,8 @@ _STREAMED: list[tuple[str, Script]] = [
     (Outcome.OK, {"outputs": 0}),
     (Outcome.OK, {"outputs": 12, "bytes": 2000, "interval_s": 0.01}),
     (Outcome.OK, {"outputs": 3, "then": "final_with_last"}),
+    (Outcome.OK, {"outputs": 1, "texts": [_FORGED.encode().hex()]}),
+    (Outcome.OK, {"outputs": 20, "bytes": 20_000}),
     (Outcome.EARLY_EXIT, {"outputs": 1, "then": "error", **_EXIT}),
     (Outcome.MODEL_ERROR, {"outputs": 2, "then": "error"}),
     (Outcome.MODEL_ERROR, {"outputs": 0, "then": "error"}),
@@ -56,7 +61,7 @@ class Traffic:
 
     def ask(self) -> tuple[Ask, Manner]:
         kinds = [self._unary, self._raw, self._infer, self._stream, self._generate, self._openai, self._resumable]
-        ask = self._random.choice(kinds)(self._token())
+        ask = self._random.choice([*kinds, self._message])(self._token())
         return ask, self._manner(ask)
 
     def calm(self, count: int) -> Iterator[tuple[Ask, Manner]]:
@@ -118,6 +123,15 @@ class Traffic:
         document = {"pipeline": "stream", "inputs": {"script": self._text(token, script)}}
         raw = _request("/v1/streams", token, json.dumps(document).encode(), connection="keep-alive")
         return self._maybe_invalid(Ask(token, RESUMABLE, raw, reply.of_start, outcome))
+
+    def _message(self, token: str) -> Ask:
+        """The first message of a WebSocket. It runs as a stream, whose errors have no code for the rule of `unary`."""
+        unary = [each for each in _UNARY if each[1] is not _EXIT]
+        pipeline, scripts = self._random.choice([("unary", unary), ("stream", _STREAMED)])
+        outcome, script = self._random.choice(scripts)
+        head = handshake(pipeline, f"X-Request-ID: {token}")
+        message = frame(TEXT, json.dumps({"script": self._text(token, script)}).encode())
+        return Ask(token, WEBSOCKET, head + message, reply.of_messages, outcome)
 
     def _posted(self, token: str, dialect: str, outcome: str, script: Script) -> Ask:
         content = json.dumps({"script": self._text(token, script)}).encode()

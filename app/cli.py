@@ -1,6 +1,6 @@
 """Runs the command line: ``triton-gateway serve | check | models | init | triton | key new``.
 
-``main`` parses the arguments, runs one command and returns the exit status; it also runs the hidden command ``worker``.
+``main`` parses the arguments, runs one command and returns the exit status.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -37,8 +36,6 @@ from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import check_files, serve
 from app.process.supervision import BackgroundTaskFailed
 from app.process.tritons import run_triton
-from app.process.workers.supervisor import supervise
-from app.process.workers.worker import work
 from app.settings import (
     DEFAULT_REPOSITORY,
     PREFIX,
@@ -53,9 +50,6 @@ from app.triton.embedded import models_venv
 from app.triton.embedded.machine import EmbeddedTritonError
 from app.triton.opening import open_engine
 from app.triton.repository import RepositoryUnreadable, live_repository
-
-HIDDEN = {"worker"}
-"""Commands that only the gateway itself calls."""
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
@@ -83,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _commands(self) -> list[str]:
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return [name for action in actions for name in action.choices if name not in HIDDEN]
+        return [name for action in actions for name in action.choices]
 
 
 STARTER = Path(__file__).with_name("starter")
@@ -192,13 +186,7 @@ def _serve(given: dict[str, Any]) -> int:
     require_free_ports(settings.host, {f"{PREFIX}PORT": settings.port, f"{PREFIX}ADMIN_PORT": settings.admin_port})
     if settings.embedded:
         _prepare_models(settings)
-    uvloop.run(serve(settings) if settings.workers == 1 else supervise(settings))
-    return 0
-
-
-def _work(given: dict[str, Any]) -> int:
-    with suppress(EOFError):  # the supervisor has ended and has already logged the reason
-        uvloop.run(work(given["channel"]))
+    uvloop.run(serve(settings))
     return 0
 
 
@@ -248,9 +236,6 @@ def command_parser() -> argparse.ArgumentParser:
     models.set_defaults(command=_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
     _add_key(commands)
-    worker = commands.add_parser("worker")  # without help: only a supervisor calls it
-    worker.set_defaults(command=_work)
-    worker.add_argument("channel", type=int)
     return parser
 
 

@@ -2,12 +2,12 @@
 
 import os
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 
 from fastapi import Depends, FastAPI, Request
+from prometheus_client.registry import Collector
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -26,7 +26,7 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.routes import docs
 from app.api.routes.admin import MetricsRoutes, TraceRoutes
-from app.api.routes.health import HealthRoutes, Workers
+from app.api.routes.health import HealthRoutes, Processes
 from app.api.routing import Route
 from app.check import live_findings
 from app.core.inference import TensorMemory
@@ -59,8 +59,8 @@ class Gateway:
     explain_store: ExplainStore | None = None
     """In the process with the admin port, if requests may be explained: receives Triton's spans."""
     collector_url: str | None = None
-    statistics_of_workers: Callable[[], Awaitable[Statistics]] | None = None
-    """None if this process is the only one that serves the API."""
+    page: Collector | None = None
+    """The metrics of all processes that serve the API; None if this process is the only one."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
     share: Share = WHOLE
@@ -73,11 +73,13 @@ class Gateway:
         if self.store is not None:
             self.inference.metrics.show_kept(self.store.usage.streams, self.store.usage.size)
 
+    @property
+    def metrics_page(self) -> Collector:
+        return self.page or self.inference.metrics.registry
+
     async def statistics(self) -> Statistics:
-        if self.statistics_of_workers is not None:
-            return await self.statistics_of_workers()
         self.show_load()
-        return statistics_of(self.inference.metrics.registry)
+        return statistics_of(self.metrics_page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +147,16 @@ def _dialect(name: str, services: Services) -> Dialect:
     return dialect
 
 
-def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
-    """``workers``: the processes that serve the API, or None if this process serves it."""
+def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | None = None) -> EntryPoint:
+    """``processes``: all that serve the API; None if this process is the only one."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     forms = ErrorForms()
     app = _bare_app(hint, {}, forms)
     inference = gateway.inference
-    health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, workers)
+    health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, processes)
     app.include_router(health.router())
-    registry = inference.metrics.registry if workers is None else workers.registry
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
-    app.include_router(MetricsRoutes(registry, gateway.show_load, url, tls).router())
+    app.include_router(MetricsRoutes(gateway.metrics_page, gateway.show_load, url, tls).router())
     if gateway.explain_store is not None:
         app.include_router(TraceRoutes(gateway.explain_store, gateway.collector_url).router())
     return _entry_point(app, gateway, forms)

@@ -226,8 +226,8 @@ class Settings(BaseSettings):
 
     @property
     def may_explain(self) -> bool:
-        """Whether some caller may explain requests, now or after a change of the keys."""
-        return self.explain or self.api_keys_file is not None
+        """Whether some caller may explain requests, now or after a change of the keys. Several workers cannot."""
+        return self.workers == 1 and (self.explain or self.api_keys_file is not None)
 
     @property
     def models_venv(self) -> Path:

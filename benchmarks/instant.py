@@ -4,7 +4,7 @@ import sys
 
 from app import cli
 from app.process import tritons
-from app.process.workers import supervisor
+from app.process.workers import parent, worker
 from app.triton.engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 
@@ -21,8 +21,8 @@ class InstantEngine(IdentityEngine):
 
 def main() -> int:
     tritons.DirectEngine = InstantEngine  # type: ignore[assignment,misc]
-    supervisor.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
-    return cli.main(sys.argv[1:])
+    parent.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
+    return worker.main() if sys.argv[1:] == ["worker"] else cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

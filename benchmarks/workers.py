@@ -28,7 +28,7 @@ CONFIG = "pipelines: {identity: {model: identity}}\n"
 ONE, TWO, SIDE_BY_SIDE = "1 worker", "2 workers", "two separate gateways with 1 worker"
 NOTE = (
     "`serve` with sockets, log and metrics, with an engine that answers at once instead of Triton. Cores in use: "
-    "CPU seconds per second of the gateway's processes, including the supervisor. The load uses the rest."
+    "CPU seconds per second of the gateway's processes, including their parent. The load uses the rest."
 )
 SCALING = (
     "Two gateways share nothing, so on two cores their rate is the upper limit for two workers; other load on the "

@@ -13,7 +13,7 @@ import pytest
 from app import __version__, cli
 from app.admission.keys import read_keys
 from app.main import DIALECTS
-from app.process.workers import supervisor
+from app.process.workers import parent
 from tests.fakes.triton import FakeTriton, serving
 
 
@@ -21,8 +21,8 @@ from tests.fakes.triton import FakeTriton, serving
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes to an empty folder without ``gateway.yaml``, and keeps pytest's logging."""
     monkeypatch.chdir(tmp_path)
-    for module in (cli, supervisor):
-        monkeypatch.setattr(module, "configure_logging", lambda level, style, turn=None: None)
+    for module in (cli, parent):
+        monkeypatch.setattr(module, "configure_logging", lambda level, style, write_bytes=None: None)
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

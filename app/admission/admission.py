@@ -9,6 +9,7 @@ from app.admission.scheduler import Claim, ModelQueue, Quota, Slot
 from app.admission.stream_limit import StreamLimit
 from app.core.inference import Deadline
 from app.core.model import Capacity
+from app.core.share import WHOLE, Share
 
 QUEUE = 256
 """Default limit on the requests that wait for a pipeline at the same time."""
@@ -110,14 +111,12 @@ class Admission:
     """Holds the queues of all models and the quotas of all callers.
 
     Args:
-        workers: the number of processes that share the limits.
+        own: the part of this process in the limits.
         servers: the number of Tritons at the start.
-        number: of this process among the workers, from 1.
     """
 
-    def __init__(self, workers: int = 1, servers: int = 1, number: int = 1) -> None:
-        self._workers = workers
-        self._number = number
+    def __init__(self, own: Share = WHOLE, servers: int = 1) -> None:
+        self._own = own
         self._servers = servers
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
@@ -148,11 +147,9 @@ class Admission:
     def share(self, total: int | None) -> int | None:
         """Returns this process's share of a limit. The shares add up to ``total``, but none is 0 unless ``total`` is.
 
-        A worker without a slot could not answer the requests on its connections.
+        A process without a slot could not answer the requests on its connections.
         """
-        if total is None:
-            return None
-        return max(total // self._workers + (self._number <= total % self._workers), min(total, 1))
+        return None if total is None else max(self._own.part(total), min(total, 1))
 
     def calls_of(self, model: str, steps: int) -> int:
         """Returns how many calls of a model keep it busy, if each call may have the items of several requests.
@@ -161,7 +158,7 @@ class Admission:
         more than the requests that may run.
         """
         instances = self._servers * self._loads[model].capacity.instances
-        return min(self.model_queues[model].limit.value, ceil(instances / self._workers) + steps)
+        return min(self.model_queues[model].limit.value, ceil(instances / self._own.of) + steps)
 
     def _follow(self, load: ModelLoad) -> None:
         """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""
@@ -169,7 +166,7 @@ class Admission:
         if model_queue is not None and self._loads[load.model] == load:
             return
         self._loads[load.model] = load
-        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._workers)
+        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._own.of)
         if model_queue is None:
             self.model_queues[load.model] = ModelQueue(load.model, limit)
         else:
@@ -177,8 +174,8 @@ class Admission:
             model_queue.serve_queue()
 
 
-def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Limit:
+def limit_for(capacity: Capacity, in_flight: int | None, processes: int = 1) -> Limit:
     """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
     if in_flight is not None:
         return FixedLimit(in_flight)
-    return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)
+    return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, processes)

@@ -238,18 +238,13 @@ _log = logging.getLogger(__name__)
 
 
 class FollowedKeys:
-    """Reloads the keys file when it changes.
+    """Reloads the keys file when it changes."""
 
-    A worker passes the keys of its supervisor as ``known``. The supervisor also follows the file, and only the
-    supervisor logs.
-    """
-
-    def __init__(self, path: Path, dialects: Collection[str], known: Keyring | None = None) -> None:
-        """Reads the file. Raises ConfigError if the file is invalid and ``known`` is None."""
+    def __init__(self, path: Path, dialects: Collection[str]) -> None:
+        """Reads the file. Raises ConfigError if the file is invalid."""
         self._path = path
-        self.is_quiet = known is not None
-        self._file = FollowedFile(path, partial(read_keys, dialects=dialects), "the file of API keys", self.is_quiet)
-        self.ring = known or self._file.read_first()
+        self._file = FollowedFile(path, partial(read_keys, dialects=dialects), "the file of API keys")
+        self.ring = self._file.read_first()
         """The keys of the last valid version of the file."""
         self._warn_if_public()
 
@@ -263,8 +258,7 @@ class FollowedKeys:
         ring = await self._file.read_if_changed()
         if ring is not None:
             self.ring = ring
-            if not self.is_quiet:
-                _log.info("the file of API keys was reloaded", extra={"keys": len(ring.keys)})
+            _log.info("the file of API keys was reloaded", extra={"keys": len(ring.keys)})
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
@@ -276,5 +270,5 @@ class FollowedKeys:
             mode = self._path.stat().st_mode
         except OSError:
             return
-        if mode & stat.S_IROTH and not self.is_quiet:
+        if mode & stat.S_IROTH:
             _log.warning("every user of this machine can read the file of API keys; run `chmod o-r %s`", self._path)

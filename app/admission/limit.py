@@ -88,10 +88,10 @@ class ThroughputLimit(FixedLimit):
     attempt.
     """
 
-    def __init__(self, capacity: Capacity, workers: int = 1) -> None:
-        self._instances = ceil(capacity.instances / workers)
+    def __init__(self, capacity: Capacity, processes: int = 1) -> None:
+        self._instances = ceil(capacity.instances / processes)
         self._lowest = self._instances + 1
-        super().__init__(min(max(self._lowest, ceil(capacity.requests / workers)), HIGHEST))
+        super().__init__(min(max(self._lowest, ceil(capacity.requests / processes)), HIGHEST))
         self._base = self.value
         self._base_rate = 0.0
         """Answers per second with the limit ``_base``."""

@@ -62,11 +62,11 @@ class StreamLimit(FixedLimit):
     without a first output is never higher than the window, so a full model holds at most that many in its own queue.
     """
 
-    def __init__(self, capacity: Capacity, workers: int = 1) -> None:
-        self._lowest = ceil(capacity.instances / workers) + 1
-        self._fewest = ceil(STREAMS / workers)
-        self._most_cold = ceil(COLD_STREAMS / workers)
-        self._proven = float(max(ceil(capacity.requests / workers) - self._fewest, 0))
+    def __init__(self, capacity: Capacity, processes: int = 1) -> None:
+        self._lowest = ceil(capacity.instances / processes) + 1
+        self._fewest = ceil(STREAMS / processes)
+        self._most_cold = ceil(COLD_STREAMS / processes)
+        self._proven = float(max(ceil(capacity.requests / processes) - self._fewest, 0))
         """The most streams that produced outputs at the same time. With the window it starts as configured."""
         self._window = HIGHEST
         """How many more streams may try. After a late first output 0, then 1; it doubles if there was room for them."""

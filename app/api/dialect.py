@@ -92,7 +92,7 @@ class Services:
     store: StreamStore | None
     """None if resumable streams are off."""
     statistics: Callable[[], Awaitable[Statistics]]
-    """Of all workers."""
+    """Of all processes."""
     findings: Callable[[], Awaitable[Sequence[Finding]]]
     """What the linter finds now. Raises GatewayError."""
     share: Share = WHOLE

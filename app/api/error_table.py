@@ -173,7 +173,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.HttpSessionsOff: ErrorRow(
         501,
         "The gateway has several workers, and a session lives in one of them: over HTTP, its steps would reach others.",
-        "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS to 1.",
+        "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS=1.",
     ),
     errors.ModelError: ErrorRow(
         502,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from app.admission.keys import Key
 from app.api.exchange import Exchange
 from app.core.trace import SAMPLED, TraceContext
-from app.observability.explain.request import ExplainedRequest, ExplainedStep, Explanations, Plan
+from app.observability.explain.request import ExplainedRequest, ExplainedStep, Plan
+from app.observability.explain.store import ExplainStore
 from app.observability.record import OpenExplanation
 from app.pipelines.graph import Graph
 from app.pipelines.pipeline import Pipeline
@@ -17,7 +18,7 @@ from app.pipelines.pipeline import Pipeline
 class Explaining:
     """``for_everyone``: whether every caller may explain, not only the keys with ``explain: true``."""
 
-    explanations: Explanations
+    explanations: ExplainStore
     for_everyone: bool
 
     def allows(self, key: Key | None) -> bool:

@@ -21,14 +21,12 @@ _log = logging.getLogger(__name__)
 class FollowedFile(Generic[Content]):
     """``read`` may raise ConfigError. ``name``: in the log. ``has_failed``: the newest content cannot be used.
 
-    ``is_quiet``: another process of this gateway follows the file too, and logs what is wrong with it.
     ``others_of``: the files that ``read`` read because the content names them, with their stamps before that.
     """
 
     path: Path
     read: Callable[[Path], Content]
     name: str
-    is_quiet: bool = False
     others_of: Callable[[Content], Mapping[Path, Stamp]] | None = None
     has_failed: bool = False
     _stamps: Mapping[Path, Stamp] = field(default_factory=dict)
@@ -72,9 +70,8 @@ class FollowedFile(Generic[Content]):
         self._stamps, self.has_failed = stamps, True
         self._backoff.fail()
         if problem != self._problem:
-            level = logging.DEBUG if self.is_quiet else logging.ERROR
             text = "%s has changed but is invalid; the old one stays active: %s"
-            _log.log(level, text, self.name, problem, exc_info=exc)
+            _log.error(text, self.name, problem, exc_info=exc)
         self._problem = problem
 
 

@@ -5,15 +5,14 @@ slow reader of the log never blocks a request.
 """
 
 import atexit
-import fcntl
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import orjson
@@ -30,46 +29,25 @@ CLOSE_S = 1.0
 """Time limit for writing the last lines at the end of the process."""
 
 
-Turn = Callable[[], AbstractContextManager[bool | None]]
-"""A block in which no other process writes to the same descriptor.
-
-Its value is true if the previous process was killed in its turn: the last line may then be incomplete.
-"""
-_WRITING, _DONE = b"w", b"d"
-
-
-def turns_by(lock: int) -> Turn:
-    """``lock``: a descriptor of a file in memory that the processes share; its byte says whether one of them writes.
-
-    The kernel ends the turn of a process that dies.
-
-    Without turns, the kernel may mix the writes of two processes to one pipe if they are larger than 4 KiB.
-    """
-
-    @contextmanager
-    def turn() -> Iterator[bool]:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        try:
-            was_cut_off = os.pread(lock, 1, 0) == _WRITING
-            os.pwrite(lock, _WRITING, 0)
-            yield was_cut_off
-            os.pwrite(lock, _DONE, 0)
-        finally:
-            fcntl.lockf(lock, fcntl.LOCK_UN)
-
-    return turn
-
-
 class LineWriter:
     """Writes lines to a descriptor in a separate thread, so that a slow reader of the log never blocks a request.
 
     :meth:`write` may be called from any thread and never blocks.
     """
 
-    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES, turn: Turn = nullcontext) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        write_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """``write_bytes``: limit of one write of several lines.
+
+        Other processes may write to the same pipe: only writes of at most ``select.PIPE_BUF`` are never mixed.
+        """
         self.dropped = 0
         """The number of dropped lines."""
-        self._turn = turn
+        self._write_bytes = write_bytes
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._lock = threading.Lock()
@@ -122,16 +100,14 @@ class LineWriter:
 
     def _write_all(self, lines: bytearray) -> None:
         """Blocks as long as the reader of the descriptor does. Lines that cannot be written are dropped."""
-        rest = memoryview(lines)
+        begin, view = 0, memoryview(lines)
         try:
-            with self._turn() as was_cut_off:
-                if was_cut_off:
-                    os.write(self._descriptor, b"\n")
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+            while begin < len(lines):
+                end = lines.rfind(b"\n", begin, begin + self._write_bytes) + 1 or lines.find(b"\n", begin) + 1
+                begin += os.write(self._descriptor, view[begin:end])
         except Exception:  # of any kind, because the thread writes all later lines too
             with self._lock:
-                self.dropped += lines.count(b"\n", len(lines) - len(rest))
+                self.dropped += lines.count(b"\n", begin)
 
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -221,8 +197,9 @@ class LineHandler(logging.Handler):
 class TextFormatter(logging.Formatter):
     """Plain text. The line of a request has its main fields, and the code and the cause if it failed."""
 
-    def __init__(self, worker: int | None = None) -> None:
-        source = "" if worker is None else f"worker {worker} "
+    def __init__(self, own: Mapping[str, object] | None = None) -> None:
+        """``own``: names and values that each line of this process begins with."""
+        source = "".join(f"{name} {value} " for name, value in (own or {}).items())
         super().__init__(f"%(asctime)s %(levelname)-7s {source}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
@@ -246,11 +223,10 @@ def _request_text(fields: Mapping[str, object]) -> str:
     return shown(text, len(text), substitute=" ")
 
 
-def formatter_of(style: str, worker: int | None) -> logging.Formatter:
+def formatter_of(style: str, own: Mapping[str, object] | None) -> logging.Formatter:
     """``style``: ``json``, ``text``, or ``auto``: text if standard error is a terminal."""
-    if style == "text" or (style == "auto" and sys.stderr.isatty()):
-        return TextFormatter(worker)
-    return JsonFormatter({} if worker is None else {"worker": worker})
+    is_text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    return TextFormatter(own) if is_text else JsonFormatter(own)
 
 
 class StructuredLogger:
@@ -288,14 +264,16 @@ def dropped_lines() -> int:
     return sum(handler.writer.dropped for handler in handlers if isinstance(handler, LineHandler))
 
 
-def configure_logging(level: str, style: str, worker: int | None = None, turn: Turn = nullcontext) -> LineWriter:
+def configure_logging(
+    level: str, style: str, own: Mapping[str, object] | None = None, write_bytes: int = MAX_WAITING_BYTES
+) -> LineWriter:
     """``style``: ``json``, ``text`` or ``auto``. The writer counts the lines that were dropped.
 
-    ``worker``: the number that every line of a worker has. ``turn``: as in :class:`LineWriter`.
+    ``own``: fields of every line of this process. ``write_bytes``: as in :class:`LineWriter`.
     """
-    writer = LineWriter(sys.stderr.fileno(), turn=turn)
+    writer = LineWriter(sys.stderr.fileno(), write_bytes=write_bytes)
     handler = LineHandler(writer)
-    handler.setFormatter(formatter_of(style, worker))
+    handler.setFormatter(formatter_of(style, own))
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]

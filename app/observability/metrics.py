@@ -1,63 +1,19 @@
-"""The Prometheus metrics. Label values come from fixed sets, never from a caller's text.
-
-The ``process_*`` metrics: CPU time, memory and open files of the gateway, including its workers.
-"""
+"""The Prometheus metrics. Label values come from fixed sets, never from a caller's text."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from app.core.answer import Tokens
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome, TooManyRequests
 from app.core.inference import InferenceRequest
 from app.observability.log import dropped_lines
-from app.observability.worker_metrics import Series
-
-CPU = "process_cpu_seconds"
-ADDED = {"process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"}
-
-
-class ProcessMetrics(Collector):
-    """``process_max_fds`` and ``process_start_time_seconds`` are those of this process; memory and files are sums.
-
-    The CPU time is that of this process: each worker counts its own among its shared values (:func:`cpu_series`), which
-    belong to one worker even if its process id is used again, and which stay when it ends.
-    """
-
-    def __init__(self) -> None:
-        self.workers: Callable[[], Iterable[int]] = tuple
-        """Returns the process ids of the running workers."""
-
-    def collect(self) -> Iterator[Metric]:
-        running = [numbers_of(pid) for pid in self.workers()]
-        for family in ProcessCollector(registry=None).collect():
-            if family.name in ADDED:
-                (own,) = family.samples
-                value = own.value + sum(numbers.get(family.name, 0.0) for numbers in running)
-                family.samples = [Sample(own.name, {}, value)]
-            yield family
-
-
-def cpu_series() -> Series:
-    """The CPU seconds of a worker. The supervisor adds them to its own."""
-    return Series("counter", CPU, f"{CPU}_total", (), ())
-
-
-def numbers_of(pid: int) -> dict[str, float]:
-    """Returns the values by metric; empty if the process has ended."""
-    families = ProcessCollector(registry=None, pid=lambda: pid).collect()
-    return {family.name: family.samples[0].value for family in families}
-
 
 NO_PIPELINE = "-"
-DROPPED_LINES = "triton_gateway_log_lines_dropped"
 
 DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _BY_REQUEST = ("pipeline", "transport", "outcome")
@@ -159,9 +115,11 @@ class Metrics:
         self.engine_deaths = self._counter("engine_deaths", "Engines of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.out_of_files = self._counter("out_of_files", "Seconds in which a process had no free file descriptor")
-        self.registry.register(_DroppedLines())
-        self.processes = ProcessMetrics()
-        self.registry.register(self.processes)
+        self.dropped_lines = self._counter(
+            "log_lines_dropped", "Log lines dropped because the reader of the log is too slow"
+        )
+        self._shown_dropped_lines = 0
+        ProcessCollector(registry=self.registry)
         self.has_addresses = has_addresses
         self.triton_up = self._gauge(
             "triton_up", "Whether Triton answers", *(["address"] if has_addresses else []), mode="all"
@@ -198,6 +156,8 @@ class Metrics:
         limits: Mapping[str, int],
     ) -> None:
         """``limits``: by model; the others by pipeline."""
+        self.dropped_lines.inc((dropped := dropped_lines()) - self._shown_dropped_lines)
+        self._shown_dropped_lines = dropped
         self.requests_running.set(sum(running.values()))
         self.requests_waiting.set(sum(waiting.values()))
         by_label = (
@@ -224,7 +184,7 @@ class Metrics:
     def _gauge(
         self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax", "all"] = "livesum"
     ) -> Gauge:
-        """``mode``: how the gauges of several workers are merged. With ``all`` the page has only the supervisor's."""
+        """``mode``: how the gauges of several processes are merged. With ``all``, a page has those of its process."""
         return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(
@@ -295,17 +255,6 @@ class PipelineMetrics:
     @cached_property
     def stream_outputs(self) -> Counter:
         return self._metrics.stream_outputs.labels(self._name)
-
-
-class _DroppedLines(Collector):
-    """Reads the count from the log when the metrics are read."""
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(
-            DROPPED_LINES,
-            "Log lines dropped because the reader of the log is too slow",
-            value=dropped_lines(),
-        )
 
 
 class SharedMemoryMetrics:

@@ -12,7 +12,8 @@ from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
 from app.core.inference import new_request_id
 from app.core.trace import TraceContext
-from app.observability.explain.request import Ended, ExplainedRequest, Explanations
+from app.observability.explain.request import Ended, ExplainedRequest
+from app.observability.explain.store import ExplainStore
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 
@@ -117,7 +118,7 @@ class RequestRecord(Struct, eq=False):
         self.log()
 
     def count(self, metrics: Metrics) -> None:
-        """Counts the request, before its answer is written: so a worker that is killed has counted every answer."""
+        """Counts the request, before its answer is written: so a process that is killed has counted every answer."""
         self.total_s = self.duration_s
         if self.explanation is not None:
             self.explanation.close(self)
@@ -192,7 +193,7 @@ class RequestRecord(Struct, eq=False):
 class OpenExplanation:
     """The explanation of a request that runs."""
 
-    explanations: Explanations
+    explanations: ExplainStore
     request: ExplainedRequest
     stream_ended: float = 0.0
     """When the request's stream ended, on the clock of the record."""

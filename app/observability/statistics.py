@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from app.core.errors import Outcome
@@ -59,10 +59,10 @@ class Statistics(Struct):
     pipelines: dict[str, PipelineStatistics]
 
 
-def statistics_of(registry: CollectorRegistry) -> Statistics:
-    """``registry``: of one process, or of all workers. A pipeline without requests may be missing."""
+def statistics_of(metrics: Collector) -> Statistics:
+    """``metrics``: of all processes. A pipeline without requests may be missing."""
     found: dict[str, PipelineStatistics] = {}
-    for family in registry.collect():
+    for family in metrics.collect():
         for sample in family.samples:
             if (pipeline := sample.labels.get("pipeline")) is not None:
                 _add(found.setdefault(pipeline, no_requests()), sample)

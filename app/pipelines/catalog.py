@@ -134,11 +134,11 @@ class Catalog:
     _followed: FollowedFile[GatewayFile] | None = field(default=None, init=False)
     _was_up: bool = field(default=False, init=False)
 
-    def load_file(self, known: GatewayFile | None = None) -> None:
-        """Reads the file for the first time, or begins with content that is known to be good. Raises ConfigError."""
+    def load_file(self) -> None:
+        """Reads the file for the first time. Raises ConfigError."""
         if self.path is not None:
-            self._followed = followed_gateway_file(self.path, is_quiet=known is not None)
-            self.file = known or self._followed.read_first()
+            self._followed = followed_gateway_file(self.path)
+            self.file = self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {
                 name: CatalogEntry(served=PipelineVersion(name, spec, self.file)) for name, spec in specs.items()

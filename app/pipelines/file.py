@@ -36,9 +36,9 @@ def read_gateway_file(path: Path) -> GatewayFile:
     return _with_templates(GatewayFile(path, spec, lines))
 
 
-def followed_gateway_file(path: Path, *, is_quiet: bool = False) -> FollowedFile[GatewayFile]:
-    """Follows the file and its templates. ``is_quiet``: as of FollowedFile."""
-    return FollowedFile(path, read_gateway_file, "gateway.yaml", is_quiet, lambda file: file.templates)
+def followed_gateway_file(path: Path) -> FollowedFile[GatewayFile]:
+    """Follows the file and its templates."""
+    return FollowedFile(path, read_gateway_file, "gateway.yaml", lambda file: file.templates)
 
 
 def warn_without_counter(file: GatewayFile) -> None:

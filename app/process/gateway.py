@@ -23,10 +23,8 @@ from app.check import log_findings
 from app.config.document import ConfigError
 from app.core.engine import Engine
 from app.core.loopback import is_loopback
-from app.core.share import Share
 from app.core.text import nearest
 from app.main import DIALECTS, Gateway
-from app.observability.explain.request import Explanations
 from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
@@ -56,7 +54,7 @@ class ScopeCheck:
         self._logged: set[tuple[str, str]] = set()
 
     def run(self) -> None:
-        if self._catalog.file is None or self._keys.is_quiet:
+        if self._catalog.file is None:
             return
         served = [*self._catalog.entries, *self._catalog.oip_models.names]
         for key in self._keys.ring.keys:
@@ -68,23 +66,23 @@ class ScopeCheck:
 
 
 class ShareCheck:
-    """Reports limits of requests that are smaller than the number of workers: together the workers exceed them.
+    """Reports limits of requests that are smaller than the number of processes: together these exceed them.
 
-    Logs each of these limits once. ``workers``: 1 for a process whose supervisor logs them.
+    Logs each of these limits once.
     """
 
-    def __init__(self, catalog: Catalog, keys: FollowedKeys | None, workers: int) -> None:
+    def __init__(self, catalog: Catalog, keys: FollowedKeys | None, processes: int) -> None:
         self._catalog = catalog
         self._keys = keys
-        self._workers = workers
+        self._processes = processes
         self._logged: set[tuple[str, int]] = set()
 
     def run(self) -> None:
         for limit, total in self._limits():
-            if total < self._workers and (limit, total) not in self._logged:
+            if total < self._processes and (limit, total) not in self._logged:
                 self._logged.add((limit, total))
-                text = "%s is %d, but each of the %d workers runs at least 1 request: together they run up to %d"
-                _log.warning(text, limit, total, self._workers, self._workers)
+                text = "%s is %d, but each of the %d processes runs at least 1 request: together they run up to %d"
+                _log.warning(text, limit, total, self._processes, self._processes)
 
     def _limits(self) -> Iterator[tuple[str, int]]:
         for name, entry in self._catalog.entries.items():
@@ -211,27 +209,25 @@ class Stores:
     """
 
     streams: StreamStore | None
-    explanations: Explanations | None
+    explanations: ExplainStore | None
 
 
 @asynccontextmanager
 async def open_gateway(
     settings: Settings, triton: Triton, stores: Stores, tracer: Tracer, supervisor: Supervisor
 ) -> AsyncIterator[Gateway]:
-    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
-
-    A worker starts nevertheless, because the other workers may still serve the previous version of the file.
-    """
+    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers."""
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
-    keys = _keys_of(settings, triton)
+    path, is_first = settings.api_keys_file, triton.share.number == 1
+    keys = None if path is None else FollowedKeys(path, DIALECTS)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
     async with servers.opened() as calls:
         catalog = await _catalog_of(settings, triton, calls.engine)
         servers.canaries.catalog = catalog
-        check = ModelCheck(catalog, calls.engine, is_done=triton.part is not None)
+        check = ModelCheck(catalog, calls.engine, is_done=not is_first)
         await check.run_once()
         inference = _inference_of(servers, calls.engine, catalog, stores.explanations)
-        shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
+        shares = ShareCheck(catalog, keys, triton.share.of if is_first else 1)
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
@@ -246,18 +242,18 @@ async def open_gateway(
                 metrics_tls_of(settings),
                 servers.health,
                 keys,
-                stores.explanations if isinstance(stores.explanations, ExplainStore) else None,
+                stores.explanations,
                 settings.traces_url,
                 browser_rules=browser_rules_of(settings),
-                share=Share(triton.worker_number, triton.workers),
+                share=triton.share,
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
             )
         await inference.canceller.close()
 
 
-def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanations: Explanations | None) -> Inference:
+def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanations: ExplainStore | None) -> Inference:
     triton, metrics = servers.triton, servers.metrics
-    admission = Admission(triton.workers, len(triton.addresses), triton.worker_number)
+    admission = Admission(triton.share, len(triton.addresses))
     explaining = None if explanations is None else Explaining(explanations, for_everyone=servers.settings.explain)
     return Inference(
         CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
@@ -268,12 +264,6 @@ def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanatio
         admission=admission,
         explaining=explaining,
     )
-
-
-def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:
-    """Reads the keys; None if no keys are required. Raises ConfigError."""
-    path = settings.api_keys_file
-    return None if path is None else FollowedKeys(path, DIALECTS, triton.part.keys if triton.part else None)
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:
@@ -291,12 +281,12 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
         ),
         triton.grpc_url,
     )
-    if settings.config_path is None and triton.part is None:
+    if settings.config_path is None and triton.share.number == 1:
         looked_for = settings.default_config.absolute()
         _log.info("there is no %s: every ready model is served under its own name, until the file exists", looked_for)
-    catalog.load_file(triton.part.file if triton.part else None)
+    catalog.load_file()
     await catalog.refresh()
-    if catalog.complaints and triton.part is None:
+    if catalog.complaints:
         raise ConfigError("\n".join(catalog.complaints))
     return catalog
 
@@ -305,7 +295,7 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(
         settings.max_body_bytes,
         settings.max_bytes_in_flight,
-        connections_within(settings.max_connections, is_quiet=True),
+        connections_within(settings.max_connections),
         ping_s=settings.ping_s,
         send_s=settings.send_timeout_s,
     )

@@ -1,11 +1,9 @@
 """The gateway's listening sockets, and a uvicorn server for each socket."""
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
-from typing import Any, cast
+from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -36,13 +34,24 @@ class ListeningPortTaken(Exception):
 
 
 @contextmanager
-def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
+def listening(host: str, port: int, setting: str, *, shares_port: bool = False) -> Iterator[socket.socket]:
     """A listening socket, closed at the end of the block. Raises ListeningPortTaken.
 
     It listens at once, because two sockets can be bound to the same port as long as neither listens.
+    ``shares_port``: the kernel distributes the connections over all sockets of this user that share the port.
     """
-    with _listener(host, port, setting) as listener:
+    with _bound(host, port, setting, shares_port=shares_port) as listener:
+        listener.listen(BACKLOG)
         yield listener
+
+
+@contextmanager
+def reserved(host: str, port: int, setting: str) -> Iterator[int]:
+    """Reserves a port for the sockets of other processes that share it. Raises ListeningPortTaken."""
+    with listening(host, port, setting) as first:  # fails if the port is taken, also by sockets that share it
+        port = int(first.getsockname()[1])
+    with _bound(host, port, setting, shares_port=True):
+        yield port
 
 
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
@@ -53,7 +62,7 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
     taken = []
     for setting, port in ports.items():
         try:
-            with _listener(host, port, setting):
+            with listening(host, port, setting):
                 pass
         except ListeningPortTaken as exc:
             taken.append(str(exc))
@@ -71,19 +80,7 @@ def _free_port(host: str) -> int:
         return int(free.getsockname()[1])
 
 
-@contextmanager
-def listening_together(host: str, port: int, setting: str, count: int) -> Iterator[list[socket.socket]]:
-    """Opens listening sockets on one port; the kernel distributes the connections over them.
-
-    Raises ListeningPortTaken.
-    """
-    with listening(host, port, setting) as first:  # fails if the port is taken, unlike the next
-        port = first.getsockname()[1]
-    with ExitStack() as stack:
-        yield [stack.enter_context(_listener(host, port, setting, shares_port=True)) for _ in range(count)]
-
-
-def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) -> socket.socket:
+def _bound(host: str, port: int, setting: str, *, shares_port: bool) -> socket.socket:
     """Raises ListeningPortTaken."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -91,7 +88,6 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
         if shares_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
         raise ListeningPortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
@@ -118,19 +114,6 @@ class Server(uvicorn.Server):
         self._limit.is_closing = True
         for connection in self.server_state.connections:
             cast("BoundedProtocol", connection).close_after_answer()
-
-    async def accept_from(self, listener: socket.socket) -> asyncio.AbstractServer:
-        """Also serves another socket, until the returned server is closed or this server stops."""
-        protocol_class: Any = self.config.http_protocol_class
-        protocol = partial(
-            protocol_class,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        server = await asyncio.get_running_loop().create_server(protocol, sock=listener, backlog=BACKLOG)
-        self.servers.append(server)
-        return server
 
 
 @asynccontextmanager

@@ -15,15 +15,15 @@ CHECK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def connections_within(limit: int, *, is_quiet: bool = False) -> int:
+def connections_within(limit: int) -> int:
     """Returns how many of ``limit`` connections the process can open; raises its limit of open files if necessary.
 
     The other connections get 429, which is logged and counted, while the event loop resets connections for which there
-    is no file descriptor. ``is_quiet``: the supervisor has logged it.
+    is no file descriptor.
     """
     files = _allow_files(limit + RESERVED)
     fitting = min(limit, max(files - RESERVED, files // 2))
-    if fitting < limit and not is_quiet:
+    if fitting < limit:
         _log.warning(
             "the limit of open files is %d, so that a process accepts %d connections and not %d "
             "(GATEWAY_MAX_CONNECTIONS); raise the limit (ulimit -n) to %d",

@@ -6,12 +6,12 @@ answer.
 
 import asyncio
 import gc
-import logging
 import math
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
@@ -20,7 +20,7 @@ from app.admission.keys import read_keys
 from app.api import body_memory
 from app.api.pipelines.samples import samples_of
 from app.api.problems import problem_of
-from app.api.routes.health import Workers
+from app.api.routes.health import Processes
 from app.http1.protocol import ConnectionLimit
 from app.main import DIALECTS, Gateway, Pages, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
@@ -28,12 +28,11 @@ from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
-from app.pipelines.file import read_gateway_file, warn_without_counter
+from app.pipelines.file import GatewayFile, read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.credentials import check_credentials
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, serving, url_of
-from app.process.open_files import connections_within
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.tritons import running_triton
@@ -42,7 +41,9 @@ from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits
 from app.streams.store import StoreUnusable, StreamStore
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from app.process.workers.worker import Worker
+
 WITHIN_S = 1.0
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n"
 
@@ -88,7 +89,7 @@ async def announce(
     catalog: Catalog,
     url: str,
     triton_url: str,
-    workers: Workers | None = None,
+    processes: Processes | None = None,
     *,
     with_key: bool = False,
 ) -> None:
@@ -99,7 +100,7 @@ async def announce(
     says_why_at = time.monotonic() + WAITING_S
     if not catalog.triton_is_up:
         await _say_what_is_wrong_with(triton_url)
-    while not (catalog.is_ready and (workers is None or workers.is_ready)):
+    while not (catalog.is_ready and (processes is None or processes.is_ready)):
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
             say(_missing(catalog, triton_url))
@@ -121,7 +122,7 @@ def _missing(catalog: Catalog, triton_url: str) -> str:
     if not catalog.triton_is_up:
         return f"Waiting for Triton at {triton_url}."
     waited_for = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
-    return f"Waiting for {', '.join(waited_for or ['the workers'])}."
+    return f"Waiting for {', '.join(waited_for or ['the other processes'])}."
 
 
 def hard_to_try(pipeline: Pipeline) -> tuple[bool, bool, bool, bool]:
@@ -149,58 +150,74 @@ YOUNG_OBJECTS = 10_000
 """New objects after which the garbage collector looks for cycles."""
 
 
-async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM, SIGINT or SIGHUP.
+async def serve(settings: Settings, worker: "Worker | None" = None) -> None:
+    """Runs until SIGTERM, SIGINT or SIGHUP. ``worker``: if this process is one of several on the same ports.
 
     Raises ListeningPortTaken, StoreUnusable, ConfigError, TracingUnavailable or EmbeddedTritonError before anything is
     served, and BackgroundTaskFailed at the end if a background task ended unexpectedly.
     """
+    if settings.workers > 1 and worker is None:
+        from app.process.workers.parent import supervise  # noqa: PLC0415 - it imports this module
+
+        await supervise(settings)
+        return
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
     check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
-            main = stack.enter_context(listening(settings.host, settings.port, f"{PREFIX}PORT"))
-            admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
+            main, admin = (
+                stack.enter_context(listening(settings.host, port, f"{PREFIX}{name}", shares_port=worker is not None))
+                for port, name in ((settings.port, "PORT"), (settings.admin_port, "ADMIN_PORT"))
+            )
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
-            store = await stack.enter_async_context(open_store(settings))
-            await stack.enter_async_context(supervisor.running("store of streams", store.run()))
+            store = None
+            if worker is None or settings.redis_url is not None:
+                store = await stack.enter_async_context(open_store(settings))
+                await stack.enter_async_context(supervisor.running("store of streams", store.run()))
             port, admin_port = main.getsockname()[1], admin.getsockname()[1]
-            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+            if worker is None:
+                triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+            else:
+                triton = worker.triton
             stores = Stores(store, ExplainStore() if settings.may_explain else None)
             gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, tracer, supervisor))
+            if worker is not None:
+                gateway.page = worker.page_of(gateway)
+                await stack.enter_async_context(supervisor.running("state of this worker", worker.run(gateway)))
             app = api_of(gateway, settings, admin_port)
             refused = gateway.inference.metrics.count_refused_connection
-            limit = ConnectionLimit(connections_within(settings.max_connections), refused)
+            limit = ConnectionLimit(gateway.limits.max_connections, refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
-            admin_app = create_admin_app(gateway, api_port=port)
+            admin_app = create_admin_app(gateway, api_port=port, processes=worker)
             body_memory.keep()
             freeze_heap()
             server = await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
             catalog, with_key = gateway.inference.catalog, gateway.keys is not None
-            announcement = announce(catalog, url_of(settings.host, port), triton.grpc_url, with_key=with_key)
-            async with supervisor.running("announcement", announcement):
+            async with AsyncExitStack() as announcing:
+                if worker is None or worker.announces:
+                    announcement = announce(
+                        catalog, url_of(settings.host, port), triton.grpc_url, worker, with_key=with_key
+                    )
+                    await announcing.enter_async_context(supervisor.running("announcement", announcement))
                 await shutdown.requested.wait()
             await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
             await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()
 
 
-def check_files(settings: Settings) -> None:
-    """Raises ConfigError or SettingsError for a file that cannot be used, before anything is started."""
+def check_files(settings: Settings) -> GatewayFile | None:
+    """Returns gateway.yaml. Raises ConfigError or SettingsError for a file that cannot be used."""
     check_credentials(settings)
-    if settings.config_path is not None:
-        file = read_gateway_file(settings.config_path)
-        warn_without_counter(file)
-        if settings.workers > 1 and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
-            _log.warning(
-                "POST /v1/pipelines/{pipeline}/sessions answers 501 http_sessions_off: sessions over HTTP need "
-                "GATEWAY_WORKERS=1; over a WebSocket they work with several workers"
-            )
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file, DIALECTS)
+    if settings.config_path is None:
+        return None
+    file = read_gateway_file(settings.config_path)
+    warn_without_counter(file)
+    return file
 
 
 def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:

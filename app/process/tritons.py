@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from app.admission.keys import Keyring
 from app.core.engine import CallObserver, CallObservers, Engine
 from app.core.errors import GatewayError
+from app.core.share import WHOLE, Share
 from app.observability.log import TensorLog, say
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import sample_body
-from app.pipelines.file import GatewayFile
 from app.pipelines.pipeline import Pipeline
 from app.process.credentials import credentials_of
 from app.process.listening import url_of
@@ -41,27 +40,13 @@ from app.triton.health.hang import HungModels, Restart, StuckWatch
 from app.triton.health.health import HealthByAddress, TritonHealth
 from app.triton.health.lost_streams import LostStreams
 from app.triton.health.python_backend import Stubs
-from app.triton.health.repair import StubRepair
+from app.triton.health.repair import StubRepair, Turn, alone
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transport import Transport
 from app.triton.transports import open_transport
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPart:
-    """A worker's part of the gateway. The supervisor manages Triton."""
-
-    workers: int
-    """The number of workers."""
-    file: GatewayFile | None
-    """The last valid gateway.yaml that the supervisor read."""
-    keys: Keyring | None = None
-    """The last valid API keys that the supervisor read."""
-    number: int = 1
-    """The worker's number, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +59,10 @@ class Triton:
     allows_fast_pings: bool
     restart: Restart | None = None
     """Restarts the embedded Triton. None if the gateway did not start Triton."""
-    part: WorkerPart | None = None
-    """None in the process that reloads failed models and detects a stuck Triton."""
-
-    @property
-    def workers(self) -> int:
-        """How many processes call this Triton."""
-        return 1 if self.part is None else self.part.workers
-
-    @property
-    def worker_number(self) -> int:
-        """The number of this process among them, from 1."""
-        return 1 if self.part is None else self.part.number
+    share: Share = WHOLE
+    """The part of this process in the calls of the gateway."""
+    turn: Turn = alone
+    """The turn of this process to repair Triton."""
 
     @property
     def is_single(self) -> bool:
@@ -272,12 +249,12 @@ class Servers:
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""
-        return PacedCancels.shared_by(self.triton.workers)
+        return PacedCancels.shared_by(self.triton.share.of)
 
     @asynccontextmanager
     async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:
-        """None without shared memory. A supervisor of workers has none: its workers call the models."""
-        limit = self.settings.shared_memory_limit if self.triton.part or self.settings.workers == 1 else 0
+        """None without shared memory."""
+        limit = self.settings.shared_memory_limit
         if not limit:
             yield None
             return
@@ -288,7 +265,7 @@ class Servers:
 
     @asynccontextmanager
     async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        """Closes breakers again. Outside of workers, also repairs models and notices that Triton is stuck."""
+        """Closes breakers again, repairs models, and notices that Triton is stuck."""
         self.health[address] = health
         async with AsyncExitStack() as stack:
             stack.callback(self.health.pop, address)
@@ -297,8 +274,7 @@ class Servers:
             await stack.enter_async_context(self.supervisor.running("probes of models", probes.run()))
             lost = LostStreams(engine, health, self.canaries)
             await stack.enter_async_context(self.supervisor.running("watch of streams", lost.run()))
-            if self.triton.part is None:
-                await stack.enter_async_context(self._repairs(engine, health))
+            await stack.enter_async_context(self._repairs(engine, health))
             yield
 
     @asynccontextmanager
@@ -306,6 +282,7 @@ class Servers:
         may_reload, restart = self.settings.repairs_triton, self.triton.restart
         repair = StubRepair(engine, health.stubs, self.canaries, may_reload=may_reload)
         hung = HungModels(engine, health, self.canaries, may_reload=may_reload, restart=restart)
+        repair.turn = hung.turn = self.triton.turn
         watch = StuckWatch(engine, health.progress, self.canaries, restart=restart)
         async with (
             self.supervisor.running("repair of models", repair.run()),

@@ -1,4 +1,4 @@
-"""This gateway with two workers: a supervisor, and two processes that serve the API."""
+"""This gateway with two workers: two processes that serve the API, and their parent."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

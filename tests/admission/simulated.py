@@ -11,6 +11,7 @@ from app.admission.scheduler import Slot
 from app.core.errors import TooManyRequests
 from app.core.inference import Deadline
 from app.core.model import Capacity
+from app.core.share import Share
 
 DECOUPLED = Capacity(is_decoupled=True)
 TIMEOUT_S = 300.0
@@ -77,7 +78,7 @@ class Seen:
 
 
 def pipeline(workers: int = 1) -> PipelineAdmission:
-    return Admission(workers).of("p", ModelLoad("m", DECOUPLED))
+    return Admission(Share(1, workers)).of("p", ModelLoad("m", DECOUPLED))
 
 
 async def burst(

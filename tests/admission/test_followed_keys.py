@@ -81,11 +81,3 @@ def test_an_invalid_file_at_start_is_an_error(path: Path) -> None:
     path.write_text("keys: [")
     with pytest.raises(ConfigError):
         FollowedKeys(path, DIALECTS)
-
-
-async def test_a_worker_starts_with_the_keys_of_its_supervisor(path: Path) -> None:
-    known = FollowedKeys(path, DIALECTS).ring
-    replace(path, "keys: [")
-    keys = FollowedKeys(path, DIALECTS, known)
-    await keys.follow()
-    assert (has(keys, "a"), keys.reload_failed) == (True, True)

@@ -1,7 +1,6 @@
 """A key is found by its hash until it expires; every lookup compares all hashes."""
 
 import hmac
-import pickle
 from hashlib import sha256
 
 import pytest
@@ -67,11 +66,6 @@ def test_scopes_of_a_key() -> None:
 def test_no_repr_shows_a_hash() -> None:
     assert not any(repr(sha256(text).digest()) in repr(RING) for text in TEXTS)
     assert "digest" not in repr(RING)
-
-
-def test_a_keyring_can_be_pickled_for_workers() -> None:
-    RING.key_of(TEXTS[0], 0.0)
-    assert pickle.loads(pickle.dumps(RING)) == RING
 
 
 def test_new_keys_have_256_random_bits() -> None:

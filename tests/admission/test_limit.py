@@ -107,7 +107,7 @@ def test_a_full_queue_in_triton_lowers_the_limit() -> None:
 
 
 def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
-    parts = [ThroughputLimit(Capacity(instances=4, requests=16), workers=4).value for _ in range(4)]
+    parts = [ThroughputLimit(Capacity(instances=4, requests=16), processes=4).value for _ in range(4)]
     assert sum(parts) == 16
 
 

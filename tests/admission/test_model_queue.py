@@ -12,6 +12,7 @@ from app.admission.scheduler import Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.core.model import Capacity
+from app.core.share import Share
 
 LONG_S = 60.0
 
@@ -103,13 +104,13 @@ class TestSlots:
 class TestWorkers:
     @pytest.mark.parametrize(("total", "shares"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1]), (0, [0, 0, 0])])
     def test_the_shares_of_a_limit_add_up_unless_there_are_more_workers(self, total: int, shares: list[int]) -> None:
-        assert [Admission(3, 1, number).share(total) for number in (1, 2, 3)] == shares
+        assert [Admission(Share(number, 3)).share(total) for number in (1, 2, 3)] == shares
 
     async def test_together_the_workers_run_as_many_requests_as_the_limit(self) -> None:
         ran = 0
         for number in (1, 2):
             limits = PipelineLimits(in_flight=5, per_key=3)
-            pipeline = Admission(2, 1, number).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
+            pipeline = Admission(Share(number, 2)).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
             while pipeline.try_enter(Caller("a")):
                 ran += 1
         assert ran == 3

@@ -227,7 +227,7 @@ class TestTheLimit:
         assert limit.value == before
 
     def test_the_limit_is_lower_for_each_of_several_workers(self) -> None:
-        assert StreamLimit(DECOUPLED, workers=4).value == STREAMS / 4
+        assert StreamLimit(DECOUPLED, processes=4).value == STREAMS / 4
 
 
 def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from app.main import create_admin_app
 from tests.fakes.engine import FakeEngine
@@ -75,15 +74,15 @@ class States:
     def __init__(self, **states: str) -> None:
         self.states = {number.removeprefix("w"): state for number, state in states.items()}
         self.is_ready = set(states.values()) == {"ready"}
-        self.registry = CollectorRegistry()
+        self.needs_restart = False
 
 
-async def test_a_supervisor_is_ready_when_its_workers_are_ready(tmp_path: Path) -> None:
+async def test_the_admin_port_is_ready_when_all_workers_are_ready(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {good: {model: plain}}")
     async with served(FakeEngine.of(PLAIN), path) as one:
         for workers, status in ((States(w1="ready", w2="ready"), 200), (States(w1="ready", w2="starting"), 503)):
-            app = create_admin_app(one.gateway, api_port=8080, workers=workers)
+            app = create_admin_app(one.gateway, api_port=8080, processes=workers)
             transport = httpx.ASGITransport(connected(app))
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
                 answer = await admin.get("/health/ready")

@@ -64,6 +64,7 @@ NEEDS = {
     },
     "50% of 1 pods would block every drain": {"podDisruptionBudget": {"minAvailable": "50%"}},
     "tests.body is needed with tests.pipeline": {"tests": {"pipeline": "detect", "body": ""}},
+    "tracing.explain needs gateway.workers: 1": {"tracing": {"explain": "everyone"}, "gateway": {"workers": 2}},
     "redis.enabled and gateway.redis.secretName: choose one": {
         "redis": {"enabled": True}, "gateway": {"redis": {"secretName": "shared"}}
     },

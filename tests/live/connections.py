@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 
 from tests.processes import GatewayProcess
@@ -21,7 +22,7 @@ def workers_of(gateway: GatewayProcess) -> list[int]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "worker" in process.cmdline()
+        return "app.process.workers" in process.cmdline()
     except psutil.NoSuchProcess:  # it has ended; also a zombie
         return False
 
@@ -33,6 +34,13 @@ def owner_of(gateway: GatewayProcess, port: int) -> int | None:
             if connection.raddr and connection.raddr.port == port:
                 return worker
     return None
+
+
+def deaths_of(gateway: GatewayProcess) -> float:
+    """How many workers have died. A worker that dies now may reset the question."""
+    while True:
+        with suppress(httpx.TransportError):
+            return gateway.metric("worker_deaths_total")
 
 
 CONNECTIONS = 16

@@ -1,4 +1,4 @@
-"""Explained requests on the real Triton, with two workers: sums, steps, early exits, failures, BLS and streams."""
+"""Explained requests on the real Triton: sums, steps, early exits, failures, BLS and streams."""
 
 import json
 import secrets
@@ -31,10 +31,10 @@ ROUNDING_MS = 0.01
 
 @pytest.fixture(scope="module")
 def explaining(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
-    """A gateway with its own Triton: its supervisor receives the spans of the requests of both workers."""
+    """A gateway with its own Triton."""
     folder = tmp_path_factory.mktemp("explaining")
     settings = embedded(folder, models_venv, MODELS, PIPELINES)
-    with running_gateway(folder, **settings, explain="true", workers="2") as process:
+    with running_gateway(folder, **settings, explain="true") as process:
         yield process
 
 
@@ -56,7 +56,7 @@ def explained(gateway: GatewayProcess, send: Callable[[dict[str, str]], object])
 
 
 def explanation(gateway: GatewayProcess, request_id: str) -> dict[str, Any]:
-    """Waits for the spans. Each question has a connection of its own, so that it meets both workers."""
+    """Waits for the spans."""
     ends = time.monotonic() + WITHIN_S
     while True:
         asked = httpx.get(f"{gateway.url}/v1/requests/{request_id}/explain")

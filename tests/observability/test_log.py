@@ -15,7 +15,7 @@ from app.observability.metrics import Metrics
 SCRIPT = """
 import logging, sys
 from app.observability.log import configure_logging
-configure_logging("info", sys.argv[1], *map(int, sys.argv[2:]))
+configure_logging("info", sys.argv[1], {"worker": int(number) for number in sys.argv[2:]})
 log = logging.getLogger("some.where")
 log.debug("unseen")
 log.info("a line\\nand\\x00 \\u2028 more", extra={"request_id": "rid", "number": 1.5, "odd": object})
@@ -56,8 +56,10 @@ def test_dropped_lines_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatc
     handler = LineHandler(LineWriter(descriptor, max_waiting_bytes=0))
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     logging.getLogger("some.where").error("no room")
-    page = generate_latest(Metrics("1.2.3").registry).decode()
-    assert "triton_gateway_log_lines_dropped_total 1.0" in page
+    metrics = Metrics("1.2.3")
+    for _ in range(2):
+        metrics.show_load({}, {}, {}, {})
+    assert "triton_gateway_log_lines_dropped_total 1.0" in generate_latest(metrics.registry).decode()
     os.close(reader)
     os.close(descriptor)
 

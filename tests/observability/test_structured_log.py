@@ -21,7 +21,7 @@ from app.observability.record import RequestRecord
 def no_record(*given, **named):
     raise AssertionError("a LogRecord was made")
 
-configure_logging("info", "json", *map(int, sys.argv[1:]))
+configure_logging("info", "json", {"worker": int(number) for number in sys.argv[1:]})
 logging.setLogRecordFactory(no_record)
 RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200).close(Metrics("1.2.3"))
 """

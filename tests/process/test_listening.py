@@ -1,10 +1,12 @@
 """Listening sockets: no second process can open a port."""
 
 import socket
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from app.process.listening import ListeningPortTaken, listening, listening_together
+from app.process.listening import ListeningPortTaken, listening, reserved
 
 
 def test_a_second_socket_cannot_open_the_port() -> None:
@@ -37,10 +39,10 @@ def test_an_unknown_host_is_reported() -> None:
 
 
 def test_sockets_on_one_port_share_its_connections() -> None:
-    with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
-        first, second = listeners
-        assert first.getsockname() == second.getsockname()
-        clients = [socket.create_connection(first.getsockname(), 5) for _ in range(64)]
+    with reserved("127.0.0.1", 0, "GATEWAY_PORT") as port, ExitStack() as stack:
+        open_one = partial(listening, "127.0.0.1", port, "GATEWAY_PORT", shares_port=True)
+        listeners = [stack.enter_context(open_one()) for _ in range(2)]
+        clients = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(64)]
         for each in listeners:
             each.setblocking(False)
             each.accept()[0].close()  # each socket has received connections
@@ -48,10 +50,17 @@ def test_sockets_on_one_port_share_its_connections() -> None:
             client.close()
 
 
+def test_a_reserved_port_receives_no_connections() -> None:
+    with reserved("127.0.0.1", 0, "GATEWAY_PORT") as port, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+
+
 def test_other_sockets_cannot_join_a_shared_port() -> None:
     """The kernel alone would allow it for the same user."""
-    with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
-        port = listeners[0].getsockname()[1]
-        for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), listening_together("127.0.0.1", port, "X", 2)):
+    with (
+        reserved("127.0.0.1", 0, "GATEWAY_PORT") as port,
+        listening("127.0.0.1", port, "GATEWAY_PORT", shares_port=True),
+    ):
+        for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), reserved("127.0.0.1", port, "X")):
             with pytest.raises(ListeningPortTaken, match=f"cannot listen on 127.0.0.1:{port}"), again:
                 pass

@@ -40,7 +40,7 @@ def test_each_limit_below_the_number_of_workers_is_reported_once(
     check = ShareCheck(catalog, keys, 4)
     for _ in range(3):
         check.run()
-    each = "but each of the 4 workers runs at least 1 request: together they run up to 4"
+    each = "but each of the 4 processes runs at least 1 request: together they run up to 4"
     assert [record.getMessage() for record in caplog.records] == [
         f"limits.in_flight of the pipeline 'p' is 2, {each}",
         f"limits.per_key of the pipeline 'p' is 3, {each}",

@@ -89,7 +89,7 @@ OVERVIEW_PATHS: Schema = {
             "statistics",
             "catalog",
             "Requests and durations of each pipeline",
-            "Counters since the start of the gateway, summed over its workers. Subtract two answers for rates.",
+            "Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.",
             _STATISTICS_ANSWERS,
         )
     },

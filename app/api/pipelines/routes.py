@@ -198,7 +198,7 @@ class PipelineRoutes:
             raise UnknownRequest(
                 "This gateway explains no requests.", hint="For development, set GATEWAY_EXPLAIN=true."
             )
-        found = await explaining.explanations.find(exchange_of(request).caller.id, request_id)
+        found = explaining.explanations.find(exchange_of(request).caller.id, request_id)
         if found is None:
             raise UnknownRequest("No explained request of this caller has this id.")
         return JsonResponse(explanation_of(found))

@@ -10,6 +10,7 @@ from starlette.types import Send
 from app.api.deadlines import deadline_of
 from app.api.dialect import Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import exit_headers
@@ -57,8 +58,8 @@ class SessionRoutes:
         pipeline = self._inference.admit(exchange, name, None)
         if pipeline.session is not None and not self._is_alone:
             raise HttpSessionsOff(
-                "This gateway has several workers, and the steps of a session would reach different ones.",
-                hint=f"Open a WebSocket at /v1/pipelines/{name}/session, or set GATEWAY_WORKERS=1.",
+                "This gateway has several processes, and the steps of a session would reach different ones.",
+                hint=ROW_BY_ERROR[HttpSessionsOff].remedy.replace("{pipeline}", name),
             )
         session = self._steps.opened(exchange, pipeline)
         url = f"/v1/sessions/{session.id}"

@@ -51,7 +51,7 @@ class StreamRoutes:
         """Raises ResumableStreamsOff."""
         if self._given_store is None:
             raise ResumableStreamsOff(
-                "This gateway has several workers and no Redis to share streams between them.",
+                "This gateway has several processes and no Redis to share streams between them.",
                 hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
             )
         return self._given_store

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import httpx
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
@@ -34,7 +35,7 @@ class MetricsRoutes:
     ``tls``: for an https address.
     """
 
-    registry: CollectorRegistry
+    page: Collector
     prepare: Callable[[], None]
     triton_metrics_url: str | None
     tls: ssl.SSLContext | None = None
@@ -44,7 +45,7 @@ class MetricsRoutes:
 
     async def gateway_metrics(self, _request: Request) -> Response:
         self.prepare()
-        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.page), media_type=CONTENT_TYPE_LATEST)
 
     async def triton_metrics(self, _request: Request) -> Response:
         if self.triton_metrics_url is None:

@@ -6,7 +6,6 @@ from typing import Literal, Protocol
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Struct, UnsetType
-from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from app.api.access import AccessCheck
@@ -18,20 +17,20 @@ from app.pipelines.catalog import Catalog, CatalogEntry
 from app.pipelines.version import VersionState
 
 
-class Workers(Protocol):
-    """The processes that serve the API, as their supervisor sees them."""
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """The metrics of the supervisor and of all workers, as one page."""
+class Processes(Protocol):
+    """All processes that serve the API, one of which is this one."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough workers are ready, and all workers that accept connections are ready."""
+        """Whether enough of them are ready, and all that accept connections are ready."""
 
     @property
     def states(self) -> Mapping[str, str]:
-        """Maps each worker's number to ``starting``, ``not_ready`` or ``ready``."""
+        """Maps the number of each to ``starting``, ``not_ready`` or ``ready``."""
+
+    @property
+    def needs_restart(self) -> bool:
+        """Whether one of them found that Triton must be restarted."""
 
 
 class Liveness(Struct):
@@ -60,13 +59,13 @@ class HealthRoutes:
     """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
 
     ``access``: names pipelines only to callers whose key allows them; None: to every caller.
-    ``workers``: None if this process serves the API.
+    ``processes``: None if this process is the only one that serves the API; used on the admin port only.
     """
 
     catalog: Catalog
     workload: Workload
     triton_is_stuck: Callable[[], bool] | None = None
-    workers: Workers | None = None
+    processes: Processes | None = None
     access: AccessCheck | None = None
 
     def router(self) -> APIRouter:
@@ -78,16 +77,16 @@ class HealthRoutes:
         return JsonResponse(Liveness())
 
     async def ready(self, request: Request) -> Response:
-        """200 if Triton answers, required pipelines are warm, workers are ready, and the gateway is not draining."""
+        """200 if Triton answers, required pipelines are warm in every process, and the gateway is not draining."""
         is_draining, entries = self.workload.is_shutting_down, self._entries_for(request)
-        workers = self.workers
-        is_ready = self.catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
+        processes = self.processes
+        is_ready = self.catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
         readiness = AdminReadiness(
             status="ready" if is_ready else "draining" if is_draining else "not_ready",
             triton="up" if self.catalog.triton_is_up else "down",
             pipelines={name: entry.state for name, entry in entries.items()},
             state_detail={name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
-            workers=UNSET if workers is None else workers.states,
+            workers=UNSET if processes is None else processes.states,
         )
         if self.triton_is_stuck is not None:
             self._add_tritons(readiness)
@@ -110,4 +109,5 @@ class HealthRoutes:
     async def triton(self, _request: Request) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""
         is_stuck = self.triton_is_stuck is not None and self.triton_is_stuck()
+        is_stuck |= self.processes is not None and self.processes.needs_restart
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)

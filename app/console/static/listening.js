@@ -166,7 +166,7 @@ export class Listening {
     } catch (error) {
       const problem = problemIn(error);
       if (problem.code !== "http_sessions_off") return problem;
-      return { title: NOT_OPENED, detail: `All places of the worker that has the connection may be taken: try again. ${PROXY}` };
+      return { title: NOT_OPENED, detail: `All places of the gateway's process that has the connection may be taken: try again. ${PROXY}` };
     }
   }
 

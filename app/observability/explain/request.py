@@ -1,7 +1,6 @@
 """The gateway's part of an explanation: the request, its pipeline's steps, and the phases that the gateway measured."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from app.core.errors import Outcome
 from app.observability.explain.spans import TritonSpan
@@ -73,13 +72,3 @@ class Found:
     request: ExplainedRequest
     spans: tuple[TritonSpan, ...]
     dropped: int = 0
-
-
-class Explanations(Protocol):
-    """Where explained requests are kept: in this process, or in its supervisor."""
-
-    def put(self, request: ExplainedRequest) -> None:
-        """Adds a request, or replaces what is known of it."""
-
-    async def find(self, owner: str, request_id: str) -> Found | None:
-        """None if the request was not explained, is forgotten, or belongs to another owner."""

@@ -10,7 +10,7 @@ from app.observability.explain.spans import TritonSpan
 KEEP_S = 60.0
 """After the end of a request."""
 LONGEST_S = 900.0
-"""After the beginning of a request whose end is not reported, such as that of a worker that died."""
+"""After the beginning of a request whose end is not reported, such as that of a caller that never ends."""
 MAX_REQUESTS = 256
 MAX_SPANS = 1024
 """For each trace. The stream of an ensemble has two for each output and step."""
@@ -32,7 +32,7 @@ class _Kept:
 
 
 class ExplainStore:
-    """Implements :class:`app.observability.explain.request.Explanations`. The oldest requests make room for new ones.
+    """The oldest requests make room for new ones.
 
     An owner finds only own requests, because the caller chooses the id of a request.
     """
@@ -61,7 +61,7 @@ class ExplainStore:
         self._kept[key] = _Kept(request, self._until(request))
         self._traces.setdefault(request.trace_id, _Trace()).requests += 1
 
-    async def find(self, owner: str, request_id: str) -> Found | None:
+    def find(self, owner: str, request_id: str) -> Found | None:
         """None if the request was not explained, is forgotten, or belongs to another owner."""
         self._forget_expired()
         kept = self._kept.get((owner, request_id))

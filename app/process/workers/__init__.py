@@ -1,4 +1,5 @@
-"""Several processes that serve the API: a supervisor starts and replaces them (docs/decisions/0028-workers.md).
+"""Several processes of one gateway on one port: replicas within a pod, which share nothing but their numbers.
 
-`app/cli.py` imports `supervisor.py` and `worker.py`; they talk through `channel.py`. Begin with `supervisor.py`.
+Begin with `parent.py`, which starts and replaces them. `worker.py` is what a worker adds to the start of an ordinary
+gateway, and `board.py` adds up their metrics.
 """

@@ -18,6 +18,7 @@ from app.core.inference import Deadline
 from app.triton.engine import TritonEngine
 from app.triton.health.canaries import Canaries, Canary, answer, canary_of
 from app.triton.health.health import FAILURES, Progress, TritonHealth
+from app.triton.health.repair import Turn, alone
 
 HUNG_S = 60.0
 """A model hangs if it completes nothing for this time. Slower canaries and longer deadlines extend this time."""
@@ -221,6 +222,7 @@ class HungModels:
         may_reload: bool,
         restart: Restart | None = None,
     ) -> None:
+        self.turn: Turn = alone
         self._engine = engine
         self._health = health
         self._progress = health.progress
@@ -308,12 +310,17 @@ class HungModels:
         await self._restart()
 
     async def _reload(self, model: str) -> None:
-        """Reloads the model and the models that it runs, except models whose own canary is answered."""
+        """Reloads the model and the models that it runs, except models whose own canary is answered.
+
+        No-op while another process of the gateway repairs Triton.
+        """
         async with self._reloading:
-            for name in sorted(self._health.stubs.run_by(model) - {model}):
-                if await self._verdict(name) is not Verdict.WORKS:
-                    await self._reload_one(name)
-            await self._reload_one(model)
+            with self.turn() as is_own:
+                for name in sorted(self._health.stubs.run_by(model) - {model}) if is_own else ():
+                    if await self._verdict(name) is not Verdict.WORKS:
+                        await self._reload_one(name)
+                if is_own:
+                    await self._reload_one(model)
 
     async def _reload_one(self, model: str) -> None:
         try:

@@ -9,8 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from app.core.aio import Backoff
 from app.core.engine import ObservedCall
@@ -126,19 +125,6 @@ _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One process's observations since its last report. ``unanswered``: calls since the last answer, by gRPC method."""
-
-    unanswered: dict[str, int]
-    answers: dict[str, int]
-    longest_wait_s: dict[str, float]
-    """By model that answered."""
-    unanswered_by_model: dict[str, int] = field(default_factory=dict)
-    silent_s: dict[str, float] = field(default_factory=dict)
-    """By model: the time that its unanswered calls waited. Calls at the same time count once."""
-
-
 class Silence:
     """How long calls of one model have waited since its last answer. Calls at the same time count once."""
 
@@ -146,12 +132,10 @@ class Silence:
         self.waited_s = 0.0
         self._until = 0.0
 
-    def add(self, began: float, ended: float) -> float:
-        """Adds the wait of an unanswered call, in monotonic seconds. Returns the time that no other call covered."""
-        added_s = max(0.0, ended - max(began, self._until))
-        self.waited_s += added_s
+    def add(self, began: float, ended: float) -> None:
+        """Adds the wait of an unanswered call, in monotonic seconds."""
+        self.waited_s += max(0.0, ended - max(began, self._until))
         self._until = ended
-        return added_s
 
 
 class Progress:
@@ -176,7 +160,6 @@ class Progress:
         self._heard_at: dict[str, float] = {}
         self._silences: dict[str, Silence] = {}
         """By model with unanswered calls since its last answer."""
-        self._new_silences_s: dict[str, float] = {}
 
     def started(self, request: InferenceRequest, method: str, timeout_s: float = math.inf) -> ObservedCall:
         """``timeout_s``: until the deadline of the call."""
@@ -196,42 +179,16 @@ class Progress:
         """Counts a call that ends now without an answer. ``began``: when its wait began, in monotonic seconds."""
         self.unanswered[method] += 1
         self.unanswered_by_model[model] += 1
-        added_s = self._add_silence(model, began)
-        self._new_silences_s[model] = self._new_silences_s.get(model, 0.0) + added_s
+        self._silences.setdefault(model, Silence()).add(began, time.monotonic())
 
     def may_be_busy(self, model: str) -> bool:
         """Whether the silence of the model is explained by the declared time until a first output."""
         silence = self._silences.get(model)
         return silence is not None and silence.waited_s < self._declared.first_output_s(model)
 
-    def _add_silence(self, model: str, began: float) -> float:
-        return self._silences.setdefault(model, Silence()).add(began, time.monotonic())
-
     def _end_silence(self, model: str) -> None:
         self._silences.pop(model, None)
         self.unanswered_by_model.pop(model, None)
-
-    def take(self) -> Seen:
-        """Returns the observations since the last call, for the process that supervises Triton."""
-        unanswered, by_model = dict(self.unanswered), dict(self.unanswered_by_model)
-        seen = Seen(unanswered, dict(self.answers), self._longest_wait_s, by_model, self._new_silences_s)
-        self.unanswered, self.answers, self.unanswered_by_model = Counter(), Counter(), Counter()
-        self._longest_wait_s, self._new_silences_s = {}, {}
-        return seen
-
-    def add(self, seen: Seen) -> None:
-        """Adds the observations that :meth:`take` returned in another process."""
-        for method, count in seen.answers.items():
-            self.unanswered[method] = 0
-            self.answers[method] += count
-        self.unanswered.update(seen.unanswered)
-        for model, wait_s in seen.longest_wait_s.items():
-            self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), wait_s)
-            self._end_silence(model)
-            self._heard_at[model] = time.monotonic()
-        for model, silent_s in seen.silent_s.items():
-            self._add_silence(model, time.monotonic() - silent_s)
-        self.unanswered_by_model.update(seen.unanswered_by_model)
 
     def has_answered(self, model: str) -> bool:
         return model in self._longest_wait_s
@@ -283,25 +240,6 @@ class _TimedCall(ObservedCall):
     def _answered(self, now: float) -> None:
         self._progress.answered(self.request.model, self._method, now - self._since)
         self._since = now
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """One process's observations of a Triton since its last report, for the process that supervises that Triton."""
-
-    seen: Seen
-    suspects: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """The known faults of a Triton. The process that supervises the Triton sends them to the other processes."""
-
-    dead_models: tuple[str, ...] = ()
-    is_stuck: bool = False
-    hung_models: tuple[str, ...] = ()
-    dead_engines: tuple[str, ...] = ()
-    """Those of the ``dead_models`` whose engine died."""
 
 
 ENGINE_RETRY_S = 5
@@ -357,26 +295,6 @@ class TritonHealth:
             return "its engine has died"
         return "" if self.stubs.is_alive(model) else "a process that it needs has died"
 
-    def take(self) -> Observed:
-        """Returns the observations since the last call."""
-        return Observed(self.progress.take(), self.stubs.take_suspects())
-
-    def add(self, observed: Observed) -> None:
-        """Adds the observations that :meth:`take` returned in another process."""
-        self.stubs.add_suspects(observed.suspects)
-        self.progress.add(observed.seen)
-
-    @property
-    def faults(self) -> Faults:
-        dead_engines = tuple(sorted(self.stubs.dead_engines))
-        return Faults(tuple(self.stubs.dead), self.progress.is_stuck, tuple(sorted(self.hung_models)), dead_engines)
-
-    def follow(self, faults: Faults) -> None:
-        """Sets the faults to the :attr:`faults` of the process that supervises this Triton."""
-        self.stubs.follow(faults.dead_models, faults.dead_engines)
-        self.progress.is_stuck = faults.is_stuck
-        self.hung_models = set(faults.hung_models)
-
 
 class HealthByAddress(dict[str, TritonHealth]):
     """The health of each Triton that the gateway currently calls."""
@@ -385,20 +303,3 @@ class HealthByAddress(dict[str, TritonHealth]):
     def needs_restart(self) -> bool:
         """Whether every Triton is stuck, or has a model that answers only after a restart."""
         return bool(self) and all(health.needs_restart for health in self.values())
-
-    def take(self) -> dict[str, Observed]:
-        return {address: health.take() for address, health in self.items()}
-
-    def add(self, observed: Mapping[str, Observed]) -> None:
-        """Adds what the workers observed. Ignores addresses that this process does not call."""
-        for address in self.keys() & observed.keys():
-            self[address].add(observed[address])
-
-    @property
-    def faults(self) -> dict[str, Faults]:
-        return {address: health.faults for address, health in self.items()}
-
-    def follow(self, faults: Mapping[str, Faults]) -> None:
-        """Takes over what the supervisor found. Ignores addresses that this process does not call."""
-        for address in self.keys() & faults.keys():
-            self[address].follow(faults[address])

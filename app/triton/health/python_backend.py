@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from app.core.model import ModelConfig
 from app.triton.health.declarations import Declarations, NoDeclarations
@@ -121,24 +121,6 @@ class Stubs:
         ((model, count),) = self._suspects.get(called, Counter({called: 0})).most_common(1)
         enough = 1 if model == ENGINE and called in self._unproven else REPEATED
         return (model or called) if count >= enough else None
-
-    def take_suspects(self) -> dict[str, dict[str, int]]:
-        """Returns and forgets the current suspects. Another process confirms them."""
-        suspects, self._suspects = self._suspects, {}
-        return {called: dict(models) for called, models in suspects.items()}
-
-    def add_suspects(self, suspects: Mapping[str, Mapping[str, int]]) -> None:
-        """Adds the suspects that :meth:`take_suspects` returned in another process."""
-        for called, models in suspects.items():
-            self._suspects.setdefault(called, Counter()).update(models)
-
-    def follow(self, dead: Iterable[str], engines: Iterable[str] = ()) -> None:
-        """Sets the dead models to those of the process that confirms and repairs them. ``engines``: of the dead."""
-        self.dead_engines = set(engines)
-        now, known = time.monotonic(), set(dead)
-        self._repaired_at |= dict.fromkeys(self.dead_models - known, now)
-        self._died_at |= dict.fromkeys(known - self.dead_models, now)
-        self.dead_models = known
 
     def condemn(self, model: str) -> None:
         if model in self.dead_models:

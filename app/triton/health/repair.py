@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from app.core.aio import Backoff
 from app.core.engine import discard_stream
@@ -27,10 +29,20 @@ _REFUSED = "explicit model load / unload is not allowed"
 _log = logging.getLogger(__name__)
 
 
+Turn = Callable[[], AbstractContextManager[bool]]
+"""A block in which no other process of the gateway repairs Triton. Its value is false if another one does now."""
+
+
+def alone() -> AbstractContextManager[bool]:
+    """The turn of the only process."""
+    return nullcontext(enter_result=True)
+
+
 class StubRepair:
     """Repairs one model at a time."""
 
     def __init__(self, engine: TritonEngine, stubs: Stubs, canaries: Canaries, *, may_reload: bool) -> None:
+        self.turn: Turn = alone
         self._engine = engine
         self._stubs = stubs
         self._canaries = canaries
@@ -41,12 +53,20 @@ class StubRepair:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
-            for called in self._stubs.suspects:
-                if self._stubs.is_alive(called):
-                    await self._confirm(called)
-            for model in self._stubs.dead:
-                if self._backoff(model).is_due:
-                    await self._repair(model)
+            if self._stubs.suspects or self._stubs.dead:
+                with self.turn() as is_own:
+                    await self._look(is_alone=is_own)
+
+    async def _look(self, *, is_alone: bool) -> None:
+        """If another process repairs now, its repair may end the fault: the suspicions begin anew after it."""
+        for called in self._stubs.suspects:
+            if not is_alone:
+                self._stubs.acquit(called)
+            elif self._stubs.is_alive(called):
+                await self._confirm(called)
+        for model in self._stubs.dead if is_alone else ():
+            if self._backoff(model).is_due:
+                await self._repair(model)
 
     async def _confirm(self, called: str) -> None:
         """Confirms the death of a process or engine by the model's sample; without a sample, by repeated errors."""

@@ -35,6 +35,9 @@
 {{- if and (ne .Values.config.source "inline") (or .Values.config.files .Values.config.binaryFiles) -}}
 {{ fail "config.files and config.binaryFiles are not used: set config.source: inline" }}
 {{- end -}}
+{{- if and (gt (int .Values.gateway.workers) 1) (ne .Values.tracing.explain "none") -}}
+{{ fail "tracing.explain needs gateway.workers: 1" }}
+{{- end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}
 {{- end -}}

@@ -19,7 +19,7 @@ from tests.live.chaos.ledger import Kill
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
-from tests.live.connections import workers_of
+from tests.live.connections import deaths_of, workers_of
 from tests.live.test_dead_process import processes_of
 from tests.live.test_workers import has_all_workers
 from tests.processes import wait_until_ready
@@ -158,10 +158,10 @@ async def reloads(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
 async def worker_killed(stand: Stand, _traffic: Traffic, _lasts_s: float) -> None:
     """The supervisor replaces it while the next faults happen."""
     await has_workers(stand)
-    deaths = stand.gateway.metric("worker_deaths_total")
+    deaths = deaths_of(stand.gateway)
     worker = workers_of(stand.gateway)[int(deaths) % 2]
     stand.faults.kills.append(await asyncio.to_thread(killed, worker, stand.port))
-    await asyncio.to_thread(eventually, lambda: stand.gateway.metric("worker_deaths_total") > deaths, RECOVERY_S)
+    await asyncio.to_thread(eventually, lambda: deaths_of(stand.gateway) > deaths, RECOVERY_S)
 
 
 def killed(worker: int, port: int) -> Kill:

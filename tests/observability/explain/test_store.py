@@ -30,7 +30,7 @@ async def test_a_request_has_the_spans_of_its_trace() -> None:
     store.put(request(1, ended=None))
     store.add(spans(1, 3) + spans(2, 3))
     store.put(request(1))
-    found = await store.find("", "r1")
+    found = store.find("", "r1")
     assert found is not None
     assert (found.request.ended, len(found.spans), found.dropped) == (ENDED, 3, 0)
 
@@ -38,9 +38,9 @@ async def test_a_request_has_the_spans_of_its_trace() -> None:
 async def test_only_the_owner_finds_a_request() -> None:
     store = ExplainStore()
     store.put(request(1, "team-a"))
-    assert await store.find("team-b", "r1") is None
-    assert await store.find("", "r1") is None
-    assert await store.find("team-a", "r1") is not None
+    assert store.find("team-b", "r1") is None
+    assert store.find("", "r1") is None
+    assert store.find("team-a", "r1") is not None
 
 
 async def test_two_owners_may_use_the_same_id() -> None:
@@ -49,7 +49,7 @@ async def test_two_owners_may_use_the_same_id() -> None:
     store.put(first)
     store.put(second)
     for owner, wanted in (("team-a", first), ("team-b", second)):
-        found = await store.find(owner, "r1")
+        found = store.find(owner, "r1")
         assert found is not None
         assert found.request == wanted
 
@@ -61,9 +61,9 @@ async def test_a_request_is_forgotten_a_minute_after_its_end() -> None:
     clock.now = 300.0
     store.put(request(1))
     clock.now += store_module.KEEP_S - 1
-    assert await store.find("", "r1") is not None
+    assert store.find("", "r1") is not None
     clock.now += 1
-    assert await store.find("", "r1") is None
+    assert store.find("", "r1") is None
     assert not store.wants_spans()
 
 
@@ -79,15 +79,15 @@ async def test_the_oldest_requests_make_room() -> None:
     store = ExplainStore()
     for number in range(store_module.MAX_REQUESTS + 1):
         store.put(request(number))
-    assert await store.find("", "r0") is None
-    assert await store.find("", "r1") is not None
+    assert store.find("", "r0") is None
+    assert store.find("", "r1") is not None
 
 
 async def test_the_spans_of_a_trace_are_bounded() -> None:
     store = ExplainStore()
     store.put(request(1))
     store.add(spans(1, store_module.MAX_SPANS + 5))
-    found = await store.find("", "r1")
+    found = store.find("", "r1")
     assert found is not None
     assert (len(found.spans), found.dropped) == (store_module.MAX_SPANS, 5)
 
@@ -98,7 +98,7 @@ async def test_all_spans_together_are_bounded() -> None:
     for number in range(requests):
         store.put(request(number))
         store.add(spans(number, store_module.MAX_SPANS))
-    kept = [await store.find("", f"r{number}") for number in range(requests)]
+    kept = [store.find("", f"r{number}") for number in range(requests)]
     assert sum(len(found.spans) for found in kept if found) <= store_module.MAX_ALL_SPANS
     assert kept[-1] is not None
     assert len(kept[-1].spans) == store_module.MAX_SPANS
@@ -109,6 +109,6 @@ async def test_an_id_that_is_used_again_has_only_the_new_trace() -> None:
     store.put(request(1))
     store.add(spans(1, 3))
     store.put(ExplainedRequest("r1", "", "b" * 32, 0, PLAN))
-    found = await store.find("", "r1")
+    found = store.find("", "r1")
     assert found is not None
     assert (found.request.trace_id, found.spans) == ("b" * 32, ())

@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.process.workers.supervisor import SHARED_OUT, check_shares, settings_of_worker
+from app.core.share import Share
+from app.process.workers.parent import SHARED_OUT, check_shares, settings_of_worker
 from app.settings import Settings, SettingsError
 from app.triton import cancellation
 from app.triton.cancellation import PacedCancels
@@ -11,7 +12,7 @@ from app.triton.cancellation import PacedCancels
 @pytest.mark.parametrize("workers", [2, 3, 7])
 def test_the_shares_add_up_to_the_total(workers: int) -> None:
     settings = Settings(workers=workers, max_connections=100, max_bytes_in_flight=268_435_457)
-    shares = [settings_of_worker(settings, number) for number in range(1, workers + 1)]
+    shares = [settings_of_worker(settings, Share(number, workers)) for number in range(1, workers + 1)]
     for name in SHARED_OUT:
         values = [getattr(share, name) for share in shares]
         assert sum(values) == getattr(settings, name)
@@ -21,12 +22,12 @@ def test_the_shares_add_up_to_the_total(workers: int) -> None:
 @pytest.mark.parametrize(("settings", "total"), [({"embedded": True}, 256 * 2**20), ({"shared_memory_bytes": 7}, 7)])
 def test_shared_memory_is_divided_among_workers(settings: dict[str, int], total: int) -> None:
     whole = Settings(workers=2, **settings)
-    assert sum(settings_of_worker(whole, number).shared_memory_limit for number in (1, 2)) == total
+    assert sum(settings_of_worker(whole, Share(number, 2)).shared_memory_limit for number in (1, 2)) == total
 
 
 def test_other_settings_are_unchanged() -> None:
     settings = Settings(workers=2, early_exit_key="x" * 16, cors_origins="https://a.example")
-    share = settings_of_worker(settings, 1)
+    share = settings_of_worker(settings, Share(1, 2))
     assert {name for name in Settings.model_fields if getattr(share, name) != getattr(settings, name)} == set(
         SHARED_OUT
     )

@@ -172,13 +172,3 @@ class TestSilence:
         progress.unanswered_since(LLM, "ModelInfer", 0.0)
         progress.answered(LLM, "ModelInfer", 0.1)
         assert not progress.may_be_busy(LLM)
-
-    async def test_the_supervisor_knows_the_silence_of_its_workers(self) -> None:
-        """What several workers report at the same time counts once."""
-        supervisor = TritonHealth(declared=FirstOutput(1.0))
-        for pause_s, is_busy in ((0.0, True), (0.0, True), (0.6, False)):
-            await asyncio.sleep(pause_s)
-            worker = TritonHealth()
-            worker.progress.unanswered_since(LLM, "ModelInfer", time.monotonic() - 0.6)
-            supervisor.add(worker.take())
-            assert supervisor.progress.may_be_busy(LLM) == is_busy

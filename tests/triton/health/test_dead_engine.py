@@ -206,18 +206,3 @@ async def test_below_an_ensemble_every_model_is_loaded_again(llm: Dying) -> None
     async with llm.repairing("chain", may_reload=True):
         await eventually(lambda: len(llm.server.control) >= 4)
     assert llm.server.control[:4] == ["-m", "+m", "-other", "+other"]
-
-
-async def test_a_worker_follows_the_process_that_repairs(llm: Dying) -> None:
-    """The worker finds the dead engine, the supervisor confirms and repairs it."""
-    supervisor = TritonHealth(Stubs(declared=EngineErrors()))
-    for _ in range(REPEATED):
-        await llm.error()
-    supervisor.add(llm.health.take())
-    assert supervisor.stubs.repeated("m") == "m"
-    supervisor.stubs.condemn("m")
-    llm.health.follow(supervisor.faults)
-    assert llm.engine.fault("m") == "its engine has died"
-    supervisor.stubs.revive("m")
-    llm.health.follow(supervisor.faults)
-    assert llm.engine.fault("m") == ""

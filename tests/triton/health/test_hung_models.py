@@ -15,7 +15,7 @@ from app.triton.engine import TritonEngine
 from app.triton.health import hang as hang_module
 from app.triton.health import health as health_module
 from app.triton.health.hang import HungModels
-from app.triton.health.health import HealthByAddress, Observed, TritonHealth
+from app.triton.health.health import HealthByAddress, TritonHealth
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 from tests.fakes.watches import WITHIN_S, Samples, eventually, running
@@ -279,17 +279,3 @@ async def test_a_server_without_statistics_is_not_judged(watched: Watched) -> No
     async with watched.watching("a", may_reload=True, restarts=True):
         await asyncio.sleep(0.5)
     assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
-
-
-async def test_workers_report_unanswered_calls_and_follow_the_hung_models(watched: Watched) -> None:
-    worker = TritonHealth()
-    worker.progress.unanswered_by_model["a"] = 2
-    watched.health.add(worker.take())
-    assert watched.health.progress.unanswered_by_model == {"a": 2}
-    watched.health.hung_models = {"a"}
-    worker.follow(watched.health.faults)
-    assert worker.refusal("a") is not None
-    worker.progress.answered("a", "ModelInfer", 0.1)
-    observed: Observed = worker.take()
-    watched.health.add(observed)
-    assert watched.health.progress.unanswered_by_model == {}

@@ -13,7 +13,7 @@ from app.core.inference import Deadline, InferenceRequest
 from app.triton.engine import TritonEngine
 from app.triton.health import health as health_module
 from app.triton.health import lost_streams as module
-from app.triton.health.health import Faults, TritonHealth
+from app.triton.health.health import TritonHealth
 from app.triton.health.lost_streams import LostStreams
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
@@ -110,13 +110,6 @@ async def test_the_stream_of_a_dead_process_ends(reading: Reading) -> None:
     assert not reading.engine.streams
     assert not reading.health.breakers.open
     assert not reading.health.progress.unanswered.total()
-
-
-async def test_a_worker_ends_streams_when_the_supervisor_reports_the_death(reading: Reading) -> None:
-    async with reading.watched():
-        await reading.begun()
-        reading.health.follow(Faults(("m",)))
-        assert isinstance(await reading.error(), ModelNotReady)
 
 
 async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> None:

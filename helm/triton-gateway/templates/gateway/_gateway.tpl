@@ -82,7 +82,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* The configured resources, or defaults for the number of workers and the shared memory. A supervisor is one more process. */}}
+{{/* The configured resources, or defaults for the number of workers and the shared memory. Their parent is one more process. */}}
 {{- define "triton-gateway.gatewayResources" -}}
 {{- $workers := int .Values.gateway.workers -}}
 {{- $several := gt $workers 1 -}}

@@ -1,0 +1,135 @@
+"""A real parent with workers that exit early and workers that hang, without a Triton."""
+
+import os
+import signal
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.connections import workers_of
+from tests.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
+from tests.waiting import PATIENCE_S, eventually
+
+SERVE = """
+import sys
+from app import cli
+from app.process.workers import parent
+
+parent.FIRST_DELAY_S = 0.01
+parent.SILENCE_S = 1.0
+{changed}
+sys.exit(cli.main(["serve"]))
+"""
+CANNOT_START = 'parent.COMMAND = (sys.executable, "-c", "raise SystemExit(3)")'
+
+
+def serving(folder: Path, changed: str = "", **settings: str) -> AbstractContextManager[GatewayProcess]:
+    """Not as a fork, which would end without its last lines in the log."""
+    program = ("-c", SERVE.format(changed=changed))
+    return running_gateway(folder, ready=False, program=program, workers="2", **WITHOUT_TRITON, **settings)
+
+
+def states(gateway: GatewayProcess) -> dict[str, str]:
+    try:
+        return dict(httpx.get(f"{gateway.admin_url}/health/ready").json()["workers"])
+    except httpx.TransportError:
+        return {}
+
+
+def deaths(gateway: GatewayProcess) -> list[dict[str, object]]:
+    return [line for line in gateway.json_lines() if "ended with status" in str(line["message"])]
+
+
+def test_a_worker_that_cannot_start_ends_the_gateway_with_its_status(tmp_path: Path) -> None:
+    with serving(tmp_path, CANNOT_START, explain="true") as gateway:
+        assert gateway.process.wait(PATIENCE_S) == 3
+        assert "GATEWAY_EXPLAIN has no effect" in gateway.log
+        assert "ended with status 3" in gateway.log
+        assert "Traceback" not in gateway.log
+
+
+def test_a_worker_whose_port_is_taken_ends_the_gateway_with_status_2(tmp_path: Path) -> None:
+    """A socket that does not share the port, between the check of the parent and the start of the workers."""
+    taken = (
+        "import socket\n"
+        "real = parent.reserved\n"
+        "def reserved(*given):\n"
+        "    with real(*given) as port: pass\n"
+        "    socket.create_server(('127.0.0.1', port)).detach()\n"
+        "    return parent.nullcontext(port)\n"
+        "from contextlib import nullcontext\n"
+        "parent.nullcontext, parent.reserved = nullcontext, reserved\n"
+    )
+    with serving(tmp_path, taken) as gateway:
+        assert gateway.process.wait(PATIENCE_S) == 2
+        assert "GATEWAY_PORT: cannot listen on 127.0.0.1" in gateway.log
+
+
+def test_a_missing_program_ends_the_gateway_with_status_1(tmp_path: Path) -> None:
+    with serving(tmp_path, 'parent.COMMAND = ("/nowhere",)') as gateway:
+        assert gateway.process.wait(PATIENCE_S) == 1
+        assert "worker 1 cannot be started: No such file or directory" in gateway.log
+
+
+def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
+    """Nobody reads the metrics before it is killed."""
+    with serving(tmp_path) as gateway:
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
+        killed, _ = workers_of(gateway)
+        time.sleep(0.5)  # two heartbeats
+        total_s = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in workers_of(gateway))
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: len(deaths(gateway)) == 1)
+        page = httpx.get(f"{gateway.admin_url}/metrics").text.splitlines()
+        (counted_s,) = (float(line.split()[1]) for line in page if line.startswith("process_cpu_seconds_total "))
+        assert counted_s >= total_s - 0.1
+
+
+@pytest.mark.full
+def test_a_worker_that_does_not_start_again_is_retried(tmp_path: Path) -> None:
+    """The other worker accepts all connections."""
+    only_first = (
+        "start = parent.WorkerPool._start\n"
+        "async def start_first(self, place):\n"
+        "    usual = parent.COMMAND\n"
+        f"    if place.number == 2 and self._deaths.get(): {CANNOT_START}\n"
+        "    try: await start(self, place)\n"
+        "    finally: parent.COMMAND = usual\n"
+        "parent.WorkerPool._start = start_first\n"
+    )
+    with serving(tmp_path, only_first) as gateway:
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
+        os.kill(workers_of(gateway)[1], signal.SIGKILL)
+        eventually(lambda: len(deaths(gateway)) > 6)
+        assert states(gateway) == {"1": "not_ready", "2": "starting"}
+        for _ in range(16):
+            assert httpx.get(f"{gateway.url}/health/live").status_code == 200
+
+
+@pytest.mark.full
+def test_a_hung_worker_is_killed_and_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path) as gateway:
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
+        hung, _ = workers_of(gateway)
+        os.kill(hung, signal.SIGSTOP)
+        eventually(lambda: "does not respond and is killed" in gateway.log)
+        eventually(lambda: len(deaths(gateway)) == 1)
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
+        assert hung not in workers_of(gateway)
+        (line,) = deaths(gateway)
+        assert str(line["message"]).endswith("ended with status -9 and is replaced")
+        assert line["pid"] == hung
+
+
+@pytest.mark.full
+def test_a_stop_during_the_start_ends_all_workers(tmp_path: Path) -> None:
+    with serving(tmp_path) as gateway:
+        eventually(lambda: states(gateway) != {})
+        workers = workers_of(gateway)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(PATIENCE_S) == 0
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

@@ -24,7 +24,8 @@ import psutil
 import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from app.triton.transport import Kind, Transport, path_of
+from app.grpc.rpc import Transport
+from app.triton.transport import Kind, path_of
 from app.triton.transports import open_transport
 from benchmarks.grpc_server import running
 from benchmarks.stage import running_triton

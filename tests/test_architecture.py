@@ -13,10 +13,11 @@ from app import main
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {
+    "grpc": set[str](),
     "core": set[str](),
     "config": {"core"},
     "admission": {"core", "config"},
-    "triton": {"core", "config"},
+    "triton": {"grpc", "core", "config"},
     "codecs": {"core"},
     "pipelines": {"core", "config", "codecs"},
     "lint": {"core", "config", "codecs", "pipelines"},
@@ -27,7 +28,7 @@ LAYERS = {
     "http1": {"core", "api"},
     "console": {"core", "api"},
     "process": {
-        *("core", "config", "admission", "triton", "pipelines", "lint", "streams", "sessions", "observability"),
+        *("core", "config", "grpc", "admission", "triton", "pipelines", "lint", "streams", "sessions", "observability"),
         *("http1", "api"),
         *("console", "check", "main", "settings"),
     },

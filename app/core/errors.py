@@ -21,7 +21,7 @@ GatewayError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from app.core.text import shown
 
@@ -425,6 +425,3 @@ FailureCode = Literal[
     "UNAUTHENTICATED",
 ]
 """The names of the gRPC status codes, in the order of their numbers, from 1."""
-
-CODES = ("OK", *get_args(FailureCode))
-"""The name of the gRPC status code at each number."""

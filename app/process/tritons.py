@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from app.core.engine import CallObserver, CallObservers, Engine
 from app.core.errors import GatewayError
 from app.core.share import WHOLE, Share
+from app.grpc.rpc import Transport
 from app.observability.log import TensorLog, say
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
@@ -42,7 +43,6 @@ from app.triton.health.lost_streams import LostStreams
 from app.triton.health.python_backend import Stubs
 from app.triton.health.repair import StubRepair, Turn, alone
 from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import Transport
 from app.triton.transports import open_transport
 
 EXPORT_DELAY_MS = 100

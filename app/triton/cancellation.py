@@ -15,7 +15,7 @@ from math import inf
 from statistics import median
 
 from app.core.aio import LeakyBucket
-from app.triton.transport import RpcError, StreamCall, UnaryCall
+from app.grpc.rpc import RpcError, StreamCall, UnaryCall
 
 QUIET_S = 0.1
 """A cancellation is also safe after this time without a response."""

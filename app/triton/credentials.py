@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from app.config.watch import stamp_of
-from app.triton.transport import Metadata, StreamCall, Transport, UnaryCall
+from app.grpc.rpc import Metadata, StreamCall, Transport, UnaryCall
 
 CHECK_S = 1.0
 """Interval between two checks of a file for changes."""
@@ -140,7 +140,7 @@ NO_CREDENTIALS = Credentials()
 
 
 class TokenTransport:
-    """Implements :class:`app.triton.transport.Transport`: each call of another transport gets a bearer token."""
+    """Implements :class:`app.grpc.rpc.Transport`: each call of another transport gets a bearer token."""
 
     def __init__(self, transport: Transport, token_file: Path) -> None:
         """Raises CredentialsUnusable."""

@@ -28,6 +28,7 @@ from app.core.errors import (
 )
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
+from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.triton.cancellation import SELF_END_S, PacedCancels, Settling, cancel_abandoned, cancel_unanswered
 from app.triton.codec import (
     document_of,
@@ -51,7 +52,7 @@ from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.repeated import RepeatedHeads
 from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, call_control, path_of
+from app.triton.transport import MAX_MESSAGE_BYTES, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
 """The codes of errors with which the gateway itself ended a stream."""

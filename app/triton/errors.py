@@ -28,7 +28,8 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import OpenSequence
-from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
+from app.grpc.rpc import BrokenExchange, RpcError
+from app.triton.transport import MAX_MESSAGE_BYTES
 
 _MODEL = r"'(?P<model>[^']*)'"
 _SHAPE = r"\[[-\d,]*\]"

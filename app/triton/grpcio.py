@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from app.triton.transport import LATER_S, MAX_MESSAGE_BYTES, WAITED_S, BrokenExchange, Metadata, RpcError
+from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, Metadata, RpcError
+from app.triton.transport import MAX_MESSAGE_BYTES
 
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -53,7 +54,7 @@ _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all add
 
 
 class GrpcioTransport:
-    """Implements :class:`app.triton.transport.Transport`. ``pings``: SLOW_PING_OPTIONS or FAST_PING_OPTIONS."""
+    """Implements :class:`app.grpc.rpc.Transport`. ``pings``: SLOW_PING_OPTIONS or FAST_PING_OPTIONS."""
 
     def __init__(
         self,

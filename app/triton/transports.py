@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from app.grpc.client import Client, Options
+from app.grpc.connection import KeepAlive
+from app.grpc.rpc import Transport
 from app.triton.credentials import NO_CREDENTIALS, Credentials, TlsFiles, TokenTransport
-from app.triton.grpc.client import Client, Options
-from app.triton.grpc.connection import KeepAlive
 from app.triton.grpcio import FAST_PING_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
-from app.triton.transport import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind, Transport
+from app.triton.transport import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind
 
 SLOW_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
 """For servers with default settings, which close a connection (GOAWAY) that pings more often."""

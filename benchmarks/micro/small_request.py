@@ -11,6 +11,7 @@ from app.core.answer import Ending
 from app.core.engine import CallObservers
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
+from app.grpc.rpc import Metadata
 from app.observability.metrics import CallMetrics, Metrics
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
@@ -19,7 +20,6 @@ from app.pipelines.spec import PipelineSpec
 from app.triton.codec import request_parts, response_of
 from app.triton.engine import TritonEngine
 from app.triton.repeated import RepeatedHeads
-from app.triton.transport import Metadata
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
 VALUES = np.array([1.5, 2.5, 3.5, 4.5], np.float32)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from app.triton.grpc import frames
-from app.triton.grpc.frames import Frame, FrameBuffer, frame_bytes
-from app.triton.grpc.session import SMALLEST_FRAME_LIMIT
+from app.grpc import frames
+from app.grpc.frames import Frame, FrameBuffer, frame_bytes
+from app.grpc.session import SMALLEST_FRAME_LIMIT
 
 DEFAULT_WINDOW = 65_535
 HEAD = b"\x88" + b"\0\x0ccontent-type\x10application/grpc"

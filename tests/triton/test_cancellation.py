@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.triton.cancellation import (
     LONGEST_SETTLE_S,
     SETTLE_S,
@@ -17,7 +18,7 @@ from app.triton.cancellation import (
     cancel_unanswered,
 )
 from app.triton.grpcio import GrpcioStreamCall
-from app.triton.transport import Kind, RpcError, StreamCall, Transport, path_of
+from app.triton.transport import Kind, path_of
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 from tests.simulated_clock import simulated, stall

@@ -10,12 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from app.grpc import connection
+from app.grpc.rpc import RpcError
 from app.triton import credentials as module
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.engine import TritonEngine
 from app.triton.errors import Refusals
-from app.triton.grpc import connection
-from app.triton.transport import Kind, RpcError
+from app.triton.transport import Kind
 from app.triton.transports import open_transport
 from tests.fakes.certificates import Authority
 from tests.fakes.triton import FakeTriton, serving

@@ -18,9 +18,9 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import OpenSequence
+from app.grpc.rpc import RpcError
 from app.triton.errors import gateway_error_of, note_lost_sequence, triton_errors
 from app.triton.grpcio import rpc_error_of
-from app.triton.transport import RpcError
 
 PREFIXES = [
     "",

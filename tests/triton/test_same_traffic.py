@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from app.core.errors import CODES
-from app.triton.transport import RpcError, Transport
+from app.grpc.rpc import STATUSES, RpcError, Transport
 from tests.fakes.strict_peer import RESETS, Script, StrictPeer, message_of, request_of
 from tests.triton.test_transports import by_asyncio, by_grpcio
 
@@ -38,7 +37,7 @@ def script_of(seed: int) -> Script:
     if end < 0.7:
         return Script(messages)
     if end < 0.9 or not messages:
-        code = random.randrange(1, len(CODES))
+        code = random.randrange(1, len(STATUSES))
         return Script(messages if is_stream(seed) else [], code=code, text="text of an error"[: random.randrange(17)])
     return Script(messages, end="reset", code=random.choice(list(RESETS)))
 
@@ -79,7 +78,7 @@ async def serving() -> AsyncIterator[str]:
 def expected_of(seed: int) -> Outcome:
     script = script_of(seed)
     if script.end == "status":
-        return Outcome(script.messages, CODES[script.code], script.text)
+        return Outcome(script.messages, STATUSES[script.code], script.text)
     text = f"the server reset the stream with HTTP/2 error {script.code}"
     return Outcome(script.messages if is_stream(seed) else [], RESETS[script.code], text)
 

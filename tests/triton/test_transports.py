@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from app.core.errors import CODES
-from app.triton.grpc.client import Client, Options
-from app.triton.grpc.connection import KeepAlive
+from app.grpc.client import Client, Options
+from app.grpc.connection import KeepAlive
+from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
 from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
-from app.triton.transport import LATER_S, MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
+from app.triton.transport import MAX_MESSAGE_BYTES
 from tests.short_paths import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
@@ -177,7 +177,7 @@ async def test_a_deadline_that_passes_while_a_stream_starts_is_reported(transpor
     assert {end.code if isinstance(end, RpcError) else repr(end) for end in ends} == {"DEADLINE_EXCEEDED"}
 
 
-@pytest.mark.parametrize("code", CODES[1:])
+@pytest.mark.parametrize("code", STATUSES[1:])
 async def test_every_status_code_with_its_details(transport: Transport, script: Script, code: str) -> None:
     details = "no boxes: 100 % of 'ä', \n[0] 日本"
 

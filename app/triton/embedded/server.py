@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as messages
 
 from app.core.aio import Backoff
+from app.grpc.rpc import RpcError, Transport
 from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
 from app.triton.embedded.machine import (
     EmbeddedTritonError,
@@ -28,7 +29,7 @@ from app.triton.embedded.machine import (
 )
 from app.triton.embedded.models_venv import ModelEnvironment
 from app.triton.embedded.process import GuardedTriton
-from app.triton.transport import RpcError, Transport, call_control
+from app.triton.transport import call_control
 from app.triton.transports import open_transport
 
 _ANSWER_TIMEOUT_S = 2.0

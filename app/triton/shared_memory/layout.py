@@ -12,8 +12,9 @@ import numpy as np
 
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig, ModelKey, Step, TensorSpec
+from app.grpc.rpc import RpcError
 from app.triton.shared_memory.regions import Region
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError
+from app.triton.transport import MAX_MESSAGE_BYTES
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:

@@ -19,10 +19,11 @@ from tritonclient.grpc import service_pb2
 from app.core.aio import Backoff
 from app.core.inference import InferenceRequest
 from app.core.model import ModelConfig
+from app.grpc.rpc import RpcError, Transport
 from app.triton.shared_memory.bodies import Bodies
 from app.triton.shared_memory.layout import LARGE_BYTES, Layouts, Lease
 from app.triton.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
-from app.triton.transport import RpcError, Transport, call_control
+from app.triton.transport import call_control
 
 _TIMEOUT_S = 1.0
 _COUNTS_USES = (2, 50)

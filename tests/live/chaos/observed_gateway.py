@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 from app.cli import main
+from app.grpc.calls import Http2Call
 from app.sessions import registry
-from app.triton.grpc.calls import Http2Call
 
 
 def _write_levels(*_: object) -> None:

@@ -11,18 +11,19 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
+from app.grpc import frames
+from app.grpc.frames import REFUSED_STREAM, frame_bytes
+from app.grpc.rpc import LATER_S
 from app.triton.fleet.balancer import DirectEngine
-from app.triton.grpc import frames
-from app.triton.grpc.frames import REFUSED_STREAM, frame_bytes
 from app.triton.health import health as health_module
 from app.triton.health.canaries import BreakerProbes
 from app.triton.health.health import FAILURES, TritonHealth
 from app.triton.health.python_backend import Stubs
-from app.triton.transport import LATER_S, Kind
+from app.triton.transport import Kind
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 from tests.fakes.watches import Samples, eventually, running
-from tests.triton.grpc import test_client as h2
+from tests.grpc import test_client as h2
 
 GOOD = grpc.StatusCode.OK
 

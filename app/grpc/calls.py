@@ -3,10 +3,10 @@
 import asyncio
 import time
 
-from app.triton.grpc.connection import Http2Connection
-from app.triton.grpc.frames import DataReceived, Headers, HeadersReceived
-from app.triton.grpc.messages import PREFIX_BYTES, MessageReader, error_of_head, error_of_trailers
-from app.triton.transport import LATER_S, WAITED_S, BrokenExchange, RpcError
+from app.grpc.connection import Http2Connection
+from app.grpc.frames import DataReceived, Headers, HeadersReceived
+from app.grpc.messages import PREFIX_BYTES, MessageReader, error_of_head, error_of_trailers
+from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, RpcError
 
 
 class Http2Call:

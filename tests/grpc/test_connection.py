@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from app.triton.grpc import connection, frames
-from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
-from app.triton.grpc.connection import Http2Connection, KeepAlive
-from app.triton.grpc.frames import frame_bytes
-from app.triton.grpc.session import Session
+from app.grpc import connection, frames
+from app.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.frames import frame_bytes
+from app.grpc.session import Session
 
 HEAD = b"\x88"
 """``:status: 200``."""

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
-from app.triton.grpc.connection import Http2Connection, KeepAlive
-from app.triton.grpc.frames import PeerLimits
-from app.triton.grpc.messages import PREFIX_BYTES
-from app.triton.grpc.session import Session
+from app.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.frames import PeerLimits
+from app.grpc.messages import PREFIX_BYTES
+from app.grpc.session import Session
 from tests.fakes.strict_peer import Call, Script, StrictPeer, message_of, request_of
 
 LIMIT = 64 * 1024 * 1024

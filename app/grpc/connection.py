@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.triton.grpc.frames import ConnectionFailed, DataReceived, Event, GoAway, HeadersReceived, StreamReset
-from app.triton.grpc.messages import error_of_reset, prefix_of
-from app.triton.grpc.session import Session
-from app.triton.transport import RpcError
+from app.grpc.frames import ConnectionFailed, DataReceived, Event, GoAway, HeadersReceived, StreamReset
+from app.grpc.messages import error_of_reset, prefix_of
+from app.grpc.rpc import RpcError
+from app.grpc.session import Session
 
 CLOSE_S = 1.0
 _FEW = 4

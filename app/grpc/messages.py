@@ -7,9 +7,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_to_bytes
 
-from app.core.errors import CODES
-from app.triton.grpc.frames import Headers
-from app.triton.transport import BrokenExchange, RpcError
+from app.grpc.frames import Headers
+from app.grpc.rpc import STATUSES, BrokenExchange, RpcError
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
@@ -100,7 +99,7 @@ def error_of_trailers(trailers: Headers) -> RpcError | None:
         return None
     if number is None:
         return _error_of_http(fields.get(b":status", b""))
-    code = CODES[int(number)] if number.isdigit() and len(number) < 3 and int(number) < len(CODES) else "UNKNOWN"
+    code = STATUSES[int(number)] if number.isdigit() and len(number) < 3 and int(number) < len(STATUSES) else "UNKNOWN"
     text = unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
     return RpcError(code, text, is_answer=True)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.triton.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
+from app.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
 
 LIMIT = 64
 FRAMES = st.lists(

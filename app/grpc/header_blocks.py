@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from app.triton.grpc import frames
-from app.triton.grpc.frames import (
+from app.grpc import frames
+from app.grpc.frames import (
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
     PROTOCOL_ERROR,

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from app.grpc import frames, session
+from app.grpc.calls import Http2UnaryCall
+from app.grpc.client import Client, Options
+from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.frames import FrameBuffer, PeerLimits, frame_bytes
+from app.grpc.rpc import LATER_S, RpcError
+from app.grpc.session import Session
 from app.triton.credentials import TlsFiles
-from app.triton.grpc import frames, session
-from app.triton.grpc.calls import Http2UnaryCall
-from app.triton.grpc.client import Client, Options
-from app.triton.grpc.connection import Http2Connection, KeepAlive
-from app.triton.grpc.frames import FrameBuffer, PeerLimits, frame_bytes
-from app.triton.grpc.session import Session
-from app.triton.transport import LATER_S, RpcError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.triton.grpc.messages import PREFIX_BYTES, MessageReader, prefix_of
-from app.triton.transport import RpcError
+from app.grpc.messages import PREFIX_BYTES, MessageReader, prefix_of
+from app.grpc.rpc import RpcError
 
 LIMIT = 64
 MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)

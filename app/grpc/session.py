@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from app.triton.grpc import frames
-from app.triton.grpc.frames import (
+from app.grpc import frames
+from app.grpc.frames import (
     CANCEL,
     CONNECTION_WINDOW,
     DEFAULT_WINDOW,
@@ -32,7 +32,7 @@ from app.triton.grpc.frames import (
     frame_bytes,
     frame_header,
 )
-from app.triton.grpc.header_blocks import HeaderBlocks
+from app.grpc.header_blocks import HeaderBlocks
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1

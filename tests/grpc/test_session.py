@@ -11,8 +11,8 @@ from hpack.hpack import encode_integer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.triton.grpc import frames
-from app.triton.grpc.frames import (
+from app.grpc import frames
+from app.grpc.frames import (
     CANCEL,
     ConnectionFailed,
     DataReceived,
@@ -23,7 +23,7 @@ from app.triton.grpc.frames import (
     StreamReset,
     frame_bytes,
 )
-from app.triton.grpc.session import Session
+from app.grpc.session import Session
 
 WINDOW = 64 * 1024
 REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"

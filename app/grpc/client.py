@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
-from app.core.aio import Backoff
-from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
-from app.triton.grpc.connection import Http2Connection, KeepAlive
-from app.triton.grpc.frames import PeerLimits
-from app.triton.grpc.session import Session
-from app.triton.transport import LATER_S, Metadata, RpcError
+from app.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.frames import PeerLimits
+from app.grpc.rpc import LATER_S, Metadata, RpcError
+from app.grpc.session import Session
 
 CONNECT_S = 1.0
 FIRST_BACKOFF_S = 0.1
@@ -33,7 +32,7 @@ class Options:
 
 
 class Client:
-    """Implements :class:`app.triton.transport.Transport`.
+    """Implements :class:`app.grpc.rpc.Transport`.
 
     ``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
     """
@@ -47,7 +46,8 @@ class Client:
         self._connections: set[Http2Connection] = set()
         """Includes older connections whose calls have not ended."""
         self._connecting = asyncio.Lock()
-        self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
+        self._backoff_s = FIRST_BACKOFF_S
+        self._next_attempt_at = 0.0
         self._blocks: dict[str, bytes] = {}
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2UnaryCall:
@@ -93,16 +93,17 @@ class Client:
         async with self._connecting:
             if self._connection is not None and self._connection.accepts_calls:
                 return self._connection
-            if not self._backoff.is_due:
+            if time.monotonic() < self._next_attempt_at:
                 raise RpcError("UNAVAILABLE", f"no connection to {self._url}", was_sent=False)
             try:
                 async with asyncio.timeout(CONNECT_S):
                     self._connection = await self._opened()
             except (OSError, TimeoutError) as exc:
-                self._backoff.fail()
+                self._next_attempt_at = time.monotonic() + self._backoff_s
+                self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
                 text = f"failed to connect to {self._url}: {exc or 'timeout'}"
                 raise RpcError("UNAVAILABLE", text, was_sent=False) from exc
-            self._backoff.reset()
+            self._backoff_s = FIRST_BACKOFF_S
             self._connections = {each for each in self._connections if each.is_open} | {self._connection}
             return self._connection
 

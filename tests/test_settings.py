@@ -198,3 +198,7 @@ class TestServiceLinks:
 
     def test_service_links_are_listed(self) -> None:
         assert service_links({**dict(self.LINKS), "GATEWAY_HOST": "x"}) == sorted(name for name, _ in self.LINKS)
+
+
+def test_several_workers_explain_no_requests() -> None:
+    assert [Settings(workers=workers, explain=True).may_explain for workers in (1, 2)] == [True, False]

@@ -42,9 +42,13 @@ def test_a_stuck_embedded_triton_is_restarted(tmp_path: Path, models_venv: Path,
     }
     with running_gateway(tmp_path / "gateway", **settings) as gateway:
         assert (ask(gateway, "{}"), liveness(gateway)) == (200, 200)
-        assert [ask(gateway, '{"sleep_s": 600}') for _ in range(2)] == [504, 504]
+        calls = 2 * int(workers) - 1 + (workers == "1")  # at least two meet the same worker
+        assert [ask(gateway, '{"sleep_s": 600}') for _ in range(calls)] == [504] * calls
         eventually(lambda: liveness(gateway) == 503, 120.0)  # an execution may take a minute
         eventually(lambda: liveness(gateway) == 200)
         eventually(lambda: httpx.get(f"{gateway.admin_url}/health/ready").status_code == 200)
-        assert ask(gateway, "{}") == 200
+        if workers == "1":
+            assert ask(gateway, "{}") == 200
+        else:  # the other worker may not have noticed the restart
+            eventually(lambda: {ask(gateway, "{}") for _ in range(8)} == {200})
         assert gateway.log.count("Triton is stuck") == 1

@@ -200,6 +200,7 @@ async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProc
         results = await loading
         for connection in connections[other]:
             assert b"event: error" not in await connection.reader.readuntil(b"id: 30\n")
+        await asyncio.to_thread(eventually, lambda: deaths_of(pair) == deaths + 1)
         await asyncio.to_thread(eventually, lambda: has_all_workers(pair))
     assert set(results.statuses) == {422}
     assert results.answered + results.broken == requests

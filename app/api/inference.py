@@ -333,11 +333,13 @@ class Inference:
     def _responses_of(
         self, call: InferenceCall, slot: Slot, trace: TraceContext | None
     ) -> AsyncGenerator[InferenceResponse]:
+        decoupled = call.target.decoupled
         if call.batch is None:
-            return responses_of(self.engine, _prepared(call, trace), call.deadline)
+            return responses_of(self.engine, _prepared(call, trace), call.deadline, decoupled=decoupled)
 
         def responses(request: InferenceRequest) -> AsyncGenerator[InferenceResponse]:
-            return responses_of(self.engine, _prepared(replace(call, inference=request), trace), call.deadline)
+            part = replace(call, inference=request)
+            return responses_of(self.engine, _prepared(part, trace), call.deadline, decoupled=decoupled)
 
         streams = PartStreams(responses, call.target.abandon)
         return streams.responses(self._runner_of(call, call.batch, streams.read), slot)

@@ -4,8 +4,9 @@ The interface for observers of inference calls: metrics, the tensor log, tracing
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
@@ -61,17 +62,30 @@ class Engine(Protocol):
         """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
 
 
+Call = Callable[[InferenceRequest, Deadline], AsyncGenerator[InferenceResponse]]
+
+
 def responses_of(
-    engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline
+    engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline, *, decoupled: bool
 ) -> AsyncGenerator[InferenceResponse]:
     """Runs all requests at the same time, and yields their responses as they arrive. Raises the first error.
 
-    The responses of a step of a sequence are read to their end, also if the caller closes the generator before.
+    A model that is not decoupled is called unary: only then do its errors have a code, and one with a response sender
+    never marks the end of a stream. The responses of a step of a sequence are read to their end, also if the caller
+    closes the generator before.
     """
+    call: Call = engine.infer_stream if decoupled else partial(_only_response, engine)
     if len(requests) > 1:
-        return _merged(engine, requests, deadline)
-    responses, sequence = engine.infer_stream(requests[0], deadline), requests[0].sequence
+        return _merged(call, requests, deadline)
+    responses, sequence = call(requests[0], deadline), requests[0].sequence
     return responses if sequence is None else _read_to_the_end(responses, sequence)
+
+
+async def _only_response(
+    engine: Engine, request: InferenceRequest, deadline: Deadline
+) -> AsyncGenerator[InferenceResponse]:
+    """In a call of its own, because a stream does not show with whom it shares a call."""
+    yield await engine.infer(replace(request, coalescing=None, shared=None), deadline)
 
 
 async def _read_to_the_end(
@@ -93,13 +107,13 @@ async def _read_to_the_end(
 
 
 async def _merged(
-    engine: Engine, requests: Sequence[InferenceRequest], deadline: Deadline
+    call: Call, requests: Sequence[InferenceRequest], deadline: Deadline
 ) -> AsyncGenerator[InferenceResponse]:
     arrived = asyncio.Queue[InferenceResponse | Exception | None](maxsize=len(requests))
 
     async def read(choice: int, request: InferenceRequest) -> None:
         try:
-            async with aclosing(engine.infer_stream(request, deadline)) as responses:
+            async with aclosing(call(request, deadline)) as responses:
                 async for response in responses:
                     await arrived.put(replace(response, choice=choice))
             await arrived.put(None)

@@ -306,7 +306,8 @@ class Pipeline:
         if intended := self.rules.reason_but_for_code(upstream, request_id):
             error.hint = (
                 f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
-                "of the models it calls and must set the code again in its TritonError. For streams, use code: any."
+                "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "
+                "model, use code: any."
             )
 
     def _shown(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> GatewayError:

@@ -261,7 +261,7 @@ async def run(
         if responded is None and len(requests) == 1:
             answer.add(await engine.infer(requests[0], deadline))
         else:
-            async with aclosing(responses_of(engine, requests, deadline)) as responses:
+            async with aclosing(responses_of(engine, requests, deadline, decoupled=responded is not None)) as responses:
                 async for response in responses:
                     if responded is not None:
                         responded()

@@ -43,6 +43,8 @@ class TritonPythonModel:
         texts = np.array([str(each).encode() for each in array.flat], np.object_).reshape(array.shape)
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", array), pb_utils.Tensor("T", texts)])
 """
+SENDER = MODEL.replace("if not self.is_decoupled", "if False").replace("            sender.send(answer)\n", "")
+"""Not decoupled, and sends its response with a response sender: Triton marks no end of a stream."""
 INPUTS, OUTPUTS = "X:INT64:1 HOW:STRING:1", "Y:INT64:1 T:STRING:1"
 
 
@@ -52,10 +54,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iter
     repository = Repository(folder / "models")
     repository.model("rows", INPUTS, OUTPUTS, batch=4, script=MODEL)
     repository.model("single", INPUTS, OUTPUTS, script=MODEL)
+    repository.model("sender", INPUTS, OUTPUTS, script=SENDER)
     repository.model("floats", INPUTS, "Y:FP32:1 T:STRING:1", script=MODEL)
     repository.model("streamed", INPUTS, OUTPUTS, DECOUPLED, script=MODEL)
-    pipelines: dict[str, Any] = {name: {"model": name} for name in ("rows", "single", "floats")}
+    pipelines: dict[str, Any] = {name: {"model": name} for name in ("rows", "single", "sender", "floats")}
     pipelines["streamed"] = {"model": "streamed", "stream": True, "outputs": {"Y": {"tensor": "Y"}}}
+    pipelines["sender"]["stream"] = True
     pipelines["agreed"] = {"model": "rows", "contract": {"Y": {"shape": [1], "max_items": 1, "not_growing": True}}}
     pipelines["batch"] = {"model": "rows", "batch": True}
     pipelines["exits"] = {"model": "rows", "early_exit": [{"reason": "nothing", "empty": ["Y"]}]}
@@ -129,3 +133,11 @@ def test_v2_answers_what_triton_answers(gateway: httpx.Client) -> None:
         ("Y", "INT8", [1, 1, 1], [7]),
         ("T", "BYTES", [1, 1, 1], ["7"]),
     ]
+
+
+def test_a_response_sender_ends_the_stream_of_a_model_that_is_not_decoupled(gateway: httpx.Client) -> None:
+    body = {"X": 7, "HOW": json.dumps({"shape": [1]})}
+    with gateway.stream("POST", "/v1/pipelines/sender/stream", json=body) as answer:
+        events = [(event.event, json.loads(event.data)) for event in EventSource(answer).iter_sse()]
+    assert [name for name, _ in events] == ["output", "done"]
+    assert events[0][1] == ask(gateway, "sender", 1) == {"Y": 7, "T": "7"}

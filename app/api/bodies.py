@@ -4,8 +4,6 @@ Inflates bodies with a Content-Encoding in pieces, up to the limit of a body.
 """
 
 import asyncio
-import sys
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -26,8 +24,6 @@ from app.pipelines.pipeline import Pipeline
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 Read = TypeVar("Read")
 
-STEP_BYTES = 512 * 1024
-"""How much of an arriving body is read at once, in a fraction of a millisecond for usual files."""
 LONG_BYTES = 1024 * 1024
 """Shorter bodies do not wait for all longer ones of their caller."""
 _thread = BodyThread()
@@ -76,46 +72,7 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
     if size is not None:
         check_size(size, limits)
     content = exchange.tensor_memory(size, tensor_at) if tensor_at is not None and size is not None else None
-    return await _Growing(exchange, limits, content).more()
-
-
-class ArrivingBody:
-    """A large body that is read while it arrives. Create it before anything of the body was read."""
-
-    def __init__(self, exchange: Exchange, limits: Limits) -> None:
-        self._growing = _Growing(exchange, limits, None)
-
-    @classmethod
-    def of(cls, exchange: Exchange, limits: Limits) -> "ArrivingBody | None":
-        """Returns None for a body without a length, or so small that it is read at once.
-
-        Raises UnsupportedMediaType or PayloadTooLarge.
-        """
-        _check_encoding(exchange)
-        size = _declared_size(exchange)
-        if size is None or size < 2 * STEP_BYTES:
-            return None
-        check_size(size, limits)
-        return cls(exchange, limits)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._growing.is_complete
-
-    async def more(self) -> memoryview:
-        """Waits for some more of the body. Returns all that has arrived and was not dropped.
-
-        Raises the errors of ``receive_body``.
-        """
-        return await self._growing.more(STEP_BYTES)
-
-    def drop(self, size: int) -> None:
-        """Removes the first ``size`` bytes. The rest of the body is received into their memory."""
-        self._growing.drop(size)
-
-    def forget(self) -> None:
-        """Frees the memory of the body."""
-        self._growing.forget()
+    return await _Growing(exchange, limits, content).received()
 
 
 def _declared_size(exchange: Exchange) -> int | None:
@@ -163,43 +120,29 @@ class _Growing:
     """
 
     def __init__(self, exchange: Exchange, limits: Limits, content: memoryview | None) -> None:
-        self.is_complete = False
         self._exchange = exchange
         self._limits = limits
-        self._left_s = limits.body_s
         self._content: bytearray | mmap | memoryview = bytearray() if content is None else content
         self._size = 0
-        self._has_begun = False
-        self._full_at = sys.maxsize
 
-    @property
-    def is_full(self) -> bool:
-        return self._size >= self._full_at
-
-    async def more(self, step: int = sys.maxsize) -> memoryview:
-        """Waits for about ``step`` bytes more, or the end of the body. Returns all that has arrived.
-
-        Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
-        """
-        self._full_at = self._size + step
-        started = time.monotonic()
+    async def received(self) -> memoryview:
+        """Waits for the whole body. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
         try:
-            async with asyncio.timeout(self._left_s):
+            async with asyncio.timeout(self._limits.body_s):
                 await self._receive()
         except TimeoutError as exc:
             raise SlowRequest(f"The body did not arrive within {self._limits.body_s:g} s.") from exc
-        self._left_s -= time.monotonic() - started
         return memoryview(self._content)[: self._size]
 
     async def _receive(self) -> None:
         pass_body = self._exchange.connection.pass_body
-        self.is_complete = self._has_begun and await pass_body(self)
-        while not self.is_complete and not self.is_full:
+        is_complete = False
+        while not is_complete:
             message = await self._exchange.receive()
             if message["type"] == "http.disconnect":
                 raise ClientClosedRequest("The client disconnected while it was sending the body.")
             self.add(message.get("body", b""))
-            self.is_complete = not message.get("more_body", False) or await pass_body(self)
+            is_complete = not message.get("more_body", False) or await pass_body(self)
 
     def add(self, part: bytes) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
@@ -216,19 +159,9 @@ class _Growing:
     def filled(self, size: int) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
         self._size += size
-        self._has_begun = True
         if self._size > self._limits.max_body_bytes:
             raise _too_large(self._limits)
         self._exchange.hold(size)
-
-    def drop(self, size: int) -> None:
-        if size:
-            self._content[: self._size - size] = self._content[size : self._size]
-            self._size -= size
-
-    def forget(self) -> None:
-        self._content = bytearray()
-        self._exchange.forget_body()
 
     def _map(self) -> mmap | memoryview:
         if isinstance(self._content, bytearray):

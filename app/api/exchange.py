@@ -29,10 +29,6 @@ class BodySink(Protocol):
     If one of them raises GatewayError, the rest of the body is not received.
     """
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more may be received into the room now."""
-
     def add(self, part: bytes) -> None: ...
 
     def room(self, size: int) -> memoryview:
@@ -66,8 +62,7 @@ class ClientConnection(Protocol):
     async def pass_body(self, sink: BodySink) -> bool:
         """Passes the rest of the body to ``sink``, part by part as it arrives, without a turn of this task for each.
 
-        Returns whether the body has arrived completely; if not, call it again for a full sink, otherwise continue by
-        ASGI. Raises the GatewayError of ``sink``.
+        Returns whether the body has arrived completely; if not, continue by ASGI. Raises the GatewayError of ``sink``.
         """
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:

@@ -1,7 +1,6 @@
 """Runs the parts of one request beside each other. Each part takes a slot of the model, as a request does."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ class PartRunner:
 
     The first part waits for a slot. Others start while slots are free and no other request waits. If requests wait when
     a part ends, its slot goes to them, and the next part waits for its turn. A slot above the share becomes free.
-    No slot is kept for parts that have not arrived.
     """
 
     def __init__(
@@ -48,8 +46,7 @@ class PartRunner:
         self._caller = caller
         self._deadline = deadline
         self._batch = batch
-        self._known = batch.parts()
-        self._arrived = deque[BatchPart]()
+        self._parts = batch.parts()
         self._waiting = len(batch)
         self._work = work
         self._lanes = 0
@@ -58,24 +55,14 @@ class PartRunner:
     async def run(self, first: Slot) -> None:
         """Returns after the last part, and leaves all slots. ``first``: the slot of the first part.
 
-        Raises the first error of a part, after the other parts were cancelled. It names the items of the part. Raises
-        the errors of :meth:`Batch.further_part` in the same way.
+        Raises the first error of a part, after the other parts were cancelled. It names the items of the part.
         """
         try:
             async with self._group:
                 self._start(first)
                 self._start_more()
-                while (part := await self._batch.further_part()) is not None:
-                    self._add(part)
         except BaseExceptionGroup as exc:
             raise exc.exceptions[0] from None
-
-    def _add(self, part: BatchPart) -> None:
-        self._arrived.append(part)
-        self._waiting += 1
-        self._start_more()
-        if not self._lanes:
-            self._start(None)
 
     def _start_more(self) -> None:
         while self._waiting and self._lanes < self._share:
@@ -91,14 +78,14 @@ class PartRunner:
         is_alone = queue.running <= self._lanes and not queue.has_waiters
         return max(queue.limit.value if is_alone else queue.limit.value // 2, SMALLEST_SHARE)
 
-    def _start(self, slot: Slot | None) -> None:
+    def _start(self, slot: Slot) -> None:
         self._lanes += 1
         lane = _Lane(slot)
         self._group.create_task(self._run(lane, self._take())).add_done_callback(lane.ended)
 
     def _take(self) -> BatchPart:
         self._waiting -= 1
-        return self._arrived.popleft() if self._arrived else next(self._known)
+        return next(self._parts)
 
     async def _run(self, lane: _Lane, part: BatchPart) -> None:
         while True:

@@ -47,12 +47,6 @@ class Batch(Protocol):
 
     def parts(self) -> Iterator[BatchPart]: ...
 
-    async def further_part(self) -> BatchPart | None:
-        """Waits for the next part of a body that is still arriving; None after the last part.
-
-        Raises the client's error if the rest of the body is not valid.
-        """
-
     def finish(self) -> Ending:
         """Returns the end of the whole answer, after the last part."""
 
@@ -118,9 +112,6 @@ class WholeBatch:
         """The part with its answer. ``request``: for these items."""
         raise NotImplementedError
 
-    async def further_part(self) -> BatchPart | None:
-        return None
-
 
 def check_rows(tensor: str, rows: int, items: range) -> None:
     """Raises ContractViolation if an output of a part does not have one row for each item."""
@@ -136,24 +127,14 @@ def check_rows(tensor: str, rows: int, items: range) -> None:
 class JoinedRows:
     """The rows of one output for all items: one array, or a list of rows if they are of different shapes or lists."""
 
-    def __init__(self, count: int | None) -> None:
-        """``count``: of the items; None until :meth:`complete` tells it."""
-        self._count = 0 if count is None else count
-        self._early: list[tuple[range, Array | Sequence[Any]]] | None = [] if count is None else None
-        """The rows that came before the number of items was known."""
+    def __init__(self, count: int) -> None:
+        """``count``: of the items."""
+        self._count = count
         self._array: Array | None = None
         self._rows: list[Any] | None = None
 
-    def complete(self, count: int) -> None:
-        self._count, early, self._early = count, self._early or [], None
-        for items, rows in early:
-            self.put(items, rows)
-
     def put(self, items: range, rows: Array | Sequence[Any]) -> None:
         """``rows``: one for each item."""
-        if self._early is not None:
-            self._early.append((items, rows))
-            return
         if self._rows is None and isinstance(rows, np.ndarray) and self._takes(rows, items):
             return
         if self._rows is None:

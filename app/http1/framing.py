@@ -205,21 +205,14 @@ class ReceivingRoom:
 
 
 class LargeBody:
-    """A body that is received into the memory of its sink.
+    """A body that is received into the memory of its sink. ``on_complete`` is called with its last byte."""
 
-    ``on_complete`` is called with its last byte, ``on_full`` when the sink is full. Stop receiving then: what arrives
-    later does not reach the sink.
-    """
-
-    def __init__(
-        self, body: LengthBody, sink: BodySink, on_complete: Callable[[], None], on_full: Callable[[], None]
-    ) -> None:
+    def __init__(self, body: LengthBody, sink: BodySink, on_complete: Callable[[], None]) -> None:
         self.error: GatewayError | None = None
         self.ended = asyncio.Event()
         self._body = body
         self._sink = sink
         self._on_complete = on_complete
-        self._on_full = on_full
 
     def room(self) -> memoryview:
         return self._sink.room(min(self._body.missing, MOST_AT_ONCE))
@@ -234,9 +227,6 @@ class LargeBody:
             self.ended.set()
         elif self._body.is_complete:
             self._on_complete()
-            self.ended.set()
-        elif self._sink.is_full:
-            self._on_full()
             self.ended.set()
 
 

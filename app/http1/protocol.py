@@ -215,7 +215,7 @@ class BoundedProtocol(ClosingProtocol):
     async def _received(self, body: LengthBody, sink: BodySink) -> bool:
         if self.transport.is_closing():
             return False
-        received = LargeBody(body, sink, self._complete_request, self.flow.pause_reading)
+        received = LargeBody(body, sink, self._complete_request)
         self._receiver.large_body = received
         self.flow.resume_reading()
         try:

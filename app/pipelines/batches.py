@@ -1,18 +1,10 @@
 """The answer of a pipeline with ``batch``: the items run as parts, and the answers are joined in order."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.core.answer import Answer, Ending, Tokens, Values
-from app.core.batch import (
-    Batch,
-    BatchPart,
-    JoinedRows,
-    PartEnd,
-    WholeBatch,
-    check_rows,
-    items_of,
-)
+from app.core.batch import Batch, BatchPart, JoinedRows, PartEnd, WholeBatch, check_rows
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.outputs import OutputField
@@ -61,31 +53,6 @@ class PipelineBatch(WholeBatch):
         if not has_exit:
             check_rows(field.tensor.name, rows.get(field.tensor.name, 0), items)
         return [field.empty_item] * len(items)
-
-
-class ArrivingBatch(PipelineBatch):
-    """The parts of a unary request whose items are still arriving. It has at least two."""
-
-    def __init__(self, pipeline: Pipeline, first: InferenceRequest, further: AsyncIterator[InferenceRequest]) -> None:
-        """``first``, ``further``: the requests of the parts."""
-        super().__init__(pipeline, first)
-        self._joined = {field.name: JoinedRows(None) for field in pipeline.outputs}
-        self._further = further
-
-    async def further_part(self) -> BatchPart | None:
-        request = await anext(self._further, None)
-        count = len(self._exits)
-        if request is None:
-            for joined in self._joined.values():
-                joined.complete(count)
-            return None
-        items = range(count, count + items_of(request))
-        self._exits += [None] * len(items)
-        return self.part(items, request)
-
-    @property
-    def has_several(self) -> bool:
-        return True
 
 
 class _PartAnswer(WholeAnswer):
@@ -177,13 +144,6 @@ AnswerOf = Callable[[Pipeline, InferenceRequest], Answering]
 def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:
     """The answer of a unary request."""
     return WholeAnswer(pipeline, request), None if pipeline.batch is None else PipelineBatch(pipeline, request)
-
-
-def arriving_answer_of(
-    pipeline: Pipeline, first: InferenceRequest, further: AsyncIterator[InferenceRequest]
-) -> Answering:
-    """The answer of a unary request whose items are still arriving; see :class:`ArrivingBatch`."""
-    return WholeAnswer(pipeline, first), ArrivingBatch(pipeline, first, further)
 
 
 def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answering:

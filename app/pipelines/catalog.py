@@ -289,7 +289,6 @@ class Catalog:
         oip = None if self.file is None else self.file.spec.oip
         listed = set(ready) if self.file is None or self._exposes_all else set(() if oip is None else oip.models)
         names = {entry.spec.model for entry in self.entries.values()} | listed
-        self.oip_models.split = frozenset(listed if oip is not None and oip.split else ())
         self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
         self.oip_models.in_flight = _in_flight_of(specs)

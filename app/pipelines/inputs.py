@@ -121,11 +121,6 @@ class InputField:
         return self.is_file and self.batched and is_bare_item(self.tensor)
 
     @property
-    def is_list_of_raw_files(self) -> bool:
-        """Whether the files of the list are sent as they are."""
-        return self.is_list_of_files and not (self.spec.base64 or self.spec.data_url)
-
-    @property
     def is_null_a_value(self) -> bool:
         """Whether ``null`` is a missing number, and not an absent field."""
         return self.spec.missing is not None and self._depth == 0

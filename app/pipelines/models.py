@@ -18,7 +18,6 @@ from app.core.model import (
     ModelKey,
     ModelState,
     capacity_of,
-    largest_batch,
     reached,
     takes_traceparent,
 )
@@ -149,8 +148,6 @@ class RequestRules:
 
     sequence_ids: SequenceIds = field(default_factory=SequenceIds)
     takes_traceparent: bool = False
-    call_items: int | None = None
-    """The most items of a call, if a request may have more."""
 
 
 class OipModels:
@@ -166,8 +163,6 @@ class OipModels:
         """Model -> the largest ``stream.first_output_s`` of its pipelines. Changes together with ``in_flight``."""
         self.idempotent: frozenset[str] = frozenset()
         """Models that may run a request twice: every pipeline over them says so."""
-        self.split: frozenset[str] = frozenset()
-        """Models whose requests may have more items than the model takes at a time."""
         self.with_sessions: frozenset[ModelKey] = frozenset()
         """The models of the pipelines with sessions."""
         self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
@@ -239,11 +234,6 @@ class OipModels:
         if self._capacities.get(config.name) != capacity:
             self._capacities[config.name] = capacity
         ids = self._sequence_ids_of(config, models)
-        may_split = config.name in self.split and not config.decoupled and not ids.needed_by
-        rules = RequestRules(
-            ids,
-            takes_traceparent(config, models),
-            largest_batch(config, models) or None if may_split else None,
-        )
+        rules = RequestRules(ids, takes_traceparent(config, models))
         if self._rules.get(config.name) != rules:
             self._rules[config.name] = rules

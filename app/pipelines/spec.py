@@ -443,8 +443,6 @@ class OipSpec(Section):
     """Served under ``/v2`` in addition to the models of the pipelines."""
     coalesce: list[str] = []
     """Models of pipelines with ``coalesce`` whose requests under ``/v2`` share calls too."""
-    split: bool = False
-    """Whether a request to one of these models may have more items than the model takes at a time."""
 
 
 class GatewaySpec(Section):

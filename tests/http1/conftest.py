@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -22,12 +21,7 @@ class Sink:
 
     def __init__(self, begun: bytes) -> None:
         self.content = bytearray(begun)
-        self.full_at = sys.maxsize
         self._room = bytearray()
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.content) >= self.full_at
 
     def add(self, part: bytes) -> None:
         if b"!" in part:
@@ -87,15 +81,6 @@ class Application:
             assert (await receive())["type"] == "http.disconnect"
             self.disconnected.set()
             return
-        await _answer(send, b"%d %d" % (len(body.content), zlib.crc32(body.content)))
-
-    async def paused_sink(self, _scope: Any, receive: Any, send: Any) -> None:
-        """Like ``sink``, but pauses after each 100,000 bytes, during which more bytes arrive."""
-        body = Sink((await receive())["body"])
-        body.full_at = 100_000
-        while not await self.connection.pass_body(body):
-            body.full_at = len(body.content) + 100_000
-            await asyncio.sleep(0.001)
         await _answer(send, b"%d %d" % (len(body.content), zlib.crc32(body.content)))
 
     async def wait(self, _scope: Any, receive: Any, _send: Any) -> None:

@@ -101,12 +101,6 @@ class TestPassedBody:
                 await asyncio.sleep(0.001)
             assert (await read_answer(reader))[1] == self.SEEN
 
-    async def test_a_full_sink_pauses_the_body(self, port: int) -> None:
-        async with connected(port) as (reader, writer):
-            for _ in range(2):
-                writer.write(request("/paused_sink", f"Content-Length: {len(self.BODY)}", body=self.BODY))
-                assert (await read_answer(reader))[1] == self.SEEN
-
     async def test_the_body_may_follow_100_continue(self, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))

@@ -2,18 +2,13 @@
 
 import json
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +21,7 @@ from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.live.events import checked, parsed, read_stream
 from tests.waiting import eventually
 
-OIP = {"models": ["batched_echo", "scripted_rows", "typed_rows"], "split": True}
+OIP = {"models": ["batched_echo"]}
 AT_ONCE = 4
 """``max_batch_size`` of the models."""
 MODELS = Path(__file__).parent / "models"
@@ -97,18 +92,6 @@ def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=30) as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def unsplit(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("unsplit")
-    spec = {"pipelines": {"rows": PIPELINES["rows"]}, "oip": {"models": ["batched_echo"]}}
-    (folder / "gateway.yaml").write_text(yaml.safe_dump(spec))
-    with (
-        running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process,
-        httpx.Client(base_url=process.url, timeout=30) as session,
-    ):
         yield session
 
 
@@ -184,6 +167,15 @@ def test_a_failed_part_cancels_the_others(client: httpx.Client, tmp_path: Path) 
     eventually(lambda: "cancelled" in journal.read_text())
 
 
+def test_a_client_that_leaves_ends_its_parts(client: httpx.Client, gateway: GatewayProcess, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    scripts = numbered(40, at=0, journal=str(journal), sleep_s=20)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/pipelines/rows", json=body_of(*scripts), timeout=httpx.Timeout(10, read=1))
+    eventually(lambda: "cancelled" in journal.read_text())
+    eventually(lambda: gateway.metric("requests_running") == 0)
+
+
 def test_another_version_between_two_parts_fails_the_request(models_venv: Path, tmp_path: Path) -> None:
     """Triton replaces the first version once it has loaded the second one."""
     journal, folder = tmp_path / "journal", tmp_path / "models" / "scripted_rows"
@@ -226,6 +218,13 @@ class TestFiles:
         answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"})
         assert answer.json()["text"] == [f"file {i}" for i in range(count)]
 
+    def test_large_forms_are_split_too(self, client: httpx.Client) -> None:
+        scripts = [{**script, "filling": "x" * 8192} for script in numbered(300)]
+        files = [("script", (f"{i}.json", json.dumps(script))) for i, script in enumerate(scripts)]
+        answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"}).json()
+        assert answer["text"] == [f"item {i}" for i in range(300)]
+        assert answer["numbers"] == [[i, i] for i in range(300)]
+
     def test_too_many_files_are_422(self, client: httpx.Client) -> None:
         answer = client.post("/v1/pipelines/files", files=[("script", ("a", b"{}"))] * 301)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "batch")
@@ -234,93 +233,6 @@ class TestFiles:
         headers = {"Content-Type": "application/octet-stream"}
         answer = client.post("/v1/pipelines/files", content=b'{"text": "raw"}', headers=headers)
         assert answer.json()["text"] == ["raw"]
-
-
-class ArrivingForm:
-    """A form with files of 8 KiB, of which the first 100 are sent."""
-
-    def __init__(self, gateway: GatewayProcess, *scripts: dict[str, Any], end: bytes = b"", shout: str = "") -> None:
-        files = [("script", json.dumps({**script, "filling": "x" * 8192})) for script in scripts]
-        parts = [("shout", "false"), *files, *([("shout", shout)] if shout else [])]
-        head = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n'
-        each = [head % name.encode() + text.encode() + b"\r\n" for name, text in parts]
-        begun, rest = b"".join(each[:101]), b"".join(each[101:]) + (end or b"--x--\r\n")
-        url = urlsplit(gateway.url)
-        self._rest = rest
-        self.socket = socket.create_connection((url.hostname, url.port), timeout=30)
-        self.socket.sendall(
-            b"POST /v1/pipelines/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            b"Content-Length: %d\r\n\r\n" % (len(begun) + len(rest))
-        )
-        self.socket.sendall(begun)
-
-    def send_rest(self) -> None:
-        with suppress(ConnectionError):  # the gateway may have refused the form already
-            self.socket.sendall(self._rest)
-
-    def answer(self) -> tuple[int, dict[str, Any]]:
-        with self.socket, HTTPResponse(self.socket) as response:
-            response.begin()
-            return response.status, json.loads(response.read())
-
-
-class TestFilesThatArrive:
-    def test_their_answers_are_joined_in_order(self, client: httpx.Client) -> None:
-        scripts = [{**script, "filling": "x" * 8192} for script in numbered(300)]
-        files = [("script", (f"{i}.json", json.dumps(script))) for i, script in enumerate(scripts)]
-        answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"}).json()
-        assert answer["text"] == [f"item {i}" for i in range(300)]
-        assert answer["numbers"] == [[i, i] for i in range(300)]
-
-    def test_the_first_parts_run_before_the_last_file_arrives(self, gateway: GatewayProcess, tmp_path: Path) -> None:
-        before = gateway.metric("request_parts_total", pipeline="files")
-        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(tmp_path / "journal")))
-        eventually((tmp_path / "journal").exists)
-        form.send_rest()
-        status, answer = form.answer()
-        assert (status, answer["text"]) == (200, [f"item {i}" for i in range(203)])
-        assert gateway.metric("request_parts_total", pipeline="files") - before == 51
-
-    @pytest.mark.parametrize(
-        ("more", "status", "text"),
-        [
-            ({"end": b"--y--"}, 400, "malformed"),
-            ({"shout": "true"}, 422, "given twice"),
-            ({"end": b'--x\r\nContent-Disposition: form-data; name="loud"\r\n\r\n1\r\n--x--'}, 422, "loud"),
-        ],
-    )
-    def test_an_invalid_rest_fails_the_request_and_cancels_its_calls(
-        self, gateway: GatewayProcess, tmp_path: Path, more: dict[str, Any], status: int, text: str
-    ) -> None:
-        journal = tmp_path / "journal"
-        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(journal), sleep_s=20), **more)
-        eventually(journal.exists)
-        form.send_rest()
-        found, answer = form.answer()
-        assert found == status
-        assert text in json.dumps(answer)
-        eventually(lambda: "cancelled" in journal.read_text())
-
-    def test_too_many_files_fail_the_request(self, gateway: GatewayProcess, tmp_path: Path) -> None:
-        form = ArrivingForm(gateway, *numbered(301, at=0, journal=str(tmp_path / "journal")))
-        eventually((tmp_path / "journal").exists)
-        form.send_rest()
-        status, answer = form.answer()
-        problem = {"field": "batch", "problem": "has more than 300 items; expected 1 to 300"}
-        assert (status, answer["errors"]) == (422, [problem])
-
-    def test_a_failed_part_is_answered_before_the_last_file_arrives(self, gateway: GatewayProcess) -> None:
-        error = {"code": "INTERNAL", "message": "broken"}
-        status, answer = ArrivingForm(gateway, *numbered(203, at=9, error=error)).answer()
-        assert (status, answer["errors"]) == (502, [{"field": "items[8..11]", "problem": "failed"}])
-
-    def test_a_client_that_leaves_ends_its_calls(self, gateway: GatewayProcess, tmp_path: Path) -> None:
-        journal = tmp_path / "journal"
-        form = ArrivingForm(gateway, *numbered(203, at=0, journal=str(journal), sleep_s=20))
-        eventually(journal.exists)
-        form.socket.close()
-        eventually(lambda: "cancelled" in journal.read_text())
-        eventually(lambda: gateway.metric("requests_running") == 0)
 
 
 class TestEarlyExits:
@@ -432,50 +344,7 @@ def infer(client: httpx.Client, model: str, *inputs: dict[str, Any], **more: Any
 
 
 class TestOpenInferenceProtocol:
-    @pytest.mark.parametrize("count", [1, AT_ONCE, AT_ONCE + 1, 23])
-    def test_the_rows_of_all_parts_are_joined(self, client: httpx.Client, count: int) -> None:
-        numbers, texts = [[i, i + 0.5] for i in range(count)], [[f"t{i}"] for i in range(count)]
-        answer = infer(client, "typed_rows", tensor("FP32", "FP32", numbers), tensor("BYTES", "BYTES", texts), id="7")
-        assert (answer.json()["id"], answer.json()["model_version"]) == ("7", "1")
-        outputs = {output["name"]: output for output in answer.json()["outputs"]}
-        assert outputs["FP32_OUT"]["shape"] == [count, 2]
-        assert outputs["FP32_OUT"]["data"] == [number for row in numbers for number in row]
-        assert outputs["BYTES_OUT"]["data"] == [text for row in texts for text in row]
-
-    def test_binary_tensors(self, client: httpx.Client) -> None:
-        rows = np.arange(30, dtype=np.float32).reshape(10, 3)
-        given = {"name": "X", "datatype": "FP32", "shape": [10, 3], "parameters": {"binary_data_size": rows.nbytes}}
-        head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        answer = client.post("/v2/models/batched_echo/infer", content=head + rows.tobytes(), headers=headers)
-        assert answer.content[int(answer.headers["Inference-Header-Content-Length"]) :] == rows.tobytes()
-
-    def test_classes_of_all_items(self, client: httpx.Client) -> None:
-        rows = [[float(i % 3 == k) for k in range(3)] for i in range(6)]
-        outputs = [{"name": "Y", "parameters": {"classification": 1}}]
-        answer = infer(client, "batched_echo", tensor("X", "FP32", rows), outputs=outputs).json()["outputs"][0]
-        assert answer["shape"] == [6, 1]
-        assert [text.split(":")[1] for text in answer["data"]] == [str(i % 3) for i in range(6)]
-
-    def test_a_failed_part_is_named(self, client: httpx.Client) -> None:
-        scripts = numbered(10, at=9, error={"code": "INTERNAL", "message": "broken"})
-        answer = infer(client, "scripted_rows", tensor("SCRIPT", "BYTES", [[json.dumps(each)] for each in scripts]))
-        assert answer.status_code == 500
-        assert answer.json()["error"].startswith("items[8..9]: ")
-
-    @pytest.mark.parametrize("extra", [{"extra": 1}, {"width": 3}])
-    def test_rows_that_cannot_be_joined_name_the_output(self, client: httpx.Client, extra: dict[str, int]) -> None:
-        scripts = numbered(6, at=0, **extra)
-        answer = infer(client, "scripted_rows", tensor("SCRIPT", "BYTES", [[json.dumps(each)] for each in scripts]))
-        assert answer.status_code == 502
-        assert "'NUMBERS'" in answer.json()["error"]
-
     def test_too_many_items_are_an_error_of_triton(self, client: httpx.Client) -> None:
-        answer = infer(client, "batched_echo", tensor("X", "FP32", [[0, 0, 0]] * 4097))
-        expected = "inference request batch-size must be <= 4096 for 'batched_echo'"
-        assert (answer.status_code, answer.json()["error"]) == (400, expected)
-
-    def test_without_split_the_error_is_that_of_triton(self, unsplit: httpx.Client) -> None:
-        answer = infer(unsplit, "batched_echo", tensor("X", "FP32", [[0, 0, 0]] * 5))
+        answer = infer(client, "batched_echo", tensor("X", "FP32", [[0, 0, 0]] * 5))
         expected = "inference request batch-size must be <= 4 for 'batched_echo'"
         assert (answer.status_code, answer.json()["error"]) == (400, expected)

@@ -2,7 +2,6 @@
 
 from operator import is_
 
-import numpy as np
 from msgspec.structs import replace
 
 from app.api.access import check_model
@@ -11,9 +10,8 @@ from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Answer, Ending
-from app.core.batch import BatchPart, JoinedRows, WholeBatch, check_rows, items_of
-from app.core.errors import ContractViolation, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
-from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse
+from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, UnknownModel
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import NO_PIPELINE
 from app.pipelines.error_hints import public_text
 from app.pipelines.pipeline import Pipeline
@@ -48,65 +46,6 @@ class OneResponse(Answer):
             raise error
         if self.has_enough or not self.responses:
             raise InvalidRequest(ONE_RESPONSE)
-        return Ending()
-
-
-class JoinedResponse(WholeBatch):
-    """The joined responses of a request with more items than the model takes. Implements ``Batch``."""
-
-    def __init__(self, request: InferenceRequest, call_items: int) -> None:
-        super().__init__(request, call_items)
-        self._first: InferenceResponse | None = None
-        self._joined: dict[str, JoinedRows] = {}
-
-    def part(self, items: range, request: InferenceRequest) -> BatchPart:
-        return BatchPart(items, request, _PartResponse(self, items))
-
-    def put(self, items: range, response: InferenceResponse) -> None:
-        """Raises ModelChanged or ContractViolation."""
-        self.version.check(response)
-        if self._first is None:
-            self._first = response
-            self._joined = {name: JoinedRows(self.count) for name in response.outputs}
-        for name in {**self._joined, **response.outputs}:
-            if name not in response.outputs or name not in self._joined:
-                raise ContractViolation(f"Output '{name}' was not written for all items.", tensor=name)
-            array = response.outputs[name].array
-            check_rows(name, array.shape[0] if array.ndim else 0, items)
-            self._joined[name].put(items, array)
-
-    def finish(self) -> Ending:
-        return Ending()
-
-    @property
-    def response(self) -> InferenceResponse:
-        """Call it after the last part. Raises ContractViolation for rows of different shapes, which no tensor has."""
-        assert self._first is not None
-        outputs = {name: replace(tensor, array=self._array_of(name)) for name, tensor in self._first.outputs.items()}
-        return replace(self._first, outputs=outputs)
-
-    def _array_of(self, name: str) -> Array:
-        array = self._joined[name].value
-        if not isinstance(array, np.ndarray):
-            raise ContractViolation(f"The rows of output '{name}' have different shapes in its parts.", tensor=name)
-        return array
-
-
-class _PartResponse(Answer):
-    """The answer of a part."""
-
-    def __init__(self, joined: JoinedResponse, items: range) -> None:
-        self._joined = joined
-        self._items = items
-
-    def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`JoinedResponse.put`."""
-        self._joined.put(self._items, response)
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the error."""
-        if error is not None:
-            raise error
         return Ending()
 
 
@@ -166,28 +105,18 @@ class ModelCalls:
         return STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s})
 
     async def answer(
-        self,
-        exchange: Exchange,
-        target: Target,
-        request: InferenceRequest,
-        deadline: Deadline,
-        call_items: int | None = None,
+        self, exchange: Exchange, target: Target, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
-        """The one response. ``call_items``: the most items of a call; None if the request is not split.
-
-        Raises GatewayError, which the caller may see.
-        """
+        """The one response. Raises GatewayError, which the caller may see."""
         answer = OneResponse(decoupled=target.decoupled)
-        is_split = call_items is not None and items_of(request) > call_items
-        joined = JoinedResponse(request, call_items) if call_items and is_split else None
-        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller, batch=joined)
+        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller)
         try:
             await self.inference.answer(call)
         except GatewayError as exc:
             self.explain(exc, request)
             exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
             raise
-        return answer.responses[0] if joined is None else joined.response
+        return answer.responses[0]
 
     def explain(self, error: GatewayError, request: InferenceRequest) -> None:
         """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""

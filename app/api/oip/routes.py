@@ -161,7 +161,7 @@ class OipRoutes:
         target.admission.check(exchange.caller, deadline)
         parsed = await read_request(exchange, signature, version, self._limits, deadline)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, parsed.inference, deadline, signature.rules.call_items)
+            response = await calls.answer(exchange, target, parsed.inference, deadline)
         await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:

@@ -16,7 +16,6 @@ from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.models import RequestRules
-from app.pipelines.spec import MAX_ITEMS
 
 MAX_ELEMENTS = 65_536
 """Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""
@@ -32,8 +31,6 @@ class Input:
     dims: tuple[int, ...]
     """Includes the batch dimension; -1 means any size."""
     max_batch_size: int
-    max_items: int
-    """The most items of a request: ``max_batch_size``, or more if the gateway splits requests."""
     model: str
     _numbers: NumberCodec | None
     """None for BYTES."""
@@ -41,12 +38,11 @@ class Input:
     @classmethod
     def compile(cls, spec: TensorSpec, config: ModelConfig, rules: RequestRules) -> "Input":
         max_batch_size = config.max_batch_size
-        max_items = max_batch_size if rules.call_items is None else max(MAX_ITEMS, max_batch_size)
         dims = ((-1,) if max_batch_size else ()) + spec.dims
         is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
         to_array = to_array_of("number", spec.datatype) if is_number else None
         numbers = number_codec(spec.datatype, to_array, takes_literals=True) if to_array is not None else None
-        return cls(spec, dims, max_batch_size, max_items, config.name, numbers)
+        return cls(spec, dims, max_batch_size, config.name, numbers)
 
     @property
     def itemsize(self) -> int:
@@ -60,8 +56,8 @@ class Input:
             raise InvalidInput(
                 f"unexpected shape for input {self._of_model}. Expected {expected}, got {got}.{self._note}"
             )
-        if self.max_batch_size and not 1 <= shape[0] <= self.max_items:
-            bound = f"<= {self.max_items}" if shape[0] else ">= 1"
+        if self.max_batch_size and not 1 <= shape[0] <= self.max_batch_size:
+            bound = f"<= {self.max_batch_size}" if shape[0] else ">= 1"
             raise InvalidInput(f"inference request batch-size must be {bound} for '{self.model}'")
         if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
             raise self._refused("has a shape that is not possible")

@@ -102,17 +102,6 @@ class FormParser:
             self._head, self._content = end + len(self._delimiter), None
             yield self._name, content
 
-    def drop_read(self) -> int:
-        """Returns the size of the beginning of the body that was read. The body of the next call begins after it."""
-        size = self._content if self._content is not None else self._head or 0
-        self._window_at -= size
-        self._searched -= size
-        if self._head is not None:
-            self._head -= size
-        if self._content is not None:
-            self._content = 0
-        return size
-
     def check_ended(self) -> None:
         """Call it after the parts of the complete body. Raises InvalidRequest."""
         if not self._has_ended:

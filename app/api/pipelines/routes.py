@@ -7,7 +7,6 @@ the pipelines are doing; the console draws both.
 import asyncio
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -24,7 +23,6 @@ from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
-from app.api.pipelines.arriving import read_beginning
 from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
@@ -42,7 +40,7 @@ from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
 from app.observability.statistics import no_requests
-from app.pipelines.batches import AnswerOf, answer_of, arriving_answer_of, streamed_answer_of
+from app.pipelines.batches import AnswerOf, answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
@@ -100,11 +98,10 @@ class PipelineRoutes:
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
+        call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
         if key is not None and pipeline.spec.idempotent:
-            call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
             await self._run_once(exchange, pipeline, call, key)
             return
-        call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of, may_arrive=True)
         with CancelledOnDisconnect(exchange):
             ending = await self._inference.answer(call)
         values, headers = rendered(pipeline, ending)
@@ -137,20 +134,12 @@ class PipelineRoutes:
         return StreamResponse.of(stream, opening, self._limits)
 
     async def _call(
-        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf, *, may_arrive: bool = False
+        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf
     ) -> InferenceCall:
-        """Starts the deadline, which includes the time to receive the body. Raises TooManyRequests.
-
-        ``may_arrive``: whether the body of a call with parts may still be arriving when the call starts.
-        """
+        """Starts the deadline, which includes the time to receive the body. Raises TooManyRequests."""
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.admission.check(exchange.caller, deadline)
-        if may_arrive and pipeline.batch is not None:
-            inference, further = await read_beginning(exchange, pipeline, self._limits, deadline)
-            if further is not None:
-                answer_of = partial(arriving_answer_of, further=further)
-        else:
-            inference = await read_inference(exchange, pipeline, self._limits, deadline)
+        inference = await read_inference(exchange, pipeline, self._limits, deadline)
         answer, batch = answer_of(pipeline, inference)
         return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
 

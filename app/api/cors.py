@@ -1,11 +1,12 @@
 """CORS for every answer, also for one that an exchange sends directly to the connection. Source: the Fetch standard."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from app.api.exchange import Exchange, Header
 
 EXPOSED_HEADERS = (
     *("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry"),
@@ -48,52 +49,34 @@ IGNORED_HEADERS = (
 
 _OF_OPENAI = re.compile(r"x-stainless-[a-z0-9-]+")
 """OpenAI's client adds headers of this family; each version adds others, and CORS knows no prefixes."""
-_METHODS = b"GET, HEAD, POST, DELETE"
-_ALLOW_ORIGIN = b"access-control-allow-origin"
-_EXPOSE: Header = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
-_VARY: Header = (b"vary", b"Origin")
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
-class Cors:
-    """Must run inside EntryPoint: the request's exchange adds the headers to its answer.
+class Cors(CORSMiddleware):
+    """Must run inside EntryPoint: the request's exchange adds the headers to its answer, whoever sends it."""
 
-    Every preflight is answered with 204 and the allowed headers, also if it asks for others: the browser then names
-    the header that is not in the list, which it cannot do for an error.
-    """
-
-    def __init__(self, app: ASGIApp, origins: Iterable[str], headers: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str], headers: Iterable[str] = ()) -> None:
         """``headers``: request headers that are allowed besides those that the gateway knows."""
-        self._app = app
-        self._origins = frozenset(origins)
-        self._allowed = ", ".join([*READ_HEADERS, *IGNORED_HEADERS, *headers])
+        allowed = (*READ_HEADERS, *IGNORED_HEADERS, *headers)
+        super().__init__(app, origins, _METHODS, allowed, expose_headers=EXPOSED_HEADERS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["state"]["exchange"]
-        origin = self._allowed_origin(exchange.header(b"origin"))
-        if scope["method"] == "OPTIONS" and exchange.header(b"access-control-request-method") is not None:
-            headers = self._preflight(origin, exchange.header(b"access-control-request-headers") or "")
-            await send({"type": "http.response.start", "status": 204, "headers": headers})
-            await send({"type": "http.response.body"})
-        else:
-            exchange.cors_headers = [_VARY] if origin is None else _readable_by(origin)
-            await self._app(scope, receive, send)
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Is 204 also for a header that is not allowed: the browser then names it, which it cannot do for an error."""
+        headers = super().preflight_response(request_headers).headers
+        requested = map(str.strip, request_headers.get("access-control-request-headers", "").lower().split(","))
+        headers["access-control-allow-headers"] += "".join(
+            f", {name}" for name in requested if _OF_OPENAI.fullmatch(name)
+        )
+        del headers["content-length"], headers["content-type"]
+        return Response(status_code=204, headers=headers)
 
-    def _allowed_origin(self, origin: str | None) -> bytes | None:
-        """Returns the value of ``Access-Control-Allow-Origin``."""
-        if origin is not None and "*" in self._origins:
-            return b"*"
-        return origin.encode("latin-1") if origin in self._origins else None
-
-    def _preflight(self, origin: bytes | None, requested: str) -> list[Header]:
-        of_openai = [name.strip() for name in requested.lower().split(",") if _OF_OPENAI.fullmatch(name.strip())]
-        return [
-            *([] if origin is None else [(_ALLOW_ORIGIN, origin)]),
-            (b"access-control-allow-methods", _METHODS),
-            (b"access-control-allow-headers", ", ".join([self._allowed, *of_openai]).encode()),
-            (b"access-control-max-age", b"600"),
-            (b"vary", b"Origin, Access-Control-Request-Headers"),
-        ]
-
-
-def _readable_by(origin: bytes) -> list[Header]:
-    return [(_ALLOW_ORIGIN, origin), _EXPOSE, (b"timing-allow-origin", origin), _VARY]
+    async def simple_response(self, scope: Scope, receive: Receive, send: Send, request_headers: Headers) -> None:
+        origin = request_headers.get("origin")
+        headers = MutableHeaders({"vary": "Origin"})
+        if origin is not None and self.is_allowed_origin(origin):
+            allowed = "*" if self.allow_all_origins else origin
+            headers.update(
+                {"timing-allow-origin": allowed, "access-control-allow-origin": allowed, **self.simple_headers}
+            )
+        scope["state"]["exchange"].cors_headers = headers.raw
+        await self.app(scope, receive, send)

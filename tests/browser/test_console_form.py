@@ -28,7 +28,7 @@ const clipboardData = new DataTransfer();
 clipboardData.setData("text", "data:image/png;base64,iVBORw0KGgo=");
 document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
 """
-PROGRAMS = {"curl": ["bash", "-c"], "JavaScript": ["node", "--input-type=module", "-e"]}
+PROGRAMS = {"curl": ["bash", "-c"], "stream": ["bash", "-c"], "JavaScript": ["node", "--input-type=module", "-e"]}
 SEPARATOR = "\x1e"
 EACH = f"""
 import sys
@@ -163,49 +163,29 @@ def test_raw_and_headers_of_an_answer(console: Console) -> None:
     assert {"content-type", "server-timing", "x-request-id"} <= set(names)
 
 
-def test_calls_of_the_form_work_as_pasted(console: Console, require: Require, tmp_path: Path) -> None:
+def test_the_calls_of_a_pipeline_work_as_pasted(console: Console, require: Require, tmp_path: Path) -> None:
     require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
     page = console("write")
-    prompt = """It's "quoted" $HOME \\ `x` é"""
-    page.fill("prompt", prompt)
-    page.fill("max_tokens", "4")
     languages = page.texts(".samples [role=tab]")
-    assert languages == ["curl", "Python", "JavaScript", "openai"]
-    codes = [call_of(page, title) for title in languages]
-    page.click(".samples [type=checkbox]")
-    codes += [call_of(page, title) for title in languages]
-    printed = outcomes_of(languages * 2, codes, tmp_path)
-    whole, streamed = (dict(zip(languages, half, strict=True)) for half in (printed[:4], printed[4:]))
-    assert whole.pop("openai").strip() == streamed.pop("openai").strip()
-    assert all("finish_reason" in text and "early_exit" not in text for text in whole.values()), whole
-    assert all("finish_reason" in text and "early_exit" in text for text in streamed.values()), streamed
+    assert languages == ["curl", "Python", "JavaScript", "stream"]
+    *whole, streamed = outcomes_of(languages, [call_of(page, title) for title in languages], tmp_path)
+    assert all("finish_reason" in text and "early_exit" not in text for text in whole), whole
+    assert "finish_reason" in streamed
+    assert "early_exit" in streamed
 
 
-def test_a_call_with_a_file_works_as_pasted(console: Console, require: Require) -> None:
-    require(shutil.which("curl"), "there is no curl")
-    page = console("ocr")
-    page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
-    page.wait_for(".took")
-    assert "samples/" not in call_of(page, "curl")
-    for title in ("curl", "Python"):
-        (printed,) = outcomes_of([title], [call_of(page, title)], ROOT / "samples")
-        assert "Hello Triton gateway" in printed
-
-
-def test_the_call_of_an_example_needs_no_file(console: Console, require: Require, tmp_path: Path) -> None:
+def test_the_calls_with_a_file_read_the_sample(console: Console, require: Require) -> None:
     require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
     page = console("ocr")
-    page.wait_for(".samples pre", "/examples/sample")
     for title in page.texts(".samples [role=tab]"):
-        (printed,) = outcomes_of([title], [call_of(page, title)], tmp_path)
+        (printed,) = outcomes_of([title], [call_of(page, title)], ROOT)
         assert "Hello Triton gateway" in printed
 
 
-def test_a_pasted_image_can_be_saved_for_the_call(console: Console) -> None:
+def test_a_pasted_image_is_the_file_of_the_form(console: Console) -> None:
     page = console("ocr")
     page.browser.execute_script(PASTE)
-    page.wait_for(".samples [download=pasted]", "Save pasted")
-    assert "image=@pasted" in call_of(page, "curl")
+    page.wait_for(".drop small", "pasted")
 
 
 def call_of(page: ConsolePage, title: str) -> str:

@@ -64,12 +64,5 @@ function Example({ name, fields, found, draft, onChoose }) {
     </button>`;
 }
 
-/** Returns the name of the example with files that the draft is, unchanged, or null. */
-export function exampleOf(loaded, draft) {
-  const hasFile = Object.values(draft).some((held) => held?.url);
-  const [name] = Object.entries(loaded).find(([, found]) => found.draft && isSame(found.draft, draft)) ?? [];
-  return hasFile && name ? name : null;
-}
-
 /** Files are the same if their content is, because an example is loaded again when its pipeline is opened again. */
 const isSame = (found, draft) => Object.keys(found).every((name) => (found[name]?.url ?? found[name]) === (draft[name]?.url ?? draft[name]));

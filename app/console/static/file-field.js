@@ -5,19 +5,19 @@ import { Description, FieldError } from "./problem.js";
 
 const IMAGE_URL = /^data:image\/[a-z.+-]+;base64,[A-Za-z0-9+/=]+$/;
 
-/** `held`: the selected file, `{name, url, isOwn}` with a data URL, or null. `isOwn`: the user has it under that name. */
+/** `held`: the selected file, `{name, url}` with a data URL, or null. */
 export function FileField({ field, held, error, onChange }) {
   const { name, isRequired, note, input } = field;
   const [isOver, setOver] = useState(false);
   const id = `field-${name}`;
   const isImage = input.kind === "image";
-  const choose = async (file, isOwn = true) => {
-    if (file) onChange({ name: file.name, url: await dataUrlOf(file), isOwn });
+  const choose = async (file) => {
+    if (file) onChange({ name: file.name, url: await dataUrlOf(file) });
   };
   usePasted((clipboard) => {
     const text = clipboard.getData("text").trim();
-    if (clipboard.files.length) choose(clipboard.files[0], false);
-    else if (isImage && IMAGE_URL.test(text)) onChange({ name: "pasted", url: text, isOwn: false });
+    if (clipboard.files.length) choose(clipboard.files[0]);
+    else if (isImage && IMAGE_URL.test(text)) onChange({ name: "pasted", url: text });
   });
   const over = (isNow) => (event) => {
     event.preventDefault();

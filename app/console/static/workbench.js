@@ -143,7 +143,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
             ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
             <${History} fields=${fields} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
           </section>
-          <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} loaded=${loaded} />
+          <${Samples} samples=${pipeline.samples} />
         </div>
       </div>
       ${isNarrow && graph}

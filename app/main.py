@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -18,20 +19,19 @@ from app.api.access import AccessCheck
 from app.api.body_memory import ByteBudget
 from app.api.browser_guard import BrowserGuard, BrowserRules
 from app.api.cors import Cors
-from app.api.dialect import Dialect, Services, ShortPath, add_routes
+from app.api.dialect import Dialect, Layer, Services, ShortPath, add_routes
 from app.api.downloads import ImageDownloads
 from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.routes import docs
-from app.api.routes.admin import MetricsRoutes, TraceRoutes
+from app.api.routes.admin import MetricsRoutes
 from app.api.routes.health import HealthRoutes, Processes
 from app.api.routing import Route
 from app.check import live_findings
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share
-from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
@@ -56,9 +56,7 @@ class Gateway:
     """The health of each Triton."""
     keys: FollowedKeys | None = None
     """None if no keys are required."""
-    explain_store: ExplainStore | None = None
-    """In the process with the admin port, if requests may be explained: receives Triton's spans."""
-    collector_url: str | None = None
+    layers: Sequence[Layer] = ()
     page: Collector | None = None
     """The metrics of all processes that serve the API; None if this process is the only one."""
     browser_rules: BrowserRules | None = None
@@ -115,6 +113,7 @@ def create_app(
         gateway.share,
         gateway.downloads,
         cors_origins,
+        gateway.layers,
     )
     dialects = {name: _dialect(name, services) for name in DIALECTS}
     forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])
@@ -123,10 +122,15 @@ def create_app(
     app.include_router(HealthRoutes(inference.catalog, inference.workload, access=access).router())
     for name, dialect in dialects.items():
         add_routes(app, dialect, access and access.for_dialect(name))
+    required = [] if access is None else [Depends(access.required)]
+    for layer in gateway.layers:
+        app.include_router(layer.router, dependencies=required)
     if pages.docs:
         app.include_router(docs.pages())
-        described = docs.DocumentRoute(dialects, inference.catalog, needs_keys=keys is not None).router()
-        app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
+        described = docs.DocumentRoute(
+            dialects, gateway.layers, inference.catalog, needs_keys=keys is not None
+        ).router()
+        app.include_router(described, dependencies=required)
         app.router.routes.append(docs.assets)
     if pages.console:
         app.include_router(console.router(may_load=pages.load))
@@ -138,7 +142,8 @@ def create_app(
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     short_path: ASGIApp = ShortPath(app)
     if cors_origins:
-        short_path = Cors(short_path, cors_origins, cors_headers)
+        of_layers = (layer.header["name"] for layer in gateway.layers)
+        short_path = Cors(short_path, cors_origins, (*of_layers, *cors_headers))
     return _entry_point(short_path, gateway, forms)
 
 
@@ -157,8 +162,8 @@ def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | 
     app.include_router(health.router())
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
     app.include_router(MetricsRoutes(gateway.metrics_page, gateway.show_load, url, tls).router())
-    if gateway.explain_store is not None:
-        app.include_router(TraceRoutes(gateway.explain_store, gateway.collector_url).router())
+    for layer in gateway.layers:
+        app.include_router(layer.admin_router)
     return _entry_point(app, gateway, forms)
 
 

@@ -225,9 +225,15 @@ class Settings(BaseSettings):
         return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
     @property
-    def may_explain(self) -> bool:
-        """Whether some caller may explain requests, now or after a change of the keys. Several workers cannot."""
+    def receives_spans(self) -> bool:
+        """Whether some caller may explain requests, now or after a change of the keys: then Triton sends its spans."""
         return self.workers == 1 and (self.explain or self.api_keys_file is not None)
+
+    @property
+    def without_effect(self) -> list[str]:
+        """What is set but has no effect with this number of workers."""
+        is_ignored = self.explain and self.workers > 1
+        return ["GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1"] if is_ignored else []
 
     @property
     def models_venv(self) -> Path:

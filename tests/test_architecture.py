@@ -143,6 +143,16 @@ def test_every_folder_says_what_lives_in_it() -> None:
             assert "\n\n" in (ast.get_docstring(ast.parse(path.read_text())) or ""), path.parent.name
 
 
+def test_explanations_are_named_outside_their_folder_only_where_they_are_set_and_wired() -> None:
+    """A feature is a layer: its settings, its scope of keys, and one place that lists it."""
+    words = re.compile(r"x-explain|may_explain|explanations|explain: bool|\bapi\.explain\b", re.IGNORECASE)
+    folder = ROOT / "app" / "api" / "explain"
+    named = {
+        "/".join(parts_of(path)) for path in MODULES if folder not in path.parents and words.search(path.read_text())
+    }
+    assert named == {"admission/keys", "process/gateway", "settings"}
+
+
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = [

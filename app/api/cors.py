@@ -22,7 +22,6 @@ READ_HEADERS = (
     "tracestate",
     "X-Request-Timeout",
     "X-Request-ID",
-    "X-Explain",
     "X-Session-Step",
     "X-Session-End",
 )

@@ -18,11 +18,14 @@ from app.api.exchange import Exchange
 from app.api.failures import ErrorForm, FailureMiddleware
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.openapi.answers import TIMEOUT_HEADER
 from app.api.openapi.document import Described
 from app.api.problems import problem_response
+from app.core.json import Schema
 from app.core.share import WHOLE, Share
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics
+from app.pipelines.pipeline import Pipeline
 from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
@@ -101,6 +104,7 @@ class Services:
     """None if images cannot be given by their addresses."""
     origins: Collection[str] = ()
     """The origins whose pages may read answers and open WebSockets."""
+    layers: Sequence["Layer"] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,36 @@ class Dialect:
     """Routes that ignore keys: health."""
     error_forms: Sequence[tuple[str, ErrorForm]] = ()
     """Path prefix -> the form of errors under it. Errors at other paths are problem objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A feature of the requests of all pipelines, in a folder of its own, that a request header turns on."""
+
+    router: APIRouter
+    """Routes that every key may call."""
+    admin_router: APIRouter
+    described: Described
+    header: Schema
+    """The request header, as a parameter in the OpenAPI document."""
+    permission: str
+    """A member of ``GET /v1/pipelines``: whether the caller may send the header."""
+    allows: Callable[[Key | None], bool]
+    """The value of this member."""
+    admitted: Callable[[Exchange, Pipeline], None] | None
+    """Is called with each admitted request. It may set ``on_end`` of the request's record. None if the layer is off."""
+
+    def complete(self, document: Schema) -> None:
+        """Adds the header and the permission to what the dialects describe."""
+        paths, schemas = document["paths"], document["components"]["schemas"]
+        for path, operations in paths.items():
+            parameters = operations.get("post", {}).get("parameters", ())
+            if path.startswith("/v1/") and TIMEOUT_HEADER in parameters:
+                paths[path] = operations | {"post": operations["post"] | {"parameters": [*parameters, self.header]}}
+        if (listed := schemas.get("PipelineList")) is not None:
+            member = {"type": "boolean", "description": f"Whether this caller may send `{self.header['name']}`"}
+            properties = listed["properties"] | {self.permission: member}
+            schemas["PipelineList"] = listed | {"properties": properties, "required": list(properties)}
 
 
 def add_routes(app: FastAPI, dialect: Dialect, access: AccessCheck | None) -> None:

@@ -71,8 +71,8 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.UnknownRequest: ErrorRow(
         404,
-        "No request with this id was explained, its explanation has expired, or it belongs to another key.",
-        "Send the request again with `X-Explain: 1` and a key that may explain. Read the explanation within a minute.",
+        "No request with this id was traced for this caller, or its trace has expired.",
+        "Send the request again as `hint` says.",
     ),
     errors.UnknownSession: ErrorRow(
         404,

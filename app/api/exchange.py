@@ -129,10 +129,6 @@ class Exchange:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    @property
-    def asks_for_explanation(self) -> bool:
-        return self._headers.get(b"x-explain") == b"1"
-
     def hold(self, size: int) -> None:
         """Counts bytes of the body until the exchange ends. Raises TooManyRequests."""
         self._budget.take(size)

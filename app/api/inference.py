@@ -13,12 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
-from app.admission.keys import Caller, Key
+from app.admission.keys import Caller
 from app.admission.scheduler import Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
-from app.api.explaining import Explaining
 from app.api.parts import PartRunner, PartStreams, Work
 from app.api.problems import problem_of
 from app.api.workload import Workload
@@ -97,13 +96,9 @@ class Inference:
     tracer: Tracer = field(default_factory=NoTracer)
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
-    explaining: Explaining | None = None
-    """None if no request may be explained."""
+    admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()
+    """Are called with each admitted request, and with each step of a session."""
     _targets: dict[str, tuple[Pipeline, Mapping[str, int], Target]] = field(default_factory=dict)
-
-    def may_explain(self, key: Key | None) -> bool:
-        """Whether ``X-Explain`` has an effect for a caller with this key."""
-        return self.explaining is not None and self.explaining.allows(key)
 
     def admit(self, exchange: Exchange, name: str, transport: str | None) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
@@ -117,20 +112,16 @@ class Inference:
         pipeline = self.allowed_pipeline(exchange, name)
         record.pipeline = name
         self.workload.begin(exchange.work)
-        if self.explaining is not None:
-            self._explain(self.explaining, exchange, pipeline)
+        for admitted in self.admitted:
+            admitted(exchange, pipeline)
         return pipeline
 
     def admit_step(self, exchange: Exchange, pipeline: Pipeline) -> None:
         """A step of an open session, which the gateway also runs while it drains."""
         exchange.record.transport, exchange.record.pipeline = "unary", pipeline.name
         self.workload.add(exchange.work)
-        if self.explaining is not None:
-            self._explain(self.explaining, exchange, pipeline)
-
-    def _explain(self, explaining: Explaining, exchange: Exchange, pipeline: Pipeline) -> None:
-        if exchange.asks_for_explanation:
-            explaining.begin(exchange, pipeline)
+        for admitted in self.admitted:
+            admitted(exchange, pipeline)
 
     def allowed_pipeline(self, exchange: Exchange, name: str) -> Pipeline:
         """The pipeline as it is now. Raises Forbidden, UnknownPipeline or ModelNotReady."""
@@ -421,8 +412,7 @@ class StreamRecorder:
         )
         record = self._record
         record.triton_s = max(record.duration_s - stream.own_s - record.queue_s, 0.0)
-        if record.explanation is not None:
-            record.explanation.stream_ended = time.perf_counter()
+        record.stream_ended = time.perf_counter()
         record.exit_early(stream.early_exit)
         if (tokens := self._answer.tokens) is not None:
             self._count_tokens(tokens)

@@ -240,7 +240,7 @@ class UnknownStream(ClientError):
 
 class UnknownRequest(ClientError):
     code = "unknown_request"
-    title = "No such explained request"
+    title = "No such request"
 
 
 class StreamEvicted(ClientError):

@@ -4,6 +4,7 @@ Source: W3C Trace Context, https://www.w3.org/TR/trace-context-2/.
 """
 
 import re
+import secrets
 
 from msgspec import Struct
 
@@ -55,3 +56,12 @@ def _state_of(tracestate: str) -> str:
     members = [member for member in members if member]
     is_valid = len(tracestate) <= _MAX_STATE and len(members) <= _MAX_MEMBERS and all(map(_MEMBER.fullmatch, members))
     return ",".join(members) if is_valid else ""
+
+
+def sampled(trace: TraceContext | None) -> TraceContext:
+    """A sampled context: the given one if it is sampled, otherwise another span of the same trace."""
+    if trace is None:
+        return TraceContext(secrets.token_hex(16), secrets.token_hex(8), SAMPLED)
+    if trace.is_sampled:
+        return trace
+    return TraceContext(trace.trace_id, secrets.token_hex(8), trace.flags | SAMPLED, trace.state)

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -12,8 +12,6 @@ from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
 from app.core.inference import new_request_id
 from app.core.trace import TraceContext
-from app.observability.explain.request import Ended, ExplainedRequest
-from app.observability.explain.store import ExplainStore
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 
@@ -52,6 +50,8 @@ class RequestRecord(Struct, eq=False):
     """When the gateway called Triton, on the clock of ``started``; 0 before."""
     triton_s: float = 0.0
     """Time that the request waited for Triton."""
+    stream_ended: float = 0.0
+    """When the request's stream ended, on the clock of ``started``."""
     shared_with: int = 0
     """The number of other requests in the call to Triton."""
     shared_trace: TraceContext | None = None
@@ -69,8 +69,8 @@ class RequestRecord(Struct, eq=False):
     """The tokens of a language model; None if nothing counts them."""
     trace: TraceContext | None = None
     """The request's span, or the caller's span if this gateway records none."""
-    explanation: "OpenExplanation | None" = None
-    """None if the request is not explained."""
+    on_end: "Callable[[RequestRecord], None] | None" = None
+    """Is called once, when the totals are known. Then the Server-Timing header has more parts."""
 
     def fail(self, error: GatewayError) -> None:
         """Replaces an earlier error, whose frames would only be freed by a garbage collection."""
@@ -84,12 +84,12 @@ class RequestRecord(Struct, eq=False):
     def handed_over(self) -> "RequestRecord":
         """Returns a copy for work that continues after this request, which then does not count as an inference."""
         own = replace(self)
-        self.transport = self.explanation = None
+        self.transport = self.on_end = None
         return own
 
     def take_back(self, own: "RequestRecord") -> None:
         """Undoes :meth:`handed_over`."""
-        self.transport, self.explanation = own.transport, own.explanation
+        self.transport, self.on_end = own.transport, own.on_end
 
     def exit_early(self, reason: str | None) -> None:
         if reason is not None:
@@ -105,12 +105,22 @@ class RequestRecord(Struct, eq=False):
         triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
         own_s = max(duration_s - queue_s - triton_s, 0.0)
         timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
-        return timing if self.explanation is None else timing + self._own_phases(own_s)
+        if self.on_end is None:
+            return timing
+        read_s = self.triton_at - self.started - queue_s if self.triton_at else own_s
+        return f"{timing}, read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
 
-    def _own_phases(self, own_s: float) -> str:
-        """The two parts of the gateway's time: before Triton was called, and after Triton's answer."""
-        read_s = self.triton_at - self.started - self.queue_s if self.triton_at else own_s
-        return f", read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
+    def phases_ms(self) -> dict[str, float]:
+        """The phases of a request at its end, in order. They add up to its total. On a stream Triton's has the rest."""
+        total_s, queue_s = self.total_s, self.queue_s
+        if self.triton_at:
+            read_s = self.triton_at - self.started - queue_s
+            triton_s = self.stream_ended - self.triton_at if self.stream_ended else self.triton_s
+            respond_s = total_s - read_s - queue_s - triton_s
+            phases = {"read": read_s, "queue": queue_s, "triton": triton_s, "respond": respond_s}
+        else:
+            phases = {"read": total_s - queue_s, "queue": queue_s}
+        return {name: round(max(seconds, 0.0) * 1e3, 3) for name, seconds in phases.items()}
 
     def close(self, metrics: Metrics) -> None:
         """Counts and logs the request. Call it once, at its end."""
@@ -120,8 +130,8 @@ class RequestRecord(Struct, eq=False):
     def count(self, metrics: Metrics) -> None:
         """Counts the request, before its answer is written: so a process that is killed has counted every answer."""
         self.total_s = self.duration_s
-        if self.explanation is not None:
-            self.explanation.close(self)
+        if self.on_end is not None:
+            self.on_end(self)
         if self.transport is not None:
             self._count(metrics, self.transport)
 
@@ -187,36 +197,6 @@ class RequestRecord(Struct, eq=False):
         if self.error is not None:
             fields.update(_fields_of_error(self.error))
         return fields
-
-
-@dataclass(slots=True)
-class OpenExplanation:
-    """The explanation of a request that runs."""
-
-    explanations: ExplainStore
-    request: ExplainedRequest
-    stream_ended: float = 0.0
-    """When the request's stream ended, on the clock of the record."""
-
-    def close(self, record: RequestRecord) -> None:
-        """Call it once, with the request's record, whose ``total_s`` is set."""
-        called_s = record.triton_at - record.started if record.triton_at else None
-        triton_s = self.stream_ended - record.triton_at if self.stream_ended else record.triton_s
-        error = record.error
-        ended = Ended(
-            status=record.status,
-            outcome=record.outcome,
-            early_exit=record.early_exit,
-            error=None if error is None else error.code,
-            failed_step="" if error is None else error.failed_step,
-            triton_request_id=record.triton_request_id,
-            total_s=record.total_s,
-            queue_s=record.queue_s,
-            triton_at_s=called_s,
-            triton_s=triton_s,
-            shared_with=record.shared_with,
-        )
-        self.explanations.put(self.request.with_end(ended))
 
 
 def _fields_of_error(error: GatewayError) -> dict[str, object]:

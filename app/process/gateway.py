@@ -6,17 +6,17 @@ API keys and models that need the operator's attention.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules, host_of
+from app.api.dialect import Layer
 from app.api.downloads import ImageDownloads
-from app.api.explaining import Explaining
+from app.api.explain.explanations import Explanations
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.check import log_findings
@@ -25,7 +25,6 @@ from app.core.engine import Engine
 from app.core.loopback import is_loopback
 from app.core.text import nearest
 from app.main import DIALECTS, Gateway
-from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
@@ -201,22 +200,19 @@ async def adopt_when_made(catalog: Catalog, path: Path) -> None:
     await asyncio.Event().wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """What outlives a request. ``streams``: None if resumable streams are off.
-
-    ``explanations``: None if no request may be explained.
-    """
-
-    streams: StreamStore | None
-    explanations: ExplainStore | None
+def layers_of(settings: Settings) -> list[Layer]:
+    """The features of the requests of all pipelines."""
+    return [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]
 
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, triton: Triton, stores: Stores, tracer: Tracer, supervisor: Supervisor
+    settings: Settings, triton: Triton, store: StreamStore | None, tracer: Tracer, supervisor: Supervisor
 ) -> AsyncIterator[Gateway]:
-    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers."""
+    """``store``: None if resumable streams are off.
+
+    Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
+    """
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
     path, is_first = settings.api_keys_file, triton.share.number == 1
     keys = None if path is None else FollowedKeys(path, DIALECTS)
@@ -226,7 +222,8 @@ async def open_gateway(
         servers.canaries.catalog = catalog
         check = ModelCheck(catalog, calls.engine, is_done=not is_first)
         await check.run_once()
-        inference = _inference_of(servers, calls.engine, catalog, stores.explanations)
+        layers = layers_of(settings)
+        inference = _inference_of(servers, calls.engine, catalog, layers)
         shares = ShareCheck(catalog, keys, triton.share.of if is_first else 1)
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
@@ -235,15 +232,14 @@ async def open_gateway(
         ):
             yield Gateway(
                 inference,
-                stores.streams,
+                store,
                 limits_of(settings),
                 None if calls.shared_memory is None else calls.shared_memory.bodies,
                 triton.metrics_url,
                 metrics_tls_of(settings),
                 servers.health,
                 keys,
-                stores.explanations,
-                settings.traces_url,
+                layers,
                 browser_rules=browser_rules_of(settings),
                 share=triton.share,
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
@@ -251,10 +247,9 @@ async def open_gateway(
         await inference.canceller.close()
 
 
-def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanations: ExplainStore | None) -> Inference:
+def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, layers: Sequence[Layer]) -> Inference:
     triton, metrics = servers.triton, servers.metrics
     admission = Admission(triton.share, len(triton.addresses))
-    explaining = None if explanations is None else Explaining(explanations, for_everyone=servers.settings.explain)
     return Inference(
         CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
         catalog,
@@ -262,7 +257,7 @@ def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, explanatio
         Canceller(engine),
         servers.tracer,
         admission=admission,
-        explaining=explaining,
+        admitted=[layer.admitted for layer in layers if layer.admitted is not None],
     )
 
 

@@ -23,7 +23,6 @@ from app.api.problems import problem_of
 from app.api.routes.health import Processes
 from app.http1.protocol import ConnectionLimit
 from app.main import DIALECTS, Gateway, Pages, create_admin_app, create_app
-from app.observability.explain.store import ExplainStore
 from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
@@ -31,7 +30,7 @@ from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import GatewayFile, read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.credentials import check_credentials
-from app.process.gateway import Stores, open_gateway
+from app.process.gateway import open_gateway
 from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
@@ -181,8 +180,7 @@ async def serve(settings: Settings, worker: "Worker | None" = None) -> None:
                 triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
             else:
                 triton = worker.triton
-            stores = Stores(store, ExplainStore() if settings.may_explain else None)
-            gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, tracer, supervisor))
+            gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
             if worker is not None:
                 gateway.page = worker.page_of(gateway)
                 await stack.enter_async_context(supervisor.running("state of this worker", worker.run(gateway)))

@@ -80,7 +80,7 @@ async def running_triton(
 ) -> AsyncIterator[Triton]:
     """Yields the Triton to call. An embedded Triton runs for the duration of the block.
 
-    If requests may be explained, the embedded Triton sends its spans to the admin port.
+    The embedded Triton sends its spans to the admin port if the gateway receives them.
     """
     if not settings.embedded:
         yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
@@ -89,8 +89,8 @@ async def running_triton(
         settings.embedded_repository,
         settings.models_venv,
         environment=_environment(settings),
-        traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.may_explain else settings.traces_url,
-        traces_delay_ms=EXPORT_DELAY_MS if settings.may_explain else None,
+        traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.receives_spans else settings.traces_url,
+        traces_delay_ms=EXPORT_DELAY_MS if settings.receives_spans else None,
     )
     embedded = EmbeddedTriton(options)
     try:

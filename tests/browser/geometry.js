@@ -7,7 +7,7 @@ const STEP = 3;
 const load = (...names) => Promise.all(names.map((name) => import(`/console/${name}.js`)));
 
 async function report() {
-  const [{ html, render }, { Graph }, { Waterfall }] = await load("lib", "graph", "waterfall");
+  const [{ html, render }, { Graph }, { Waterfall }, { explained }] = await load("lib", "graph", "waterfall", "runs");
   const place = document.createElement("div");
   document.body.replaceChildren(place);
   const show = async (component, selector) => {
@@ -21,10 +21,9 @@ async function report() {
     found.graphs[name] = drawing(place);
   }
   if (explain) {
-    const step = (name, calls = []) => ({ name, backend: "python", decoupled: false, calls });
-    const graph = { steps: explain.steps.map((name) => step(name)), edges: [], exits: [] };
-    await show(html`<div class="card"><${Graph} pipeline=${{ graph }} explain=${explain} /><${Waterfall} explain=${explain} /></div>`, ".node");
-    found.explain = explained(place);
+    const shown = explained(explain.answer, explain.graph);
+    await show(html`<div class="card"><${Graph} pipeline=${{ graph: explain.graph }} explain=${shown} /><${Waterfall} explain=${shown} /></div>`, ".node");
+    found.explain = drawnExplanation(place);
   }
   return found;
 }
@@ -71,7 +70,7 @@ function cropped(place, boxes, links) {
   return outside.map((each) => `cropped: ${each}`);
 }
 
-function explained(place) {
+function drawnExplanation(place) {
   const shares = [...place.querySelectorAll(".legend li")].map((item) => [item.dataset.kind, Number(item.dataset.ms)]);
   const states = [...place.querySelectorAll(".node.step")].map((node) => [node.dataset.id.slice("step ".length), node.dataset.state]);
   const texts = (row) => [...row.querySelectorAll(".name, .ms, dt, dd")].map((part) => part.textContent.replace(/\s+/g, " ").trim());

@@ -122,7 +122,11 @@ def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage], 
 
 
 def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess, artifacts: Path) -> None:
-    shown = drawn(browser, gateway, explain=EXPLAINED)["explain"]
+    steps = ["text_detect", "text_gate", "text_recognize"]
+    graph = synthetic(steps, [(before, after, "tensor") for before, after in pairwise(steps)], [])
+    for step in graph["steps"]:
+        step["model"] = step["name"]
+    shown = drawn(browser, gateway, explain={"answer": EXPLAINED, "graph": graph})["explain"]
     assert sum(shown["shares"].values()) == pytest.approx(EXPLAINED["total_ms"])
     assert shown["shares"] == pytest.approx(
         {"gateway": 1.0, "gateway-queue": 1.2, "network": 1.7, "queue": 3.4, "compute": 31.4, "other": 3.0}

@@ -11,11 +11,10 @@ from starlette.types import ASGIApp
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules
 from app.api.downloads import ImageDownloads
-from app.api.explaining import Explaining
+from app.api.explain.explanations import Explanations
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.main import DIALECTS, Gateway, create_admin_app, create_app
-from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
@@ -62,9 +61,8 @@ async def served(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
         )
         gateway.browser_rules, gateway.downloads = rules, downloads
-        if explains is not None:
-            gateway.explain_store, gateway.collector_url = ExplainStore(), collector_url
-            inference.explaining = Explaining(gateway.explain_store, for_everyone=explains)
+        gateway.layers = [Explanations(explains is not None, bool(explains), collector_url).layer()]
+        inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
         app = create_app(gateway, admin_port=8081, cors_origins=origins, cors_headers=cors_headers)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)

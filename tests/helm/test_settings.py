@@ -241,7 +241,7 @@ def test_without_a_collector_there_are_no_spans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("explain", "keys", "may_explain", "traces"),
+    ("explain", "keys", "receives", "traces"),
     [
         ("none", "keys", True, False),
         ("keys", "keys", True, True),
@@ -249,12 +249,10 @@ def test_without_a_collector_there_are_no_spans() -> None:
         ("everyone", "", True, True),
     ],
 )
-def test_explained_requests_get_the_spans_of_the_sidecar(
-    explain: str, keys: str, may_explain: bool, traces: bool
-) -> None:
+def test_explained_requests_get_the_spans_of_the_sidecar(explain: str, keys: str, receives: bool, traces: bool) -> None:
     values = {"tracing": {"explain": explain}, "gateway": {"apiKeys": {"secretName": keys}}}
     settings, arguments = settings_of(render(values)), triton_container(render(values))["args"]
-    assert (settings.explain, settings.may_explain) == (explain == "everyone", may_explain)
+    assert (settings.explain, settings.receives_spans) == (explain == "everyone", receives)
     url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
     assert (url in arguments) == traces
 

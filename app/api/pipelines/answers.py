@@ -123,7 +123,6 @@ class PipelineSummary(_Named, kw_only=True):
 
 class PipelineList(Struct):
     pipelines: list[PipelineSummary]
-    may_explain: Annotated[bool, Meta(description="Whether this caller may send `X-Explain: 1`")]
 
 
 class PipelineField(Struct, kw_only=True):

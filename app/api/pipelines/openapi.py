@@ -1,8 +1,7 @@
 """Describes the pipelines in the OpenAPI document, typed from their models' live configuration.
 
 Each pipeline has its own operations, with the schemas of its request, its result and its output events. The other
-operations are the catalog, the statistics and findings of all pipelines, the explanation of a request, resumable
-streams, and the steps of sessions.
+operations are the catalog, the statistics and findings of all pipelines, resumable streams, and the steps of sessions.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from app.api.pipelines.streams import StreamStarted
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors
 from app.core.json import TEXT, Schema, any_of, const_of, enum_of, object_of, one_of
-from app.observability.explain.waterfall import Explanation
 from app.observability.statistics import Statistics
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of
@@ -52,32 +50,6 @@ def event_stream(output: Schema) -> Schema:
             },
         }
     }
-
-
-EXPLAIN_HEADER: Schema = {
-    "name": "X-Explain",
-    "in": "header",
-    "schema": {"type": "string", "examples": ["1"]},
-    "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
-    "`1` of callers that may not explain.",
-}
-"""The header that asks for the explanation of a request."""
-_ID: Schema = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": TEXT,
-    "description": "The `X-Request-ID` of the answer",
-}
-
-
-def _explain() -> Schema:
-    answers = {"200": json_answer("The explanation", Explanation), **problems(errors.UnknownRequest)}
-    description = "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`."
-    return operation("explain_request", "requests", "Where the time of a request went", description, answers, _ID)
-
-
-EXPLAIN_PATHS: Schema = {"/v1/requests/{id}/explain": {"get": _explain()}}
 
 
 _STATISTICS_ANSWERS = {"200": json_answer("The numbers of each pipeline", Statistics), **problems()}
@@ -200,7 +172,7 @@ def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
         "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
         "description": _DESCRIPTIONS[verb],
         "tags": [pipeline.name],
-        "parameters": [TIMEOUT_HEADER, *repeats, EXPLAIN_HEADER],
+        "parameters": [TIMEOUT_HEADER, *repeats],
         "requestBody": {"required": True, "content": _request_content(pipeline)},
         "responses": {"200": ok, **problems(*INFERENCE_ERRORS)},
     }
@@ -294,7 +266,7 @@ def _step(stateful: Sequence[Pipeline], name: str, summary: str, description: st
     content = {name: each for pipeline in stateful for name, each in _request_content(pipeline).items()}
     content["application/json"] = {"schema": any_of([schema_ref(pipeline, "request") for pipeline in stateful])}
     answers = {"200": ok, **problems(*_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS)}
-    parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS, EXPLAIN_HEADER
+    parameters = _SESSION_ID, TIMEOUT_HEADER, *_STEP_HEADERS
     described = operation(name, "sessions", summary, description, answers, *parameters)
     return described | {"requestBody": {"required": True, "content": content}}
 
@@ -323,7 +295,7 @@ def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
     summary = "Start a stream that can be resumed"
     description = "The stream runs without a connection. Read it at the address in `Location`, which needs no key."
-    parameters = TIMEOUT_HEADER, IDEMPOTENCY_HEADER, EXPLAIN_HEADER
+    parameters = TIMEOUT_HEADER, IDEMPOTENCY_HEADER
     described = operation("start_stream", "streams", summary, description, answers, *parameters)
     content = {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}
     return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
@@ -370,12 +342,11 @@ def _delete() -> Schema:
 STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}
 
 
-ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList, Explanation, StreamStarted, Done)
+ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList, StreamStarted, Done)
 _TAGS = {
     "catalog": "The pipelines, their numbers and their mistakes",
     "streams": "Streams that can be resumed",
     "sessions": "Steps of models with a state",
-    "requests": "Where the time of requests went",
 }
 
 
@@ -387,7 +358,7 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     for pipeline in pipelines:
         paths |= paths_of(pipeline)
         schemas |= model_schemas_of(pipeline)
-    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
+    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **STREAM_PATHS}
     if of_sessions := session_paths(pipelines):
         paths |= of_sessions
         schemas |= schemas_of(SessionOpened)

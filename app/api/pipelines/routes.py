@@ -1,7 +1,6 @@
-"""Serves ``/v1/pipelines``: the catalog, unary requests, streams and examples; also explanations and statistics.
+"""Serves ``/v1/pipelines``: the catalog, unary requests, streams and examples; also statistics and findings.
 
-``/v1/requests/{id}/explain`` tells where the time of a request went. ``/v1/statistics`` and ``/v1/findings`` tell how
-the pipelines are doing; the console draws both.
+``/v1/statistics`` and ``/v1/findings`` tell how the pipelines are doing; the console draws both.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import InferenceCall
-from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
+from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
 from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
@@ -35,10 +34,9 @@ from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
-from app.core.errors import UnknownExample, UnknownRequest
+from app.core.errors import UnknownExample
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
-from app.observability.explain.waterfall import explanation_of
 from app.observability.statistics import no_requests
 from app.pipelines.batches import AnswerOf, answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
@@ -58,6 +56,7 @@ class PipelineRoutes:
         self._inference = services.inference
         self._catalog = services.inference.catalog
         self._limits = services.limits
+        self._layers = services.layers
         self._answers = KeptAnswers()
         self._statistics = Fresh(services.statistics, STATISTICS_S)
         self._findings = Fresh(services.findings, FINDINGS_S)
@@ -70,7 +69,6 @@ class PipelineRoutes:
                 "/v1/pipelines/{name}/examples/{example}": self.get_example,
                 "/v1/statistics": self.statistics,
                 "/v1/findings": self.findings,
-                "/v1/requests/{request_id}/explain": self.explain,
             }
         )
 
@@ -84,7 +82,8 @@ class PipelineRoutes:
         key, catalog = exchange_of(request).key, self._catalog
         catalog.check_known()
         listed = [summarize(catalog, name) for name in catalog.entries if allows_pipeline(key, name)]
-        return JsonResponse(PipelineList(listed, self._inference.may_explain(key)))
+        permissions = {layer.permission: layer.allows(key) for layer in self._layers}
+        return JsonResponse({"pipelines": listed, **permissions})
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)
@@ -180,17 +179,6 @@ class PipelineRoutes:
         found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
         view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
         return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
-
-    async def explain(self, request_id: str, request: Request) -> Response:
-        explaining = self._inference.explaining
-        if explaining is None:
-            raise UnknownRequest(
-                "This gateway explains no requests.", hint="For development, set GATEWAY_EXPLAIN=true."
-            )
-        found = explaining.explanations.find(exchange_of(request).caller.id, request_id)
-        if found is None:
-            raise UnknownRequest("No explained request of this caller has this id.")
-        return JsonResponse(explanation_of(found))
 
 
 class _View:

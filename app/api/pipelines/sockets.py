@@ -64,7 +64,7 @@ class SocketRoutes:
             except GatewayError:
                 handler.closed()
                 raise
-            exchange.record.transport = exchange.record.explanation = None  # each message is a request of its own
+            exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
             await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
 
     @contextmanager

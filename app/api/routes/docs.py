@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 from app.admission.keys import Key
-from app.api.dialect import Dialect
+from app.api.dialect import Dialect, Layer
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.exchange import exchange_of
 from app.api.openapi.document import openapi_of
@@ -76,8 +76,11 @@ assets = Mount("/docs/assets", _files, name="docs-assets")
 class DocumentRoute:
     """The OpenAPI document: what the caller's key allows."""
 
-    def __init__(self, dialects: Mapping[str, Dialect], catalog: Catalog, *, needs_keys: bool = False) -> None:
+    def __init__(
+        self, dialects: Mapping[str, Dialect], layers: Sequence[Layer], catalog: Catalog, *, needs_keys: bool = False
+    ) -> None:
         self._dialects = dialects
+        self._layers = layers
         self._kept = KeptDocuments(catalog)
         self._needs_keys = needs_keys
 
@@ -90,8 +93,11 @@ class DocumentRoute:
         return Response(document, media_type=JsonResponse.media_type)
 
     def _document(self, key: Key | None) -> Schema:
-        spoken = (each for name, each in self._dialects.items() if key is None or key.speaks(name))
-        return openapi_of((each.described(key) for each in spoken), needs_keys=self._needs_keys)
+        spoken = [each.described(key) for name, each in self._dialects.items() if key is None or key.speaks(name)]
+        document = openapi_of([*spoken, *(layer.described for layer in self._layers)], needs_keys=self._needs_keys)
+        for layer in self._layers:
+            layer.complete(document)
+        return document
 
 
 def pages() -> APIRouter:

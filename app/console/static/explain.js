@@ -1,4 +1,4 @@
-/** Reads where the time of a traced request went: `GET /v1/requests/{id}/explain`. Times are in milliseconds. */
+/** Where the time of a traced request went: steps, lines and shares of an explanation, as `runs.js` makes it. */
 
 import { get } from "./api.js";
 
@@ -9,7 +9,7 @@ const TRIES = 12;
 /** Headers that ask the gateway to trace a request. */
 export const EXPLAIN = { "X-Explain": "1" };
 
-/** Returns the explanation of a request as soon as it is complete, or after three seconds the incomplete one. */
+/** Returns the answer of `GET /v1/requests/{id}/explain` as soon as it is complete, or after three seconds the incomplete one. */
 export async function explanationOf(requestId) {
   for (let left = TRIES; ; left--) {
     const { values } = await get(`/v1/requests/${encodeURIComponent(requestId)}/explain`);

@@ -4,6 +4,7 @@ import { problemIn } from "./api.js";
 import { explanationOf, factsOf, msText, percentText, rowsOf, sharesOf, ticksOf, totalOf } from "./explain.js";
 import { html, useEffect, useState } from "./lib.js";
 import { ProblemNotice } from "./problem.js";
+import { explained } from "./runs.js";
 
 const SHARE_NAMES = {
   gateway: "gateway",
@@ -17,18 +18,22 @@ const PHASE_NAMES = { read: "read request", queue: "gateway's queue", triton: "c
 const KIND_NAMES = { step: "", bls: "call", ensemble: "ensemble" };
 const STATE_NAMES = { failed: "failed", early_exit: "early exit" };
 
-/** Fetches and shows the explanation of a request. `explain`: the explanation if it is known; `onFound(explain)` reports it. */
-export function Explanation({ requestId, explain, onFound }) {
+/**
+ * Fetches and shows the explanation of a request. `graph`: of its pipeline. `explain`: the explanation if it is known;
+ * `onFound(explain)` reports it.
+ */
+export function Explanation({ requestId, graph, explain, onFound }) {
   const [problem, setProblem] = useState(null);
   useEffect(() => {
-    if (!explain) explanationOf(requestId).then(onFound, (error) => setProblem(problemIn(error)));
+    if (explain) return;
+    explanationOf(requestId).then((answer) => onFound(explained(answer, graph)), (error) => setProblem(problemIn(error)));
   }, [requestId]);
   if (problem) return html`<${ProblemNotice} problem=${problem} />`;
   if (!explain) return html`<p class="empty" role="status">Waiting for Triton's spans…</p>`;
   return html`<${Waterfall} explain=${explain} />`;
 }
 
-/** `explain`: an explanation of a request. */
+/** `explain`: an explanation of a request, with its runs. */
 export function Waterfall({ explain }) {
   const total = totalOf(explain);
   const ticks = ticksOf(total);

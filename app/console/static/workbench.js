@@ -140,7 +140,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
           <section class="card" aria-label="Answer">
             <h2>Answer</h2>
             <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
-            ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
+            ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} graph=${pipeline.graph} explain=${explain} onFound=${found} />`}
             <${History} fields=${fields} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
           </section>
           <${Samples} samples=${pipeline.samples} />

@@ -206,8 +206,8 @@ def _warn_of_what_is_off(settings: Settings, file: GatewayFile | None) -> None:
     if file is not None and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
         path = "POST /v1/pipelines/{pipeline}/sessions"
         _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
-    if settings.explain:
-        _log.warning("GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1")
+    for each in settings.without_effect:
+        _log.warning(each)
 
 
 async def supervise(settings: Settings) -> None:

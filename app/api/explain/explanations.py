@@ -1,0 +1,224 @@
+"""``X-Explain: 1``: keeps what the gateway measured of a request and Triton's spans of it, and answers them as JSON."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import monotonic, time_ns
+from typing import Annotated
+
+from fastapi import Request
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from app.admission.keys import Key
+from app.api.bodies import off_loop, read_json
+from app.api.dialect import Layer
+from app.api.exchange import Exchange, exchange_of
+from app.api.explain.spans import CALL, ExplainedSpan, TritonSpan, spans_in
+from app.api.limits import Limits
+from app.api.openapi.answers import REFUSALS, json_answer, operation, problems, schemas_of
+from app.api.openapi.document import Described
+from app.api.responses import JsonResponse
+from app.api.routes.admin import forward_spans
+from app.api.routing import router_of
+from app.core.errors import Outcome, UnknownRequest
+from app.core.json import TEXT, Schema
+from app.core.trace import sampled
+from app.observability.record import RequestRecord
+from app.pipelines.pipeline import Pipeline
+
+KEEP_S = 60.0
+"""After the end of a request."""
+LONGEST_S = 900.0
+"""After the beginning of a request whose end is not reported, such as that of a caller that never ends."""
+MAX_REQUESTS = 256
+MAX_SPANS = 1024
+"""For each request. The stream of an ensemble has two for each output and step."""
+MAX_ALL_SPANS = 16384
+"""About 20 MB."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one export. Triton's largest has 512 spans of less than 1 KB."""
+
+_Ms = Annotated[float, Meta(ge=0)]
+
+
+class Explanation(Struct):
+    """Times are milliseconds since the gateway received the request."""
+
+    request_id: str
+    pipeline: str
+    outcome: Annotated[Outcome | None, Meta(description="null while the request runs")] = None
+    early_exit: str | None = None
+    error: str | None = None
+    failed_model: Annotated[str | None, Meta(description="The model that the error names")] = None
+    status: int | None = None
+    total_ms: _Ms | None = None
+    shared_with: Annotated[int, Meta(ge=0, description="Other requests in the same call to Triton")] = 0
+    gateway: Annotated[dict[str, _Ms], Meta(description="Phases in order: read, queue, triton, respond")] = {}
+    spans: list[ExplainedSpan] = []
+    dropped: Annotated[int, Meta(ge=0, description="Spans over the limit")] = 0
+    is_complete: Annotated[bool, Meta(description="If false, ask again: Triton's spans arrive later")] = False
+
+
+@dataclass(slots=True, eq=False)
+class Explained:
+    """A kept request. ``started_ns``: since the epoch. ``spans``: all of its trace, which may have other requests."""
+
+    request_id: str
+    pipeline: str
+    trace_id: str
+    started_ns: int
+    until: float = field(default_factory=lambda: monotonic() + LONGEST_S)
+    spans: dict[str, ExplainedSpan] = field(default_factory=dict)
+    dropped: int = 0
+    ended: RequestRecord | None = None
+    """None while it runs."""
+
+    def end(self, record: RequestRecord) -> None:
+        record.on_end = None  # would refer to itself
+        if record.error is not None:
+            record.error.forget_frames()
+        self.ended, self.until = record, monotonic() + KEEP_S
+
+    def own_spans(self, triton_request_id: str) -> list[ExplainedSpan]:
+        """The spans of this request's calls, and all below them: a script may give its calls other ids."""
+        spans = self.spans.values()
+        found = {span.id for span in spans if span.request_id == triton_request_id}
+        above = {self.spans[each].parent for each in found}
+        found |= {span.id for span in spans if span.name == CALL and span.id in above}
+        while below := {span.id for span in spans if span.parent in found} - found:
+            found |= below
+        return [span for span in spans if span.id in found]
+
+    def explanation(self) -> Explanation:
+        """Triton exports spans as they end: all have arrived if each has the one above it, up to the call."""
+        answer, record = Explanation(self.request_id, self.pipeline), self.ended
+        if record is None:
+            return answer
+        answer.outcome, answer.status, answer.early_exit = record.outcome, record.status, record.early_exit
+        if record.error is not None:
+            answer.error, answer.failed_model = record.error.code, record.error.failed_step or None
+        answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
+        answer.spans = self.own_spans(record.triton_request_id) if record.triton_at else []
+        answer.dropped, answer.shared_with = self.dropped, record.shared_with
+        has_call = any(span.name == CALL for span in answer.spans)
+        is_whole = all(span.name == CALL or span.parent in self.spans for span in answer.spans)
+        answer.is_complete = not record.triton_at or (has_call and is_whole)
+        return answer
+
+
+@dataclass(slots=True, eq=False)
+class Explanations:
+    """The newest explained requests, by the owner and the request's id. The oldest make room for new ones.
+
+    An owner, the id of a key, finds only own requests, because the caller chooses the id of a request.
+    ``for_everyone``: whether every caller may explain, not only the keys with ``explain: true``. ``collector_url``:
+    also gets every export of Triton unchanged, because Triton has one address for its spans.
+    """
+
+    is_on: bool
+    for_everyone: bool
+    collector_url: str | None
+    kept: dict[tuple[str, str], Explained] = field(default_factory=dict)
+
+    def layer(self) -> Layer:
+        return Layer(
+            router_of({"/v1/requests/{request_id}/explain": self.explain}),
+            router_of(post={"/v1/traces": self.receive} if self.is_on else {}),
+            _DESCRIBED,
+            _HEADER,
+            "may_explain",
+            self.allows,
+            self.begin if self.is_on else None,
+        )
+
+    def allows(self, key: Key | None) -> bool:
+        return self.is_on and (self.for_everyone or (key is not None and key.explain))
+
+    def begin(self, exchange: Exchange, pipeline: Pipeline) -> None:
+        """Traces the request if it asks for it and its caller may explain; otherwise ignores the header."""
+        if exchange.header(b"x-explain") != "1" or not self.allows(exchange.key):
+            return
+        record = exchange.record
+        record.trace = trace = sampled(record.trace)
+        started_ns = time_ns() - round(record.duration_s * 1e9)
+        request = Explained(record.request_id, pipeline.name, trace.trace_id, started_ns)
+        self.keep(exchange.caller.id, request)
+        record.on_end = request.end
+
+    def keep(self, owner: str, request: Explained) -> None:
+        """Replaces a request with the same id."""
+        self.kept.pop((owner, request.request_id), None)
+        while len(self.current()) >= MAX_REQUESTS or self._spans() > MAX_ALL_SPANS - MAX_SPANS:
+            del self.kept[next(iter(self.kept))]
+        self.kept[owner, request.request_id] = request
+
+    def current(self) -> dict[tuple[str, str], Explained]:
+        now = monotonic()
+        for key in [key for key, request in self.kept.items() if request.until <= now]:
+            del self.kept[key]
+        return self.kept
+
+    def _spans(self) -> int:
+        return sum(len(request.spans) for request in self.kept.values())
+
+    def add(self, spans: Iterable[TritonSpan]) -> None:
+        """Keeps the spans of explained requests, and ignores all others."""
+        by_trace: dict[str, list[Explained]] = {}
+        for request in self.current().values():
+            by_trace.setdefault(request.trace_id, []).append(request)
+        room = MAX_ALL_SPANS - self._spans()
+        for span in spans:
+            for request in by_trace.get(span.trace_id, ()):
+                if len(request.spans) < MAX_SPANS and room > 0:
+                    request.spans[span.span_id] = span.since(request.started_ns)
+                    room -= 1
+                else:
+                    request.dropped += 1
+
+    async def explain(self, request_id: str, request: Request) -> Response:
+        found = self.current().get((exchange_of(request).caller.id, request_id))
+        if found is None:
+            hint = "Send the request again with `X-Explain: 1` and a key that may explain, and ask within a minute."
+            off = "This gateway explains no requests: for development, set GATEWAY_EXPLAIN=true."
+            raise UnknownRequest("No explained request of this caller has this id.", hint=hint if self.is_on else off)
+        return JsonResponse(found.explanation())
+
+    async def receive(self, request: Request) -> Response:
+        """Triton waits for the answer before its next export, so there are never many at the same time."""
+        exchange = exchange_of(request)
+        body = await read_json(exchange, Limits(MAX_BYTES, 8 * MAX_BYTES))
+        if self.current():
+            self.add(await off_loop(spans_in, body, exchange))
+        if self.collector_url is not None:
+            await forward_spans(self.collector_url, bytes(body), request.headers)
+        return JsonResponse({})
+
+
+_ID: Schema = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": TEXT,
+    "description": "The `X-Request-ID` of the answer",
+}
+_OPERATION = operation(
+    "explain_request",
+    "requests",
+    "Where the time of a request went",
+    "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`.",
+    {"200": json_answer("The explanation", Explanation), **problems(UnknownRequest)},
+    _ID,
+)
+_DESCRIBED = Described(
+    {"/v1/requests/{id}/explain": {"get": _OPERATION}},
+    schemas_of(Explanation),
+    REFUSALS,
+    tags={"requests": "Where the time of requests went"},
+)
+_HEADER: Schema = {
+    "name": "X-Explain",
+    "in": "header",
+    "schema": {"type": "string", "examples": ["1"]},
+    "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
+    "`1` of callers that may not explain.",
+}

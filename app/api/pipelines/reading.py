@@ -18,7 +18,7 @@ from app.pipelines.inputs import InputField
 from app.pipelines.pipeline import Pipeline
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
-FILE_TYPE_HINT = "With curl, add: -H 'Content-Type: application/octet-stream' for a file, or -H 'Content-Type: application/json' for JSON"
+FILE_TYPE_HINT = f"{JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"
 FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 
 

@@ -39,7 +39,7 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## compare the gateway with other servers, and write docs/benchmarks (about a quarter of an hour)
+bench: setup ## compare the gateway with other servers, and write docs/benchmarks (about ten minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
 bench-tritons: setup ## measure three Tritons while one is killed, stopped, slow or added (about three minutes)

@@ -68,8 +68,8 @@ BENCHMARKS = {
     "load": Benchmark(under_load.run, 10),
     "bursts": Benchmark(bursts.run, len(bursts.CASES)),
 }
-STANDARD = ("micro", "peers", "large-json", "kinds", "workers")
-"""The benchmarks that run without arguments. They take about a quarter of an hour on two cores."""
+STANDARD = ("micro", "peers")
+"""The benchmarks that run without arguments. They take about ten minutes on two cores."""
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
-LINK = re.compile(r"benchmarks/([a-z0-9-]+\.md)")
+LINK = re.compile(r"benchmarks/([A-Za-z0-9-]+\.md)")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r"(?:(?:ms|µs|times|requests/s|KiB)\b|%)"
 FIGURE = re.compile(rf"(?<![\w.,-])({NUMBER})(?=(?:(?: (?:to|and|or|instead of)|,) {NUMBER})? ?{UNIT})")

@@ -4,7 +4,7 @@
     UV_PYTHON_DOWNLOADS_JSON_URL=file://$PWD/my_mirror/downloads.json make run
 
 Standard library only. The archive has the layout of uv's own downloads. The Python is 3.10 to 3.12 with a shared
-libpython; it runs on systems that have the libraries of the system it is from. docs/decisions/0039-own-python.md
+libpython; it runs on systems that have the libraries of the system it is from. docs/decisions/0015-embedded-triton.md
 """
 
 from __future__ import annotations

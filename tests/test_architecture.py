@@ -1,4 +1,4 @@
-"""The order of imports (decision 0001), and the modules that may use gRPC and settings."""
+"""The order of imports (decision 1), and the modules that may use gRPC and settings."""
 
 import ast
 import re
@@ -38,11 +38,7 @@ LAYERS = {
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
 """The folders of ``app/api``, each of which implements one dialect."""
 
-PAGES_WITH_THE_ORDER = (
-    "CONTRIBUTING.md",
-    "docs/decisions/0001-one-import-order.md",
-    "docs/explanation/architecture.md",
-)
+PAGE_WITH_THE_ORDER = "docs/explanation/architecture.md"
 READ_SETTINGS = {"settings", "main", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 STARTER = ROOT / "app" / "starter"
@@ -82,16 +78,15 @@ def test_imports_follow_the_order_of_layers(path: Path) -> None:
             assert package in READ_SETTINGS, f"{path.name} reads settings"
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_THE_ORDER)
-def test_pages_show_the_order_of_layers(page: str) -> None:
+def test_a_page_shows_the_order_of_layers() -> None:
     """Everything that ``LAYERS`` allows is printed left of the package, or in the last group."""
-    (order,) = re.findall(r"core <- [^`\n]*", (ROOT / page).read_text())
+    (order,) = re.findall(r"core <- [^`\n]*", (ROOT / PAGE_WITH_THE_ORDER).read_text())
     groups = [re.findall(r"\w+", group) for group in order.split("<-")]
     place = {name: number for number, group in enumerate(groups) for name in group}
     last = len(groups) - 1
     for package, allowed in LAYERS.items():
         wrong = {name for name in allowed if place.get(name, last) >= place[package] != last}
-        assert not wrong, f"{page} does not show that {package} may import {wrong}"
+        assert not wrong, f"{PAGE_WITH_THE_ORDER} does not show that {package} may import {wrong}"
 
 
 def test_every_dialect_is_served() -> None:

@@ -1,4 +1,4 @@
-"""Adaptive limits on the number of concurrent requests to a model (decision 0032). Pure: no I/O, no clock."""
+"""Adaptive limits on the number of concurrent requests to a model (decision 9). Pure: no I/O, no clock."""
 
 from collections.abc import Hashable
 from math import ceil

@@ -1,4 +1,4 @@
-"""The adaptive limit on the concurrent streams of a decoupled model (decision 0038). Pure: no I/O, no clock."""
+"""The adaptive limit on the concurrent streams of a decoupled model (decision 9). Pure: no I/O, no clock."""
 
 from collections.abc import Hashable
 from math import ceil, inf

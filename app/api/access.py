@@ -1,4 +1,4 @@
-"""Checks the API key of each request, and what the key allows: decision 0033.
+"""Checks the API key of each request, and what the key allows: decision 21.
 
 The matched route decides whether a key is needed, never the text of the path.
 """

@@ -31,7 +31,7 @@ class _Turn:
 
 
 class BodyThread:
-    """Reads one body after the other: docs/decisions/0012-bounded-bodies.md says why one."""
+    """Reads one body after the other: docs/decisions/0005-bodies-and-json.md says why one."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, initargs=(SWITCH_S,))

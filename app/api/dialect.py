@@ -1,4 +1,4 @@
-"""The interface of a dialect: a folder next to this file and its name in ``app/main.py`` (decision 0029).
+"""The interface of a dialect: a folder next to this file and its name in ``app/main.py`` (decision 1).
 
 Its routes of inference take the short path: they are found and called before FastAPI, whose middleware and router cost
 more than a whole small inference.

@@ -1,6 +1,6 @@
-"""``Idempotency-Key``: a repeated request gets the first answer again (decision 0052).
+"""``Idempotency-Key``: a repeated request gets the first answer again (decision 7).
 
-The answers of unary requests with an ``Idempotency-Key``, in the memory of this process (decision 0052).
+The answers of unary requests with an ``Idempotency-Key``, in the memory of this process (decision 7).
 """
 
 import asyncio

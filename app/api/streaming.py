@@ -1,7 +1,7 @@
 """Sends a stream's events to one client as Server-Sent Events, as fast as the client reads.
 
 Source: WHATWG HTML, "Server-sent events". sse-starlette formats the events;
-docs/decisions/0003-own-event-stream-response.md has the reasons for a response of its own.
+docs/decisions/0006-event-streams.md has the reasons for a response of its own.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class StreamResponse(EventSourceResponse):
 
     A dialect with a different event format has its own subclass.
 
-    Differs from sse-starlette's response (decision 0003): one task per stream, all available events in one send, and a
+    Differs from sse-starlette's response (decision 6): one task per stream, all available events in one send, and a
     limit for clients that do not read. The drain ends streams with their terminal event, not with a signal.
     """
 

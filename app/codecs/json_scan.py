@@ -2,7 +2,7 @@
 
 A decoder holds the interpreter's lock for its whole call and builds everything that the text describes. Here the text
 is read in pieces of PIECE_BYTES, so that its depth, its members and the number of its elements are known, and can be
-refused, before anything is built. docs/decisions/0012-bounded-bodies.md has the figures.
+refused, before anything is built. docs/decisions/0005-bodies-and-json.md has the figures.
 """
 
 from collections.abc import Iterator

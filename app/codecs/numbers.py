@@ -3,7 +3,7 @@
 A field's codec is selected when its pipeline is compiled. simdjson reads a list into a buffer, without a Python object
 for each number. If simdjson or the bounds reject the list, msgspec decodes it again. Only msgspec's result determines
 whether the list is rejected, and the message. Without simdjson, which has no wheel for Python 3.14, msgspec decodes all
-lists. docs/decisions/0026-compiled-codecs.md has the figures.
+lists. docs/decisions/0005-bodies-and-json.md has the figures.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Renders values as JSON with orjson, and builds JSON Schemas.
 
 orjson holds the interpreter's lock for its whole call. Large arrays are written in slices, between which the event loop
-does other work: docs/decisions/0026-compiled-codecs.md.
+does other work: docs/decisions/0005-bodies-and-json.md.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: heads, bodies, one answer at a time, and the end of the connection (decision 0011).
+"""HTTP/1.1 on one connection: heads, bodies, one answer at a time, and the end of the connection (decision 3).
 
 `app/process` imports `protocol.py` and gives it to uvicorn, whose protocol it extends. Begin with `protocol.py`.
 """

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with further limits: decision 0011.
+"""uvicorn's HTTP protocol with further limits: decision 3.
 
 The parser reads only heads, one request at a time. A middleware cannot do this, because the application sees neither an
 incomplete head nor the bytes after a body.
@@ -312,7 +312,7 @@ class BoundedProtocol(ClosingProtocol):
         self.state_timer.stop()
 
     def _parse(self, head: bytes) -> None:
-        """Treats an upgrade as an ordinary request. Its route may call :meth:`upgrade` (decision 0063)."""
+        """Treats an upgrade as an ordinary request. Its route may call :meth:`upgrade` (decision 4)."""
         try:
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(head)

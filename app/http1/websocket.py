@@ -1,4 +1,4 @@
-"""One WebSocket on a connection of HTTP/1.1: messages, back pressure, pings, limits and the end (decision 0063).
+"""One WebSocket on a connection of HTTP/1.1: messages, back pressure, pings, limits and the end (decision 4).
 
 The library `websockets` reads the frames and writes all but those of messages, without I/O.
 """

@@ -1,7 +1,7 @@
 """One session: its steps run in order, one at a time, and a repeated step gets the answer of the first.
 
 A step that was sent runs to its end, whether its caller waits or not: Triton cannot take a request back out of a
-sequence without leaving the state unknown (decision 0062).
+sequence without leaving the state unknown (decision 11).
 """
 
 import asyncio

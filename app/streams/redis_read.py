@@ -1,7 +1,7 @@
 """Reads streams in Redis. Any process may read every stream.
 
 A reader that keeps up gets its events from memory: ``Tailer`` reads all streams that have readers in this process, with
-one blocking command on one connection (docs/decisions/0015-shared-redis-readers.md). A slower reader reads from Redis
+one blocking command on one connection (docs/decisions/0007-resumable-streams.md). A slower reader reads from Redis
 itself.
 """
 

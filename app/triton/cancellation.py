@@ -2,7 +2,7 @@
 
 ``cancel_unanswered`` and ``cancel_abandoned`` find the time for one unary call and one stream, ``PacedCancels`` limits
 the rate of all cancellations.
-docs/decisions/0030-when-a-cancellation-is-sent.md has the measurements.
+docs/decisions/0008-cancellation.md has the measurements.
 """
 
 import asyncio
@@ -155,7 +155,7 @@ class _Abandoned:
 
 
 CANCELS_PER_S = 200.0
-"""docs/decisions/0030-when-a-cancellation-is-sent.md has the measurement."""
+"""docs/decisions/0008-cancellation.md has the measurement."""
 BURST = 50
 
 

@@ -9,7 +9,7 @@ No caller gets the rows of another. Requests share a call only if everything abo
 has shown for the version that answered that rows do not depend on each other. Otherwise nobody is answered from the
 call: each request is sent again, alone.
 
-Decision 60 has the reasons.
+Decision 10 has the reasons.
 """
 
 import asyncio

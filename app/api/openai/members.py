@@ -31,7 +31,7 @@ class Neutral:
 
     No model has these fields: the gateway checks their type and ignores them. A field that the pipeline declares under
     the same name is the pipeline's. docs/reference/openai.md lists these fields, and
-    docs/decisions/0031-openai-dialect.md has the reasons.
+    docs/decisions/0019-openai-dialect.md has the reasons.
 
     ``meaning``: for docs/reference/openai.md. ``otherwise``: what is wrong with any other value.
     """

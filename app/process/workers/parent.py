@@ -1,7 +1,7 @@
 """Runs ``triton-gateway serve`` with several workers: starts their processes, replaces and drains them.
 
 ``supervise`` reserves the ports and owns the embedded Triton, ``WorkerPool`` keeps a worker process for each number,
-and ``settings_of_worker`` divides the limits. docs/decisions/0028-workers.md has the reasons.
+and ``settings_of_worker`` divides the limits. docs/decisions/0013-processes.md has the reasons.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Distributes requests over several Tritons. If a server did not receive its request, another server gets it.
 
 ``Balancer`` is an engine over several engines. ``DirectEngine`` is the engine for a single Triton, without a balancer;
-it repeats failed calls at the same Triton. docs/decisions/0034-several-tritons.md has the reasons.
+it repeats failed calls at the same Triton. docs/decisions/0014-health-of-triton.md has the reasons.
 """
 
 import asyncio

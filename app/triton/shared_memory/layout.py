@@ -65,7 +65,7 @@ def _feeds(first: Step, second: Step) -> bool:
 
 
 LARGE_BYTES = 512 * 1024
-"""Smaller tensors gain little or nothing; docs/decisions/0027-shared-memory.md has the measurement."""
+"""Smaller tensors gain little or nothing; docs/decisions/0012-shared-memory.md has the measurement."""
 ALIGNMENT = 64
 _NOWHERE: Mapping[int, int] = {}
 _MOST_ELEMENTS = 64

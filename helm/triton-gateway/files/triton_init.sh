@@ -1,4 +1,4 @@
-# Process 1 of Triton's container: docs/decisions/0042-process-1-of-tritons-container.md
+# Process 1 of Triton's container: docs/decisions/0023-pods.md
 # Arguments: the seconds between SIGTERM and SIGKILL, the image's entry point, and Triton's command line.
 # Kubernetes changes a dollar sign before another one or before a parenthesis, so this script has neither.
 limit_s=$1

@@ -22,7 +22,7 @@ SETTLE_S = 0.05
 
 Triton 2.51 ends a cancelled stream when its FINAL comes, even while it still writes an earlier response; when that
 write is done it uses the stream's memory again, which by then is another's, and may abort. Each write is done long
-before this has passed. See docs/decisions/0030-when-a-cancellation-is-sent.md.
+before this has passed. See docs/decisions/0008-cancellation.md.
 """
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -2,7 +2,7 @@
 
 Protobuf writes the fields of a message in the order of their numbers, so the names, datatypes and shapes of the outputs
 precede their bytes. This part of a response is its head. A known head is decoded once, and compared afterwards. This
-saves a tenth of the CPU of a streamed event (docs/benchmarks/README.md#measured-once).
+saves a tenth of the CPU of a streamed event (docs/benchmarks/README.md).
 """
 
 import math

@@ -10,7 +10,7 @@ COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi docs vendor lock
+.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi reference docs vendor lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench-load: setup ## measure the gateway far above its capacity, and write docs/
 
 openapi: setup ## generate openapi.json from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
+
+reference: setup ## generate the tables of docs/reference and the page of the command line
+	@$(BIN)/python -m deploy.reference
 
 docs: setup ## build the documentation site in site/, with search and without outside assets
 	@$(BIN)/python -m deploy.documentation

@@ -8,7 +8,6 @@ import pytest
 from app.lint.check import check
 from app.lint.findings import Code, Finding, Severity
 from app.triton.repository import read_repository
-from tests.lint.test_check import SECTIONS
 from tests.refused_configurations import (
     COMPLETING,
     ENSEMBLE,
@@ -45,13 +44,6 @@ def test_each_refused_configuration_has_its_finding(tmp_path: Path, errors_of: F
     found = errors_of()
     assert (case.code, case.text, "m_broken") in [(each.code, each.text, each.model) for each in found]
     assert {each.model for each in found} == {"m_broken"}
-
-
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.code}: {case.text}")
-def test_the_page_has_each_finding_with_the_message_of_triton(case: Refused) -> None:
-    if case.code != Code.UNKNOWN_VERSION:
-        rows = [row for row in SECTIONS[case.code].splitlines() if row.startswith(f"| {case.text} |")]
-        assert [f"`{case.triton}`" in row for row in rows] == [True]
 
 
 UNTYPED = PYTHON + 'input { name: "i" } output { name: "o" dims: [ 3 ] }'

@@ -1,0 +1,174 @@
+"""Writes what docs/reference/ repeats of the code: tables, severity and solution of findings, and the command line.
+
+make reference
+"""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from app.api.error_table import ROW_BY_ERROR
+from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.cli import command_parser
+from app.core.errors import GatewayError
+from app.lint.findings import SOLUTION_BY_CODE, Code, Finding
+from app.observability.metrics import Metrics
+from app.settings import PREFIX, Settings
+from deploy.bootstrap import ROOT
+
+FOLDER = ROOT / "docs" / "reference"
+INTRODUCTION = """# Command line
+
+The commands of `triton-gateway`. `triton-gateway COMMAND --help` prints a command with its defaults, and
+`triton-gateway --version` the version. `make reference` writes this page from the parser.
+
+`serve`, `models`, `triton` and `init` also read the [settings](settings.md) from `GATEWAY_*` variables; an option
+overrides its variable. `check` and `key` read no settings.
+
+| exit status | meaning |
+|---|---|
+| 0 | success |
+| 1 | `check` found an error, or with `--strict` a warning; or the gateway failed unexpectedly |
+| 2 | the command line, a setting, a file, a port or a server cannot be used; the message says which |
+"""
+SETTINGS = "Each [setting](settings.md) is an option: `GATEWAY_MAX_BODY_BYTES=1000000` is `--max-body-bytes 1000000`.\n"
+
+
+Row = tuple[str, ...]
+
+
+def main() -> None:
+    """Write the pages."""
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+def pages() -> dict[Path, str]:
+    """Returns the right text of each page. What is written by hand is taken from the page."""
+    checks = (FOLDER / "checks.md").read_text()
+    for code in Code:
+        checks = with_finding(checks, Finding(code, ""), SOLUTION_BY_CODE[code])
+    tables: dict[str, tuple[str, Iterable[Row]]] = {
+        "settings.md": ("Settings", rows_of_settings()),
+        "errors.md": ("Codes", [row_of_error(error) for error in ROW_BY_ERROR]),
+        "metrics.md": ("Metrics", rows_of_metrics(Metrics("0"))),
+        "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
+    }
+    written = {name: with_table((FOLDER / name).read_text(), *table) for name, table in tables.items()}
+    written |= {"checks.md": checks, "command-line.md": commands()}
+    return {FOLDER / name: text for name, text in written.items()}
+
+
+def with_table(page: str, heading: str, rows: Iterable[Row]) -> str:
+    """Replaces the rows of the first table under a heading."""
+    head, section = re.split(rf"(?<=\n## {re.escape(heading)}\n)", page, maxsplit=1)
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return head + re.sub(r"(\|.*\n\|[-|]+\|\n)(?:\|.*\n)*", lambda found: found[1] + lines, section, count=1)
+
+
+def with_finding(page: str, finding: Finding, solution: str) -> str:
+    """Replaces severity and solution in the section of a finding. Raises ValueError if there is no such section."""
+    head, section = re.split(rf"(?<=\n## {finding.code}\n)", page, maxsplit=1)
+    section = f"`{finding.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
+    return head + re.sub(r"(?m)^\*\*Solution\*\*: .*$", lambda _: f"**Solution**: {solution}", section, count=1)
+
+
+def rows_of_settings() -> Iterator[Row]:
+    for name, field in Settings.model_fields.items():
+        yield f"`{PREFIX}{name.upper()}`", default_text(field), field.description or ""
+
+
+def default_text(field: FieldInfo) -> str:
+    """`none` means that the value is not set."""
+    default = field.default
+    if default is PydanticUndefined:
+        return "required"
+    if default is None or default in ("", (), [], {}):
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def row_of_error(error: type[GatewayError]) -> Row:
+    row = ROW_BY_ERROR[error]
+    retry = "after `Retry-After`" if error.retry_after_s else "yes" if error.retryable else "no"
+    return str(row.status), f"`{error.code}`", f"`{error.outcome}`", retry, f"{row.meaning} {row.remedy}"
+
+
+def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
+    """Only the collector itself knows the labels of a metric without samples."""
+    for collector in metrics.registry._collector_to_names:
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
+        for family in collector.collect():
+            name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
+            yield name, family.type, labels, family.documentation.rstrip(".")
+
+
+def rows_of_neutral_fields() -> Iterator[Row]:
+    for name, neutral in NEUTRAL_OF_TEXTS.items():
+        yield f"`{name}`", neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no"
+
+
+def commands() -> str:
+    """The page of the command line."""
+    parser = command_parser()
+    sections = [section_of(command, text) for command, text in commands_of(parser)]
+    return "\n".join([INTRODUCTION, example_of(parser), *sections])
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Yields each command that has a help text, with this text."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for shown in action._choices_actions:
+                command = action.choices[shown.dest]
+                inner = list(commands_of(command))
+                yield from inner or [(command, shown.help or "")]
+
+
+def section_of(command: argparse.ArgumentParser, text: str) -> str:
+    """The heading of a command, its description and its arguments."""
+    arguments = arguments_of(command)
+    of_settings = [each for each in arguments if each.dest in Settings.model_fields]
+    is_long = len(of_settings) > 10
+    rows = [row_of(each) for each in arguments if not (is_long and each in of_settings)]
+    parts = [f"## {command.prog}\n", f"{text[0].upper()}{text[1:]}.\n"]
+    if is_long:
+        names = ", ".join(names_of(each) for each in of_settings)
+        parts += [SETTINGS, textwrap.fill(f"{names}.", 140, break_on_hyphens=False) + "\n"]
+    if rows:
+        parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]) + "\n")
+    examples = example_of(command)
+    return "\n".join([*parts, examples] if examples else parts)
+
+
+def arguments_of(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The arguments of a command, without ``--help``."""
+    return [each for each in command._actions if not isinstance(each, argparse._HelpAction)]
+
+
+def row_of(argument: argparse.Action) -> str:
+    text = (argument.help or "").replace("%%", "%").replace("|", "&#124;")
+    return f"| {names_of(argument)} | {text} |"
+
+
+def names_of(argument: argparse.Action) -> str:
+    """The name of a positional argument, or all names of an option, and its choices."""
+    shown = " or ".join(f"`{name}`" for name in argument.option_strings or [argument.metavar])
+    return f"{shown} ({', '.join(argument.choices)})" if argument.choices else shown
+
+
+def example_of(command: argparse.ArgumentParser) -> str:
+    _, _, examples = (command.epilog or "").partition("examples:\n")
+    lines = "\n".join(line.removeprefix("  ") for line in examples.splitlines())
+    return f"```text\n{lines}\n```\n" if lines else ""
+
+
+if __name__ == "__main__":
+    main()

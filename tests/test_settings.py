@@ -201,4 +201,4 @@ class TestServiceLinks:
 
 
 def test_several_workers_explain_no_requests() -> None:
-    assert [Settings(workers=workers, explain=True).may_explain for workers in (1, 2)] == [True, False]
+    assert [Settings(workers=workers, explain=True).receives_spans for workers in (1, 2)] == [True, False]

@@ -29,7 +29,7 @@ from app.pipelines.pipeline import Pipeline
 KEEP_S = 60.0
 """After the end of a request."""
 LONGEST_S = 900.0
-"""After the beginning of a request whose end is not reported, such as that of a caller that never ends."""
+"""After the beginning of a request whose end is not reported because nothing ends it."""
 MAX_REQUESTS = 256
 MAX_SPANS = 1024
 """For each request. The stream of an ensemble has two for each output and step."""

@@ -165,13 +165,18 @@ async def worker_killed(stand: Stand, _traffic: Traffic, _lasts_s: float) -> Non
 
 
 def killed(worker: int, port: int) -> Kill:
-    """Stops the worker first, so that its connections do not change between the listing and the kill."""
+    """Stops the worker first, so that its connections do not change between the listing and the kill.
+
+    Connections that no process has accepted yet may be in its queue: the system resets those, too.
+    """
     process, began = psutil.Process(worker), time.monotonic()
     process.suspend()
     eventually(lambda: process.status() == psutil.STATUS_STOPPED)
-    connections = [each for each in process.net_connections("tcp") if each.laddr.port == port and each.raddr]
+    listed = time.monotonic()
+    found = [*process.net_connections("tcp"), *(each for each in psutil.net_connections("tcp") if each.pid is None)]
     process.kill()
-    return Kill(began, time.monotonic(), frozenset(each.raddr.port for each in connections))
+    ports = frozenset(each.raddr.port for each in found if each.laddr.port == port and each.raddr)
+    return Kill(began, time.monotonic(), ports, listed)
 
 
 async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:

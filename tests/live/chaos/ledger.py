@@ -24,6 +24,7 @@ client's, a line or an execution of an unknown request, a connection that is los
 takes longer than every deadline, a stream that is missing or cancelled without its client's request, and ``internal``.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ CLOSE_S = 1.0
 """A connection may be lost up to this long after the fault that cut it. A killed worker may lose lines of this time."""
 FIRST_MESSAGE = ".1"
 """Ends the id of the first message of a WebSocket. The handshake has a line of its own only if it is refused."""
+CONNECT_S = 0.1
+"""A connection is on the list of a worker's connections at most this long after its client began to open it."""
 UNEXPLAINED = "UNEXPLAINED"
 KILLED = "its worker was killed"
 LINE_LOST = "its log line was lost with its worker"
@@ -50,15 +53,18 @@ _MAYBE_RECEIVED = {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outc
 
 @dataclass(frozen=True)
 class Kill:
-    """The death of a worker. ``ports``: of the clients whose connections it had."""
+    """The death of a worker. ``ports``: of the clients whose connections it had when they were listed."""
 
     began: float
     ended: float
     ports: frozenset[int]
+    listed: float = math.inf
 
     def breaks(self, connection: Break) -> bool:
+        """Whether the worker had the connection, or may have got it after the list."""
         is_then = connection.began <= self.ended and self.began <= connection.ended + CLOSE_S
-        return is_then and connection.port in self.ports
+        is_later = connection.began >= self.listed - CONNECT_S
+        return is_then and (connection.port in self.ports or is_later)
 
     def is_just_after(self, time: float) -> bool:
         return self.began - CLOSE_S <= time <= self.ended + CLOSE_S

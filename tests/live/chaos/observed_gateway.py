@@ -1,6 +1,6 @@
 """``triton-gateway serve`` that writes the numbers of its tasks, gRPC calls and circles to ``levels.json`` on SIGUSR2.
 
-It collects garbage only then. ``SESSION_KEPT_S``: for how long it knows ended sessions.
+``COLLECTS=no``: it collects garbage only then. ``SESSION_KEPT_S``: for how long it knows ended sessions.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ def _write_levels(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()
+    if os.environ.get("COLLECTS") == "no":
+        gc.disable()
     registry.KEEP_S = float(os.environ.get("SESSION_KEPT_S", registry.KEEP_S))
     signal.signal(signal.SIGUSR2, _write_levels)
     raise SystemExit(main())

@@ -36,6 +36,7 @@ def uncollected(mortal_triton: EmbeddedTriton, tmp_path_factory: pytest.TempPath
     """A gateway without garbage collections, except for those of ``levels_of``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SESSION_KEPT_S", str(SESSION_KEPT_S))
+        patch.setenv("COLLECTS", "no")
         settings = {"triton_url": mortal_triton.grpc_url, "config": str(HERE / "gateway.yaml"), "drain_s": "1"}
         folder, program = tmp_path_factory.mktemp("uncollected"), (str(HERE / "observed_gateway.py"),)
         with running_gateway(folder, program=program, **settings) as gateway:

@@ -79,21 +79,6 @@ def test_the_timeout_of_a_probe_follows_the_longest_wait() -> None:
     assert progress.timeout_s("m") == 120.0
 
 
-def test_observations_of_several_processes_are_added() -> None:
-    """An answer to one process resets the count of all processes."""
-    supervisor, first, second = Progress(), Progress(), Progress()
-    for process in (first, second):
-        process.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
-        supervisor.add(process.take())
-    assert supervisor.unanswered[METHOD] == 2
-    first.answered("m", METHOD, 40.0)
-    first.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
-    for _ in range(2):  # nothing is returned twice
-        supervisor.add(first.take())
-    assert (supervisor.unanswered[METHOD], supervisor.answers[METHOD]) == (1, 1)
-    assert supervisor.timeout_s("m") == 120.0
-
-
 def test_a_deadline_that_a_busy_gateway_noticed_late_does_not_open_the_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
     progress, now = Progress(), [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

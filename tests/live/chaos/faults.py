@@ -175,16 +175,9 @@ def killed(worker: int, port: int) -> Kill:
     listed = time.monotonic()
     found = [*process.net_connections("tcp"), *(each for each in psutil.net_connections("tcp") if each.pid is None)]
     process.kill()
-    eventually(lambda: _has_ended(process))  # its sockets are open until then
+    eventually(lambda: not process.is_running())  # its sockets are open until its last thread has ended
     ports = frozenset(each.raddr.port for each in found if each.laddr.port == port and each.raddr)
     return Kill(began, time.monotonic(), ports, listed)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:

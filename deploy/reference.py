@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """Returns the right text of each page. What is written by hand is taken from the page."""
+    """Returns the current text of each page. Keeps the parts that are written by hand."""
     checks = (FOLDER / "checks.md").read_text()
     for code in Code:
         checks = with_finding(checks, Finding(code, ""), SOLUTION_BY_CODE[code])

@@ -175,7 +175,7 @@ def _decoded(text: memoryview, *, is_whole: bool = True) -> _Body:
 
 
 def _decoded_around_data(text: memoryview) -> _Body:
-    """Leaves the data to the inputs, which all reject what is not JSON, except these literals in data of floats."""
+    """Decodes a body without its data, which the inputs decode: only floats accept NaN and infinity as literals."""
     try:
         spans = list(spans_of(text, "data", _DEPTH_OF_INPUTS))
     except InvalidJson as exc:

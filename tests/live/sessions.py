@@ -5,6 +5,8 @@ session ended, and a gateway does not know the sequences of another one.
 """
 
 import json
+import os
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +44,28 @@ def sessions_gateway(
         yield gateway
 
 
-def wait_for_new_triton(gateway: GatewayProcess) -> None:
-    """Call it after Triton was killed: the gateway notices that up to two seconds later."""
-    eventually(lambda: httpx.get(f"{gateway.admin_url}/health/ready").status_code != 200)
+def kill_triton(triton: EmbeddedTriton) -> int:
+    """Returns the identifier of the killed process, for ``wait_for_new_triton``."""
+    killed = triton.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    return killed
+
+
+def wait_for_new_triton(gateway: GatewayProcess, triton: EmbeddedTriton, killed: int) -> None:
+    """Waits for a Triton other than the process ``killed``.
+
+    The gateway may never be unready: a Triton with small models starts within the two seconds between its questions.
+    """
+    eventually(lambda: triton.pid not in (None, killed) and answers_ready(triton))
     wait_until_ready(gateway)
+
+
+def answers_ready(triton: EmbeddedTriton) -> bool:
+    try:
+        return httpx.get(f"{triton.http_url}/v2/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager

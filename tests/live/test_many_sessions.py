@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import random
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ import yaml
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.session_models import Summing, write_model
-from tests.live.sessions import wait_for_new_triton
+from tests.live.sessions import kill_triton, wait_for_new_triton
 from tests.live.test_sessions import load
 from tests.processes import GatewayProcess, running_gateway, running_triton
 from tests.waiting import eventually
@@ -161,9 +159,7 @@ class Run:
         load(self.triton, self.chance.choice(list(MODELS)))
 
     def _kill_triton(self) -> None:
-        assert self.triton.pid is not None
-        os.kill(self.triton.pid, signal.SIGKILL)
-        wait_for_new_triton(self.gateway)
+        wait_for_new_triton(self.gateway, self.triton, kill_triton(self.triton))
 
     async def fill(self, model: str) -> None:
         """Has a session in every place of the model at the same time. No state and no sequence is left there."""

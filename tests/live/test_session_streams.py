@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,14 @@ from tests.fakes.websocket_client import event_of, events_of, opened
 from tests.live.conftest import GatewayProcess
 from tests.live.events import Event, checked, events_in
 from tests.live.session_models import STREAMED
-from tests.live.sessions import code, session_client, sessions_gateway, sessions_triton, wait_for_new_triton
+from tests.live.sessions import (
+    code,
+    kill_triton,
+    session_client,
+    sessions_gateway,
+    sessions_triton,
+    wait_for_new_triton,
+)
 from tests.waiting import PATIENCE_S, eventually
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
@@ -231,14 +236,13 @@ def test_a_killed_triton_ends_a_stream_and_its_session(
     with client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
         events = events_in(answer.iter_lines())
         assert next(events).name == "output"
-        assert triton.pid is not None
-        os.kill(triton.pid, signal.SIGKILL)
+        killed = kill_triton(triton)
         last = list(events)[-1]
     assert (last.name, last.data["code"]) == ("error", "session_lost")
     assert "The last answered step is 1." in last.data["detail"]
     lost = session.send(1, 1)
     assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
-    wait_for_new_triton(gateway)
+    wait_for_new_triton(gateway, triton, killed)
 
 
 async def test_a_websocket_gets_the_outputs_of_each_step(gateway: GatewayProcess) -> None:
@@ -271,14 +275,13 @@ async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: 
     async with opened(gateway, "streamed_oldest") as client:
         await client.send(json.dumps(body_of(5, 1000, 0.1)))
         assert (await event_of(client))[0] == "output"
-        assert triton.pid is not None
-        os.kill(triton.pid, signal.SIGKILL)
+        killed = kill_triton(triton)
         events = await events_of(client, 1)
         assert (events[-1][0], events[-1][1]["code"]) == ("error", "session_lost")
         with pytest.raises(ConnectionClosed):
             await client.recv()
         assert (client.close_code, client.close_reason) == (4410, "session_lost")
-    await asyncio.to_thread(wait_for_new_triton, gateway)
+    await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
 
 
 def test_only_the_key_that_opened_a_session_can_stream(triton: EmbeddedTriton, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ SHORT_CLIENTS = 6
 """In the short form: what has to start or to recover gets twice as much of a small processor."""
 WORKER_CLIENTS, WORKER_PAUSE_S = 8, 0.05
 """With several workers: a load that leaves time of the processor for a worker that starts."""
-GROWTH_MIB = 8.0
+GROWTH_MIB, FIRST_GROWTH_MIB = 8.0, 16.0
+"""By faults that were caused before, and by the first of each kind: that needs memory that stays."""
 WARM_UP_S = 0.3
 """How long each fault of the first round lasts in the long form."""
 SHORT = [
@@ -100,7 +101,7 @@ async def balanced(
     """Causes the faults, then drains the gateway under load. Returns its objects before and after the faults.
 
     With several workers no client leaves before its answer: each request that ends without a line was in a killed one.
-    The memory before is that after the faults of ``warm_up``: the first fault of each kind needs memory that stays.
+    The memory before is that after the faults of ``warm_up``.
     """
     traffic = Traffic(SEED, stand.journal, clients_leave=stand.redis is None)
     await calm(stand, traffic)
@@ -109,11 +110,11 @@ async def balanced(
     if warm_up:
         await chaos(stand, traffic, warm_up, clients)
         await stand.quiet()
-        before = replace(before, rss_mib=(await levels_like(stand, before, 2 * GROWTH_MIB)).rss_mib)
+        before = replace(before, rss_mib=(await levels_like(stand, before, FIRST_GROWTH_MIB)).rss_mib)
     await chaos(stand, traffic, faults, clients)
     await calm(stand, traffic)
     await stand.quiet()
-    after = await levels_like(stand, before)
+    after = await levels_like(stand, before, GROWTH_MIB if warm_up else FIRST_GROWTH_MIB)
     check_sums(stand)
     await drain(stand, traffic, clients)
     assert stand.ledger().unexplained() == []
@@ -156,7 +157,7 @@ async def loading(stand: Stand, traffic: Traffic, count: int) -> AsyncIterator[N
     await asyncio.gather(*clients)
 
 
-async def levels_like(stand: Stand, before: Levels, growth_mib: float = GROWTH_MIB) -> Levels:
+async def levels_like(stand: Stand, before: Levels, growth_mib: float) -> Levels:
     """Waits until the gateway has no more objects than before."""
     after = before
     for _ in range(100):

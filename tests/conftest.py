@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 
 from app.observability.log import LineHandler
-from tests.live.redis import RedisServer, has_redis
-from tests.processes import WORKER, client, config_path, free_ports, gateway, repository, start_gateway, triton
+from tests.toolkit.processes import WORKER, client, config_path, free_ports, gateway, repository, start_gateway, triton
+from tests.toolkit.redis import RedisServer, has_redis
 
 __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from tests.broken_repositories import BROKEN
+from tests.toolkit.broken_repositories import BROKEN
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from app import __version__, cli
 from app.admission.keys import read_keys
 from app.main import DIALECTS
 from app.process.workers import parent
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.triton import FakeTriton, serving
 
 
 @pytest.fixture(autouse=True)

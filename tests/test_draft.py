@@ -9,8 +9,8 @@ from app.core.model import ModelConfig, SequenceBatching
 from app.draft import FileTaken, write_draft
 from app.pipelines.file import read_gateway_file
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.models import ensemble, model
 from tests.pipelines.test_presets import VLLM
+from tests.toolkit.models import ensemble, model
 
 URL = "127.0.0.1:8001"
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.cli import main
 from app.triton.repository import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
-from tests.broken_repositories import Repository
+from tests.toolkit.broken_repositories import Repository
 
 Checked = tuple[int, str]
 

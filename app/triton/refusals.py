@@ -1,7 +1,7 @@
 """The reasons for which Triton refuses to load a model, as far as the model's folder tells them.
 
 Sources: ``model_config_utils.cc``, ``backend_model_instance.cc`` and ``sequence_batch_scheduler.cc`` of Triton's core.
-tests/refused_configurations.py has a configuration and Triton's message for each text.
+tests/toolkit/refused_configurations.py has a configuration and Triton's message for each text.
 """
 
 import math

@@ -30,7 +30,7 @@ from app.triton.repository import read_repository
 from benchmarks.attacks.target import Targets
 from benchmarks.surroundings import ROOT
 from benchmarks.table import Table
-from tests.fakes.exchange import FakeConnection
+from tests.toolkit.exchange import FakeConnection
 
 KIB, MIB = 1024, 1024 * 1024
 ROUNDS = 5

@@ -10,7 +10,7 @@ from app.admission.keys import FollowedKeys
 from app.config.document import ConfigError
 from app.core.errors import Unauthenticated
 from app.main import DIALECTS
-from tests.fakes.keys import entry, key_text, write_keys
+from tests.toolkit.keys import entry, key_text, write_keys
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from app.admission.admission import Admission, ModelLoad, PipelineAdmission
 from app.admission.keys import ANYONE
 from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
 from tests.admission.simulated import DECOUPLED, Places, Seen, burst, percentile, pipeline
-from tests.simulated_clock import simulated
+from tests.toolkit.simulated_clock import simulated
 
 WAYS = {"one worker": [1], "two workers": [2, 2], "two gateways": [1, 1]}
 """For each process, the number of workers of its gateway."""

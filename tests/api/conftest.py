@@ -11,9 +11,9 @@ import pytest
 
 from app.api.limits import Limits
 from app.core.inference import InferenceResponse
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import model, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
 pipelines:

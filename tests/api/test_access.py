@@ -15,10 +15,10 @@ from starlette.routing import Route
 from app.admission.keys import CallerLimits
 from app.api.exchange import Exchange
 from tests.api.conftest import FINAL, counted, word
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, key_text, write_keys
-from tests.fakes.models import model, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, key_text, write_keys
+from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
 pipelines:

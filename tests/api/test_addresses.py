@@ -10,8 +10,8 @@ from app.api.pages import HEADERS
 from app.api.routing import MAX_QUERY_FIELDS
 from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
-from tests.fakes.gateway import Served
-from tests.fakes.listener import listening
+from tests.toolkit.gateway import Served
+from tests.toolkit.listener import listening
 
 ORIGIN = {"Origin": "https://page.example"}
 PAGES = ["/", "/console/console.js", "/docs", "/docs/assets/docs.js", "/docs/errors", "/docs/errors/internal"]

@@ -23,9 +23,9 @@ from app.core.inference import ELEMENT, Deadline, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, counted, scripted
-from tests.fakes.exchange import FakeConnection, exchange_with
-from tests.fakes.gateway import Served
-from tests.waiting import PATIENCE_S
+from tests.toolkit.exchange import FakeConnection, exchange_with
+from tests.toolkit.gateway import Served
+from tests.toolkit.waiting import PATIENCE_S
 
 URL = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"

@@ -11,10 +11,10 @@ import pytest
 
 from app.api.limits import Limits
 from tests.api.conftest import FINAL, READER, WRITER, word
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, write_keys
 from tests.pipelines.test_presets import VLLM
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, write_keys
 
 KIB = 1024
 JSON = {"Content-Type": "application/json"}

@@ -13,8 +13,8 @@ from app.api.body_thread import BodyThread
 from app.core.errors import ClientClosedRequest, DeadlineExceeded
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
-from tests.fakes.exchange import FakeConnection, exchange_with
-from tests.waiting import PATIENCE_S
+from tests.toolkit.exchange import FakeConnection, exchange_with
+from tests.toolkit.waiting import PATIENCE_S
 
 A, B = Caller("a"), Caller("b")
 Read = Callable[..., "asyncio.Task[None]"]

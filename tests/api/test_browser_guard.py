@@ -10,7 +10,7 @@ from app.api.browser_guard import BrowserRules
 from app.process.gateway import browser_rules_of
 from app.settings import read_settings
 from tests.api.conftest import scripted
-from tests.fakes.gateway import Served
+from tests.toolkit.gateway import Served
 
 PAGE = "https://page.example"
 RULES = BrowserRules(frozenset(["gateway.example"]), frozenset([PAGE]))

@@ -2,7 +2,7 @@ import pytest
 
 from app.api.deadlines import deadline_of
 from app.core.errors import InvalidRequest
-from tests.fakes.exchange import exchange_with
+from tests.toolkit.exchange import exchange_with
 
 
 def remaining(asked: str | None, timeout_s: float = 30) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from app.api.disconnect import CancelledOnDisconnect
 from app.core.errors import ClientClosedRequest
-from tests.fakes.exchange import FakeConnection, exchange_with
+from tests.toolkit.exchange import FakeConnection, exchange_with
 
 
 async def work(connection: FakeConnection, seconds: float) -> str:

@@ -12,8 +12,8 @@ import pytest
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.pipelines.samples import samples_of
 from tests.api.conftest import FINAL, events, word
-from tests.fakes.gateway import Served
-from tests.fakes.models import model, pipeline
+from tests.toolkit.gateway import Served
+from tests.toolkit.models import model, pipeline
 
 
 def refs_of(value: Any) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.api.downloads import MAX_DOWNLOADS, ImageDownloads, is_public, resolve
-from tests.fakes.certificates import Authority
-from tests.fakes.image_host import GIF, PNG, ImageHost, answer, image_host
+from tests.toolkit.certificates import Authority
+from tests.toolkit.image_host import GIF, PNG, ImageHost, answer, image_host
 
 HOST = "images.example.com"
 ANSWERS = {

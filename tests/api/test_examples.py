@@ -10,8 +10,8 @@ import pytest
 
 from app.api.limits import Limits
 from tests.api.conftest import PNG, READ, READER, WRITER
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
 
 CONFIG = """
 pipelines:

@@ -9,10 +9,10 @@ import pytest
 
 from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
-from tests.fakes.collector import collecting
-from tests.fakes.gateway import Served
-from tests.fakes.keys import bearer, entry, write_keys
-from tests.fakes.triton_spans import Export
+from tests.toolkit.collector import collecting
+from tests.toolkit.gateway import Served
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.triton_spans import Export
 
 EXPLAIN = {"X-Explain": "1"}
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16

@@ -16,7 +16,7 @@ from app.api import body_memory
 from app.api.body_memory import LARGE_BYTES, BodyMemory, ByteBudget, FreedMemory
 from app.api.exchange import Exchange
 from app.core.errors import InvalidInput
-from tests.fakes.exchange import exchange_with
+from tests.toolkit.exchange import exchange_with
 
 
 class Releases:

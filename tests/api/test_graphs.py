@@ -4,7 +4,7 @@ from typing import Any
 
 from app.api.pipelines.answers import graph_described
 from app.core.model import ModelConfig, Step
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 ERROR = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[empty]"}
 FIRST = model("X FP32 [-1]", "Y FP32 [-1]", name="first", instance_count=2, parameters=(("early_exits", "empty"),))

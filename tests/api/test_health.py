@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from app.main import create_admin_app
-from tests.fakes.engine import FakeEngine
-from tests.fakes.exchange import connected
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.exchange import connected
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import model
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 CONFIG = "pipelines:\n  good: {model: plain}\n  bad: {model: plane, description: Later.}\n"

@@ -14,8 +14,8 @@ from app.core.errors import IdempotencyKeyReused, TooManyRequests
 from app.core.inference import Deadline
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
 
 KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}
 START = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}

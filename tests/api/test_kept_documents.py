@@ -7,10 +7,10 @@ import pytest
 
 from app.api.routes import docs
 from tests.api.conftest import CONFIG, READER, scripted
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, write_keys
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.models import model
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from app.admission.limit import FixedLimit
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, write_keys
-from tests.fakes.models import model, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
 pipelines:

@@ -8,9 +8,9 @@ import pytest
 
 from app.core.errors import ModelError, UpstreamError
 from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, write_keys
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, write_keys
 
 READ = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"

@@ -9,8 +9,8 @@ import pytest
 
 from app.core.json import Schema
 from tests.api.conftest import scripted
-from tests.fakes.gateway import Served
-from tests.fakes.keys import bearer, entry, write_keys
+from tests.toolkit.gateway import Served
+from tests.toolkit.keys import bearer, entry, write_keys
 
 DATA = {"example", "examples", "default", "enum", "const", "value"}
 """Keys of schemas with values that are no schemas."""

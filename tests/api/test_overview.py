@@ -9,9 +9,9 @@ import pytest
 
 from app.core.errors import ModelError, UpstreamUnavailable
 from tests.api.conftest import FINAL, PNG, READER, WRITER, word
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.keys import bearer, entry, write_keys
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.keys import bearer, entry, write_keys
 
 FAULTY = """
 pipelines:

@@ -8,8 +8,8 @@ import pytest
 from app.core.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
 from app.core.json import json_of
 from tests.api.conftest import FINAL, PNG, counted, events, word
-from tests.fakes.gateway import Served
-from tests.fakes.models import refusal, response, tensor
+from tests.toolkit.gateway import Served
+from tests.toolkit.models import refusal, response, tensor
 
 READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
 GROWN = response(tensor("TEXT", "BYTES", [b"a"]), tensor("TOKEN_ID", "INT32", [1, 2]), is_final=False)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.core.errors import GatewayError
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import model, refusal, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import model, refusal, response, tensor
 
 CONFIG = """
 pipelines:

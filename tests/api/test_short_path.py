@@ -14,8 +14,8 @@ from app.api.exchange import EntryPoint
 from app.api.pipelines.routes import PipelineRoutes
 from app.lint.findings import Finding
 from tests.api.conftest import READ, counted
-from tests.fakes.exchange import connected, exchange_with
-from tests.fakes.gateway import Served
+from tests.toolkit.exchange import connected, exchange_with
+from tests.toolkit.gateway import Served
 
 IMAGE = {"image": "iVBORw0KGgo="}
 

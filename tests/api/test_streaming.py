@@ -16,7 +16,7 @@ from app.api.limits import Limits
 from app.api.streaming import PING, RETRY, Start, StreamResponse, frame_of
 from app.core.errors import GatewayError
 from app.streams.events import Event, EventName, LiveLog
-from tests.fakes.exchange import FakeConnection, exchange_with, nothing
+from tests.toolkit.exchange import FakeConnection, exchange_with, nothing
 
 HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
 

@@ -10,8 +10,8 @@ from app.main import create_app
 from app.streams.events import ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
-from tests.fakes.exchange import connected
-from tests.fakes.gateway import Served
+from tests.toolkit.exchange import connected
+from tests.toolkit.gateway import Served
 
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.openai.test_backends import CONFIG, HELLO, VLLM, chat, complete
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
 
 
 @pytest.fixture

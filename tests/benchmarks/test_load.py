@@ -15,7 +15,7 @@ from benchmarks.load.grpc import GrpcClient
 from benchmarks.load.http import HttpClient
 from benchmarks.load.orders import Drop, Flood, GrpcAsk, Hold, HttpAsk, SocketAsk, TensorAsk, Unary, UnexpectedAnswer
 from benchmarks.load.process import load_process
-from tests.fakes.triton import FakeTriton, piece, serving
+from tests.toolkit.triton import FakeTriton, piece, serving
 
 ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
 SOCKET = SocketAsk("/", b"{}", last=b'"event":"done"')

@@ -17,7 +17,7 @@ from benchmarks.peers.plain_fastapi_app import app_for
 from benchmarks.peers.run import IDLE_STREAMS
 from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.stage import HERE
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.triton import FakeTriton, serving
 
 ASKS = {module.NAME: module.asks() for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)}
 

@@ -19,9 +19,9 @@ from tests.browser.firefox import Firefox, running_firefox
 from tests.browser.page import WAIT_S, ConsolePage
 from tests.browser.tab import ChromiumTab, Tab
 from tests.conftest import Require
-from tests.environments import npm_environment
-from tests.processes import GatewayProcess
-from tests.short_paths import short_path
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.short_paths import short_path
 
 AXE = """
 const [source, rules, done] = arguments;

@@ -16,12 +16,12 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.tab import Tab
 from tests.conftest import Require
 from tests.docs.pages import ROOT
-from tests.environments import npm_environment
-from tests.fakes.certificates import Authority
-from tests.fakes.keys import entry, key_text, write_keys
-from tests.live.nginx import documented_server, running_nginx
-from tests.processes import GatewayProcess, free_ports, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.certificates import Authority
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.keys import entry, key_text, write_keys
+from tests.toolkit.nginx import documented_server, running_nginx
+from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
+from tests.toolkit.waiting import eventually
 
 APP = Path(__file__).parent / "npm_app"
 SLOW = {"interval_s": 0.05}

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 
 from tests.browser.page import ConsolePage
-from tests.processes import GatewayProcess
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.waiting import eventually
 
 Console = Callable[..., ConsolePage]
 

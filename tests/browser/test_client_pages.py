@@ -22,9 +22,9 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.fakes.proxy import DroppingNetwork, network_to
 from tests.live.test_documented_commands import is_the_same
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.proxy import DroppingNetwork, network_to
 
 HOW_TO = ROOT / "docs" / "how-to"
 JAVASCRIPT = "javascript.md"

@@ -12,9 +12,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
-from tests.fakes.proxy import network_to
-from tests.processes import GatewayProcess
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.proxy import network_to
+from tests.toolkit.waiting import eventually
 
 Console = Callable[..., ConsolePage]
 LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]

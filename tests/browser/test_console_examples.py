@@ -8,7 +8,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.browser.page import ConsolePage
-from tests.processes import GatewayProcess, StartGateway
+from tests.toolkit.processes import GatewayProcess, StartGateway
 
 Console = Callable[..., ConsolePage]
 ROOT = Path(__file__).parents[2]

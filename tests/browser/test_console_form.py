@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 Console = Callable[..., ConsolePage]
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.browser.page import WAIT_S
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 DEEP_LINK = "escaping deep link whitespace"
 """Swagger UI's own warning about the address of an operation."""

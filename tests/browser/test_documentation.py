@@ -17,7 +17,7 @@ from tests.browser.page import WAIT_S
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.site import built_site
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"

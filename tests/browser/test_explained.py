@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.console import runs
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 OpenExplained = Callable[[str], ConsolePage]
 HERE = Path(__file__).parent

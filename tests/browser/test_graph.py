@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()

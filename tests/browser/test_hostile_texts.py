@@ -7,7 +7,7 @@ import yaml
 from selenium.webdriver import Chrome
 
 from tests.browser.page import ConsolePage
-from tests.processes import StartGateway
+from tests.toolkit.processes import StartGateway
 
 MARKUP = (
     "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"

@@ -10,8 +10,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
-from tests.fakes.keys import entry, key_text, write_keys
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.keys import entry, key_text, write_keys
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 Axe = Callable[[], list[list[str]]]
 

@@ -14,10 +14,10 @@ from selenium.webdriver import Chrome
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.fakes.proxy import DroppingNetwork, network_to
-from tests.live.events import checked, parsed
-from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.events import checked, parsed
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.proxy import DroppingNetwork, network_to
+from tests.toolkit.waiting import eventually
 
 FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "llm_in_a_browser" / "write.html"
 SEED = 7

@@ -10,8 +10,8 @@ import httpx_sse
 import pytest
 
 from tests.conftest import Require
-from tests.environments import npm_environment
-from tests.live.events import checked, parsed
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.events import checked, parsed
 
 NPM = Path(__file__).parent / "npm"
 TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20", "c3a4c3b6", "646174613a20"]

@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 ASKED = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
 BOUNDS = [0.1, 1, 10]

@@ -14,10 +14,10 @@ from tests.browser.conftest import running_chromium
 from tests.browser.firefox import Firefox
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
-from tests.fakes.keys import entry, key_text, write_keys
 from tests.live.speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
-from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.keys import entry, key_text, write_keys
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.waiting import eventually
 
 PHRASES = ("good morning how are you", "we are going to the market tomorrow")
 FAKE_DEVICE = "--use-fake-device-for-media-stream"

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 POST_AND_READ = """
 const [url, body, done] = arguments;

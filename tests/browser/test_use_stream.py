@@ -18,10 +18,10 @@ from selenium.webdriver import Chrome
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
-from tests.environments import ROOT
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.environments import ROOT
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.waiting import eventually
 from tests.typescript.building import built_client
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

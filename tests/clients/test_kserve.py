@@ -9,9 +9,9 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.clients.conftest import Outcomes, RunProgram, error_of
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.environments import locked_environment
 from tests.live.conftest import GatewayProcess
-from tests.waiting import eventually
+from tests.toolkit.environments import locked_environment
+from tests.toolkit.waiting import eventually
 
 pytestmark = pytest.mark.full
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.clients.conftest import Outcomes, RunProgram
 from tests.conftest import Require
-from tests.environments import locked_environment
 from tests.live.tool_models import TEXTS, running_tool_models
+from tests.toolkit.environments import locked_environment
 
 pytestmark = pytest.mark.full
 

@@ -11,8 +11,8 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.clients.conftest import RunProgram
 from tests.conftest import Require
-from tests.environments import locked_environment, npm_environment
-from tests.llm_backends import (
+from tests.toolkit.environments import locked_environment, npm_environment
+from tests.toolkit.llm_backends import (
     BACKENDS,
     TOKENIZER,
     running_backends,
@@ -20,7 +20,7 @@ from tests.llm_backends import (
     running_llms,
     text_of_triton,
 )
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
 Found = dict[str, dict[str, Any]]

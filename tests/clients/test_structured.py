@@ -10,9 +10,9 @@ import pytest
 
 from tests.clients.conftest import Outcomes, RunProgram
 from tests.conftest import Require
-from tests.environments import locked_environment, npm_environment
 from tests.live.tool_models import TEXTS, running_tool_models
-from tests.processes import GatewayProcess
+from tests.toolkit.environments import locked_environment, npm_environment
+from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
 CALL = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}

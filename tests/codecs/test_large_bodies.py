@@ -15,7 +15,7 @@ from app.codecs import numbers as numbers_module
 from app.core.errors import GatewayError, InvalidInput
 from app.core.inference import Array
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 MIB = 1024 * 1024
 CONFIG = model(

@@ -23,7 +23,7 @@ from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATAT
 from app.pipelines.inputs import InputField
 from app.pipelines.pipeline import Pipeline
 from tests.docs.pages import ROOT
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 CONFIG = model(
     [

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from app.api.pages import HEADERS
 from app.main import Pages, create_app
 from tests.console.files import FILES, FOLDERS, path_of, read
-from tests.fakes.engine import FakeEngine
-from tests.fakes.exchange import connected
-from tests.fakes.gateway import Served, served
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.exchange import connected
+from tests.toolkit.gateway import Served, served
 
 MODULES = [name for name in FILES if name.endswith(".js")]
 COMMENTS = {"https://github.com/leeoniya/uPlot"}

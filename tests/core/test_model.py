@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.model import ModelConfig, Step, takes_traceparent
-from tests.fakes.models import ensemble, model
+from tests.toolkit.models import ensemble, model
 
 
 def step(name: str, reads: str, writes: str) -> Step:

@@ -7,7 +7,7 @@ import pytest
 from app.core.errors import InvalidInput
 from app.core.model import ModelConfig, SequenceBatching
 from app.core.sequence import SequenceIds, sequence_ids_of
-from tests.fakes.models import ensemble, model
+from tests.toolkit.models import ensemble, model
 
 
 def of(datatype: str, name: str = "m", **more: Any) -> ModelConfig:

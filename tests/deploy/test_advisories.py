@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Require
 from tests.deploy.advisories import ACCEPTED, ROOT, accepted_in, complaints
-from tests.environments import locked_environment
+from tests.toolkit.environments import locked_environment
 
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 NPM_LOCKS = sorted(

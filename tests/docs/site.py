@@ -5,7 +5,7 @@ from pathlib import Path
 from deploy.bootstrap import CACHE
 from deploy.documentation import build
 from tests.conftest import Require
-from tests.environments import locked_environment, once_in
+from tests.toolkit.environments import locked_environment, once_in
 
 
 def built_site(require: Require) -> Path:

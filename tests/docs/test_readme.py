@@ -13,7 +13,7 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.test_documented_commands import environment_without_proxies
-from tests.processes import GatewayProcess, free_ports, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
 
 START_S = 60.0
 MAKE = "make run"

@@ -11,7 +11,7 @@ from app.triton.embedded.launch import EmbeddedOptions
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after
-from tests.processes import GatewayProcess, running_triton
+from tests.toolkit.processes import GatewayProcess, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 

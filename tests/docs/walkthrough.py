@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.live.test_documented_commands import environment_without_proxies, is_the_same
-from tests.processes import free_ports
+from tests.toolkit.processes import free_ports
 
 SERVE = "triton-gateway serve"
 URLS = ("127.0.0.1:8080", "127.0.0.1:8081")

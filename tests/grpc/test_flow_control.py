@@ -15,7 +15,7 @@ from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import PeerLimits
 from app.grpc.messages import PREFIX_BYTES
 from app.grpc.session import Session
-from tests.fakes.strict_peer import Call, Script, StrictPeer, message_of, request_of
+from tests.toolkit.strict_peer import Call, Script, StrictPeer, message_of, request_of
 
 LIMIT = 64 * 1024 * 1024
 TIMEOUT_S = 600.0

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Require
 from tests.helm.rendering import render, triton_container
-from tests.processes import free_ports
+from tests.toolkit.processes import free_ports
 
 POLL_S = 0.02
 """How long the end of a server takes."""

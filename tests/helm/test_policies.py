@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Require
-from tests.environments import locked_environment
 from tests.helm.rendering import CI_FILES, ROOT, render_text
+from tests.toolkit.environments import locked_environment
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

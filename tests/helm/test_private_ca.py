@@ -20,10 +20,10 @@ from app.observability.tracing import SpanKind
 from app.process.serving import open_store
 from app.settings import Settings, read_settings
 from tests.conftest import Require
-from tests.fakes.certificates import Authority
 from tests.helm.rendering import Document, environment_of, gateway_container, pod_spec, render
-from tests.processes import free_ports, is_free
-from tests.waiting import eventually
+from tests.toolkit.certificates import Authority
+from tests.toolkit.processes import free_ports, is_free
+from tests.toolkit.waiting import eventually
 
 START_S = 60.0
 CA = "/etc/private-ca/ca.crt"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Require
-from tests.environments import npm_environment
 from tests.helm.rendering import Document, combinations, render, the
 from tests.helm.schema_check import SCHEMAS
+from tests.toolkit.environments import npm_environment
 
 pytestmark = pytest.mark.full
 

@@ -13,7 +13,7 @@ from app.settings import read_settings
 from tests.conftest import Require
 from tests.helm.pod_security import breaches
 from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, render
-from tests.processes import free_ports
+from tests.toolkit.processes import free_ports
 
 START_S = 60.0
 ON: Document = {"redis": {"enabled": True}}

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from app.core.errors import PayloadTooLarge
-from tests.fakes.listener import listening
+from tests.toolkit.listener import listening
 
 HELLO = b"hello"
 

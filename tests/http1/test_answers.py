@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.listener import connected, listening, read_answer, request
+from tests.toolkit.listener import connected, listening, read_answer, request
 
 BODY = b"hello"
 LIMIT = 64

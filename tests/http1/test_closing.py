@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from app.http1 import closing, protocol
-from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
 from tests.http1.conftest import Application
+from tests.toolkit.listener import connected, listening, problem, read_answer, request, sent_and_received
 
 EARLY = request("/early", "Content-Length: 100000000")
 GOOD = request("/early", method="GET")

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from app.http1 import closing
-from tests.fakes.listener import connected, read_answer, request
 from tests.http1.conftest import Application
+from tests.toolkit.listener import connected, read_answer, request
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 

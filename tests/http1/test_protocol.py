@@ -8,8 +8,8 @@ import pytest
 
 from app.http1 import protocol
 from app.http1.framing import MAX_HEAD_BYTES
-from tests.fakes.listener import connected, problem, request, sent_and_received
 from tests.http1.conftest import Application
+from tests.toolkit.listener import connected, problem, request, sent_and_received
 
 MAX_SHARED_ATTRIBUTES = 30
 """An object with more attributes would get its own dictionary in CPython, which needs more than 1 KiB."""

@@ -12,8 +12,8 @@ import pytest
 from app.http1 import closing
 from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.http1.protocol import MAX_AHEAD_BYTES
-from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
 from tests.http1.conftest import Application
+from tests.toolkit.listener import connected, listening, problem, read_answer, request, sent_and_received
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"

@@ -13,9 +13,9 @@ from websockets.server import ServerProtocol
 
 from app.api.sockets.websocket import CloseReason, SocketTerms, WebSocket
 from app.core.errors import ClientClosedRequest, TooManyRequests
-from tests.fakes.listener import connected, listening
-from tests.fakes.websocket_client import BINARY, CONTINUATION, TEXT, connected_to, frame, handshake
-from tests.waiting import PATIENCE_S
+from tests.toolkit.listener import connected, listening
+from tests.toolkit.waiting import PATIENCE_S
+from tests.toolkit.websocket_client import BINARY, CONTINUATION, TEXT, connected_to, frame, handshake
 
 MIB = 1024 * 1024
 HEAD_BYTES = 14

@@ -10,7 +10,7 @@ from app.lint.check import check
 from app.lint.findings import Code, Finding
 from app.pipelines.file import read_gateway_file
 from app.triton.repository import read_repository
-from tests.broken_repositories import BROKEN, DECOUPLED, FLAG, VLLM, VLLM_COUNTS, Repository, engine
+from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, FLAG, VLLM, VLLM_COUNTS, Repository, engine
 
 TWO = "instance_group [ { kind: KIND_CPU count: 2 } ]"
 

@@ -13,8 +13,8 @@ from app.lint.check import check
 from app.lint.findings import Code, Finding
 from app.pipelines.file import read_gateway_file
 from app.triton.repository import PYTHON, read_repository
-from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
 from tests.docs.pages import ROOT
+from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
 
 HEADINGS = re.findall(r"^## (.+)$", (ROOT / "docs" / "reference" / "checks.md").read_text(), re.M)
 LINES = Path(__file__).with_name("findings.txt").read_text().splitlines()

@@ -8,7 +8,7 @@ import pytest
 from app.lint.check import check
 from app.lint.findings import Code, Finding, Severity
 from app.triton.repository import read_repository
-from tests.refused_configurations import (
+from tests.toolkit.refused_configurations import (
     COMPLETING,
     ENSEMBLE,
     IN,

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from app.check import log_findings
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model
 from tests.triton.fleet.test_balancer import balanced
 
 

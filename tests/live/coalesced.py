@@ -13,7 +13,7 @@ import yaml
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.repairing import repairing_gateway
-from tests.processes import GatewayProcess, running_triton
+from tests.toolkit.processes import GatewayProcess, running_triton
 
 BAD, KILLER, LATE = 13, 666, 1000
 """Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""

@@ -1,6 +1,6 @@
 """Re-exports the processes that the live tests use. The shared fixtures are in tests/conftest.py."""
 
-from tests.processes import (
+from tests.toolkit.processes import (
     GatewayProcess,
     StartGateway,
     free_ports,

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.fakes.keys import bearer, entry, write_keys
 from tests.live.conftest import running_gateway, running_triton
+from tests.toolkit.keys import bearer, entry, write_keys
 
 ROOT = Path(__file__).parents[2]
 CHECKED_IN = ROOT / "openapi.json"

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 
 def repairing_gateway(

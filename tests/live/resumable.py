@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.live.conftest import GatewayProcess
-from tests.live.events import Event, checked, events_in, lines_of
+from tests.toolkit.events import Event, checked, events_in, lines_of
 
 
 def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **script: Any) -> str:

@@ -18,10 +18,10 @@ from websockets.asyncio.client import ClientConnection
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.websocket_client import events_of
 from tests.live.session_models import write_models
-from tests.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import events_of
 
 
 @contextmanager

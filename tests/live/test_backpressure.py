@@ -17,9 +17,9 @@ import yaml
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
-from tests.live.events import checked, parsed
 from tests.live.test_cancellation import request_bytes
-from tests.waiting import eventually
+from tests.toolkit.events import checked, parsed
+from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
 KIB = 1024

@@ -18,8 +18,8 @@ from tritonclient.grpc import InferenceServerClient
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
-from tests.live.events import checked, parsed, read_stream
-from tests.waiting import eventually
+from tests.toolkit.events import checked, parsed, read_stream
+from tests.toolkit.waiting import eventually
 
 OIP = {"models": ["batched_echo"]}
 AT_ONCE = 4

@@ -12,7 +12,7 @@ import pytest
 
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.live.test_bad_input import exchange
-from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 

@@ -13,8 +13,8 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
-from tests.live.executions import check_usually_below, settled_executions
-from tests.waiting import eventually
+from tests.toolkit.executions import check_usually_below, settled_executions
+from tests.toolkit.waiting import eventually
 
 
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:

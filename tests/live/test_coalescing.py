@@ -14,8 +14,8 @@ from openai import AsyncOpenAI
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.coalesced import BAD, KILLER, LATE, Answers, ask, rows_gateway, rows_triton
-from tests.processes import GatewayProcess, wait_until_ready
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import GatewayProcess, wait_until_ready
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 MANY = int(os.environ.get("COALESCED_REQUESTS", "1000000"))
 """Of the long test, which takes about 20 seconds for each 100,000."""

@@ -12,9 +12,9 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.events import read_stream
-from tests.live.executions import settled_executions
-from tests.waiting import eventually
+from tests.toolkit.events import read_stream
+from tests.toolkit.executions import settled_executions
+from tests.toolkit.waiting import eventually
 
 GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 MEBIBYTE = 1 << 20

@@ -15,8 +15,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transports import open_transport
 from tests.live.repairing import repairing_gateway
-from tests.processes import GatewayProcess, running_triton, wait_until_ready
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import GatewayProcess, running_triton, wait_until_ready
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 NOTICED_S = 15.0
 """A dead engine is known within this time."""

@@ -12,7 +12,7 @@ import pytest
 from app.api.error_table import ERROR_BY_CODE
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess
-from tests.short_paths import short_path
+from tests.toolkit.short_paths import short_path
 
 PAGES = ["/docs", "/docs/errors", *(f"/docs/errors/{code}" for code in ERROR_BY_CODE)]
 REFERENCE = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']|url\(["']?([^"')]*)""")

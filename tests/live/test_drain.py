@@ -7,8 +7,8 @@ import time
 
 import httpx
 
-from tests.processes import LIVE, GatewayProcess, StartGateway
-from tests.waiting import eventually
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.waiting import eventually
 
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()

@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.events import read_stream
-from tests.live.executions import settled_executions
-from tests.live.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
+from tests.toolkit.events import read_stream
+from tests.toolkit.executions import settled_executions
+from tests.toolkit.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
 
 OTHER_ID = "0123456789abcdef0123456789abcdef"
 EMPTY = {"text": None, "numbers": []}

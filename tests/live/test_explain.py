@@ -13,8 +13,8 @@ import pytest
 
 from tests.console import runs
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.events import read_stream
 from tests.live.some_models import embedded
+from tests.toolkit.events import read_stream
 
 MODELS = (
     *("ocr_ensemble", "text_detect", "text_gate", "text_recognize"),

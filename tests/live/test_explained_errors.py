@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.broken_repositories import DECOUPLED, Repository
 from tests.live.conftest import running_gateway, running_triton
+from tests.toolkit.broken_repositories import DECOUPLED, Repository
 
 SCRIPTS = Path(__file__).parent / "fault_scripts"
 NO_ROWS = {

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.image_host import PNG
-from tests.fakes.websocket_client import event_of, opened
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import HEADER
+from tests.toolkit.image_host import PNG
+from tests.toolkit.websocket_client import event_of, opened
 
 LARGE = PNG + bytes(range(256)) * 8192
 TEXT = "zw\u00f6lf [1, 2]"

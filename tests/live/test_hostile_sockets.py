@@ -12,7 +12,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.websocket_client import (
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import (
     BINARY,
     CLOSE,
     CONTINUATION,
@@ -25,8 +27,6 @@ from tests.fakes.websocket_client import (
     opened,
     script,
 )
-from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 GROWTH = 24 * MIB

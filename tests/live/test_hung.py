@@ -20,11 +20,11 @@ import yaml
 
 from app.triton.embedded import process as process_module
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.fakes.arenas import lock_arenas
 from tests.helm.rendering import render, triton_container
 from tests.live.test_dead_process import arguments_of, parent_of, processes_of
-from tests.processes import GatewayProcess, running_gateway, running_triton
-from tests.waiting import eventually
+from tests.toolkit.arenas import lock_arenas
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.waiting import eventually
 
 CONFIG = """
 pipelines:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from tests.live.conftest import GatewayProcess, running_gateway, wait_until_ready
-from tests.live.redis import RedisServer
 from tests.live.resumable import read_all
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.processes import LIVE
+from tests.toolkit.redis import RedisServer
+from tests.toolkit.waiting import eventually
 
 CUTS = {
     "before the request": (0.0, 0.0, 0),

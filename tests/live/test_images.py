@@ -12,10 +12,10 @@ from openai import OpenAI
 
 from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.image_host import GIF, PNG
-from tests.llm_backends import TEMPLATE, running_backends
 from tests.pipelines.openai.test_contents import LLAVA
-from tests.processes import running_gateway
+from tests.toolkit.image_host import GIF, PNG
+from tests.toolkit.llm_backends import TEMPLATE, running_backends
+from tests.toolkit.processes import running_gateway
 
 BACKENDS = ("vllm", "tensorrt_llm_api")
 TOOLS: Any = [{"type": "function", "function": {"name": "look"}}]

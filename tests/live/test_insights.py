@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.executions import executions, settled_executions
-from tests.waiting import eventually
+from tests.toolkit.executions import executions, settled_executions
+from tests.toolkit.waiting import eventually
 
 WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls"]
 ALL = [*WITH_BOTH_HEADS, "insights_topic", "insights_sentiment"]

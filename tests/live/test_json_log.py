@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.connections import workers_of
 from tests.live.some_models import embedded
-from tests.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.connections import workers_of
+from tests.toolkit.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway
+from tests.toolkit.waiting import eventually
 
 JSON = {"log_format": "json", "host": "0.0.0.0"}
 LARGE = """

@@ -13,11 +13,11 @@ import yaml
 
 from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.keys import bearer, entry, key_text, write_keys
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.connections import CONNECTIONS
-from tests.live.events import checked, events_in, lines_of
-from tests.waiting import eventually
+from tests.toolkit.connections import CONNECTIONS
+from tests.toolkit.events import checked, events_in, lines_of
+from tests.toolkit.keys import bearer, entry, key_text, write_keys
+from tests.toolkit.waiting import eventually
 
 EMBED = "/v1/pipelines/embed"
 TEXT = {"text": "A cat."}

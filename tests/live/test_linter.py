@@ -16,11 +16,11 @@ from app.cli import main
 from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
 from app.triton.embedded.models_venv import ModelEnvironment
 from app.triton.embedded.process import GuardedTriton
-from tests.broken_repositories import BROKEN, Repository, sound
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
-from tests.processes import EXIT_S, START_S
-from tests.refused_configurations import REFUSED, Refused, ident
-from tests.waiting import eventually
+from tests.toolkit.broken_repositories import BROKEN, Repository, sound
+from tests.toolkit.processes import EXIT_S, START_S
+from tests.toolkit.refused_configurations import REFUSED, Refused, ident
+from tests.toolkit.waiting import eventually
 
 Outcomes = Callable[..., Awaitable[tuple[set[str], str]]]
 Triton = tuple[client.InferenceServerClient, Path]

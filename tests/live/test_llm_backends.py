@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
-from tests.llm_backends import (
+from tests.toolkit.llm_backends import (
     BACKENDS,
     TEMPLATE,
     TOKENIZER,
@@ -20,8 +20,8 @@ from tests.llm_backends import (
     running_llms,
     text_of_triton,
 )
-from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import PATIENCE_S
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.waiting import PATIENCE_S
 
 COUNTING = ("vllm", "tensorrt_llm")
 

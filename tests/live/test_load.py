@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 REQUESTS = 60
 SLEEP_S = 0.2

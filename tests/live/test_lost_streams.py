@@ -19,9 +19,9 @@ import pytest
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
-from tests.live.events import lines_of
 from tests.live.test_dead_process import processes_of
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.events import lines_of
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 CONFIG = """
 pipelines:

@@ -19,8 +19,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.live.session_models import Summing, write_model
 from tests.live.sessions import kill_triton, wait_for_new_triton
 from tests.live.test_sessions import load
-from tests.processes import GatewayProcess, running_gateway, running_triton
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.waiting import eventually
 
 SESSIONS, STEPS = 1000, 100
 CALLERS = 64

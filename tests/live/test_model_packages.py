@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.processes import running_triton
+from tests.toolkit.processes import running_triton
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """name: "probe"

@@ -19,7 +19,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.helm.rendering import render, the
 from tests.live.conftest import GatewayProcess, free_ports
-from tests.waiting import PATIENCE_S
+from tests.toolkit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "triton-gateway" / "files"

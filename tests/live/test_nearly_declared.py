@@ -10,8 +10,8 @@ import pytest
 from httpx_sse import EventSource
 
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.broken_repositories import DECOUPLED, Repository
-from tests.processes import running_gateway, running_triton
+from tests.toolkit.broken_repositories import DECOUPLED, Repository
+from tests.toolkit.processes import running_gateway, running_triton
 
 MODEL = """
 import json

@@ -10,7 +10,7 @@ import tritonclient.http
 
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.live.side_by_side import Both, answer_of, both_at, raw_texts
-from tests.processes import running_gateway, running_triton
+from tests.toolkit.processes import running_gateway, running_triton
 
 SCRIPT = """
 import numpy as np

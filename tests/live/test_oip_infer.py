@@ -16,8 +16,8 @@ from app.core.inference import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.processes import LIVE
+from tests.toolkit.waiting import eventually
 
 TYPED = "/v2/models/typed_echo/infer"
 BATCHED = "/v2/models/batched_echo/infer"

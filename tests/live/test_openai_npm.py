@@ -11,10 +11,10 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
-from tests.environments import npm_environment
 from tests.live.conftest import GatewayProcess
-from tests.live.executions import executions
 from tests.live.test_openai_sdk import PROMPT, SAMPLING, pipeline_answer
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.executions import executions
 
 pytestmark = pytest.mark.full
 

@@ -14,10 +14,10 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
-from tests.live.executions import check_usually_below, executions, settled_executions
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.some_models import config_with
-from tests.waiting import eventually
+from tests.toolkit.executions import check_usually_below, executions, settled_executions
+from tests.toolkit.waiting import eventually
 
 PROMPT = "The for statement"
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}

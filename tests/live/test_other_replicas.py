@@ -21,7 +21,7 @@ import pytest
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 
 _log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, wait_until_ready
-from tests.live.events import Event
-from tests.live.redis import PASSWORD, RedisServer
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.events import Event
+from tests.toolkit.processes import LIVE
+from tests.toolkit.redis import PASSWORD, RedisServer
+from tests.toolkit.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
 PATIENT = {"pipeline": "scripted_patient", "inputs": {"script": "{}"}}

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import GatewayProcess, StartGateway
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess, StartGateway
+from tests.toolkit.waiting import eventually
 
 
 def pipeline(name: str, model: str = "scripted", sample: str = "{}", tensor: str = "TEXT") -> str:

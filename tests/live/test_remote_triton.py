@@ -12,9 +12,9 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.transport import Kind
 from tests.conftest import Require
-from tests.fakes.certificates import Authority
 from tests.live.conftest import StartGateway, free_ports
-from tests.waiting import eventually
+from tests.toolkit.certificates import Authority
+from tests.toolkit.waiting import eventually
 
 CONFIG = """
 daemon off;

@@ -12,8 +12,8 @@ import httpx
 
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.processes import LIVE
+from tests.toolkit.waiting import eventually
 
 
 def counted(gateway: GatewayProcess, **labels: str) -> float:

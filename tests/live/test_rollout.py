@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
 
 CONFIG = str(LIVE / "gateway.yaml")
 CLIENTS = 8

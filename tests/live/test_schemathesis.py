@@ -8,8 +8,8 @@ import pytest
 
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.conftest import Require
-from tests.environments import ROOT, locked_environment
-from tests.processes import running_gateway, running_triton
+from tests.toolkit.environments import ROOT, locked_environment
+from tests.toolkit.processes import running_gateway, running_triton
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

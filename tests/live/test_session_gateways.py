@@ -13,12 +13,12 @@ from websockets.exceptions import ConnectionClosed
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
-from tests.fakes.certificates import Authority
-from tests.fakes.websocket_client import opened
 from tests.live.conftest import GatewayProcess, free_ports
-from tests.live.nginx import documented_affinity, documented_server, running_nginx
 from tests.live.sessions import sessions_gateway, sessions_triton, step
-from tests.waiting import eventually
+from tests.toolkit.certificates import Authority
+from tests.toolkit.nginx import documented_affinity, documented_server, running_nginx
+from tests.toolkit.waiting import eventually
+from tests.toolkit.websocket_client import opened
 
 PIPELINE = "text_oldest"
 PIPELINES = {PIPELINE: {"model": PIPELINE, "session": True}}

@@ -13,11 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.websocket_client import events_of, opened
 from tests.live.conftest import GatewayProcess
 from tests.live.session_models import MODELS
 from tests.live.sessions import sessions_gateway, sessions_triton, step
-from tests.waiting import eventually
+from tests.toolkit.waiting import eventually
+from tests.toolkit.websocket_client import events_of, opened
 
 PIPELINES: dict[str, Any] = {
     **{

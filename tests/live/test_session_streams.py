@@ -11,10 +11,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from websockets.exceptions import ConnectionClosed
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.keys import bearer, entry, write_keys
-from tests.fakes.websocket_client import event_of, events_of, opened
 from tests.live.conftest import GatewayProcess
-from tests.live.events import Event, checked, events_in
 from tests.live.session_models import STREAMED
 from tests.live.sessions import (
     code,
@@ -24,7 +21,10 @@ from tests.live.sessions import (
     sessions_triton,
     wait_for_new_triton,
 )
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.events import Event, checked, events_in
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
 PIPELINES = {

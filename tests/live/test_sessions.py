@@ -19,12 +19,12 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
-from tests.fakes.keys import bearer, entry, write_keys
-from tests.fakes.websocket_client import opened
 from tests.live.conftest import GatewayProcess, wait_until_ready
 from tests.live.session_models import MODELS
 from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton, step
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import opened
 
 EVERY = [*MODELS, "summing_chain"]
 LONG = [name for name in EVERY if name not in ("short", "default_idle")]

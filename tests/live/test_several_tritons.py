@@ -21,8 +21,8 @@ from app.triton.engine import TritonEngine
 from app.triton.transport import call_control
 from app.triton.transports import open_transport
 from tests.live.session_models import MODELS, write_models
-from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 CONFIG = """
 pipelines:

@@ -24,8 +24,8 @@ from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
-from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 CONFIG = """

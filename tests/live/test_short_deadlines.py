@@ -26,7 +26,7 @@ from app.triton.shared_memory.layout import LARGE_BYTES
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transport import Kind
 from app.triton.transports import open_transport
-from tests.processes import running_triton
+from tests.toolkit.processes import running_triton
 
 CLIENTS = 8
 SHORTEST_S, LONGEST_S = 0.001, 0.1

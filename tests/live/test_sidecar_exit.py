@@ -22,8 +22,8 @@ from app.triton.embedded.models_venv import ModelEnvironment
 from app.triton.shared_memory.regions import PREFIX
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.processes import LIVE
+from tests.toolkit.waiting import eventually
 
 _log = logging.getLogger(__name__)
 

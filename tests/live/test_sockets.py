@@ -19,8 +19,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
-from tests.fakes.keys import entry, key_text, write_keys
-from tests.fakes.websocket_client import (
+from tests.toolkit.keys import entry, key_text, write_keys
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import (
     CLOSE,
     TEXT,
     RawSocket,
@@ -31,8 +33,6 @@ from tests.fakes.websocket_client import (
     opened,
     script,
 )
-from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.waiting import PATIENCE_S, eventually
 
 CONFIG = str(LIVE / "gateway.yaml")
 ENDLESS = {"outputs": 100_000, "interval_s": 0.01}

@@ -21,9 +21,9 @@ from tests.live.conftest import (
     scripted_models,
     wait_until_ready,
 )
-from tests.live.events import Event, checked, events_in, lines_of, read_stream
-from tests.processes import LIVE
-from tests.waiting import eventually
+from tests.toolkit.events import Event, checked, events_in, lines_of, read_stream
+from tests.toolkit.processes import LIVE
+from tests.toolkit.waiting import eventually
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "complete, separate final response": ({"outputs": 3}, 3, "done", "complete"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import GatewayProcess, running_gateway, scripted_models
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway, scripted_models
+from tests.toolkit.waiting import eventually
 
 CONFIG = """
 pipelines:

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.collector import Collector, Span, collecting
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
-from tests.live.events import Event, read_stream
 from tests.live.some_models import embedded
-from tests.processes import LIVE
+from tests.toolkit.collector import Collector, Span, collecting
+from tests.toolkit.events import Event, read_stream
+from tests.toolkit.processes import LIVE
 
 MODELS = (
     "insights",

@@ -12,10 +12,10 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
-from tests.live.events import read_stream
 from tests.live.test_cancellation import leave_after, request_bytes
 from tests.live.test_drain import CONFIG, LONG, Upload
-from tests.waiting import eventually
+from tests.toolkit.events import read_stream
+from tests.toolkit.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
-from tests.live.connections import CONNECTIONS, Connection, connections_to_each, deaths_of, load, workers_of
-from tests.live.redis import RedisServer
 from tests.live.resumable import delete, read_all, start
-from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.connections import CONNECTIONS, Connection, connections_to_each, deaths_of, load, workers_of
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.redis import RedisServer
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 REQUESTS = pytest.mark.parametrize("requests", [1_200, pytest.param(4_000, marks=pytest.mark.full)])
 INVALID = b'{"script": 5}'

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.triton.embedded.launch import EmbeddedOptions
-from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 

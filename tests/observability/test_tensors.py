@@ -6,7 +6,7 @@ import pytest
 
 from app.core.inference import InferenceRequest
 from app.observability.log import TensorLog
-from tests.fakes.models import response, tensor
+from tests.toolkit.models import response, tensor
 
 RESPONSE = response(tensor("Y", "FP32", [41.5, 42.5]), tensor("T", "BYTES", [b"secret"]))
 REQUEST = InferenceRequest("m", (), request_id="rid")

@@ -27,8 +27,8 @@ from app.observability.tracing import (
     open_tracer,
     trace_of,
 )
-from tests.fakes.collector import Collector, Span, collecting
-from tests.fakes.models import refusal
+from tests.toolkit.collector import Collector, Span, collecting
+from tests.toolkit.models import refusal
 
 CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, 0)

@@ -16,7 +16,7 @@ from app.core.model import Step
 from app.pipelines.batches import PipelineBatch
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import model, pipeline, response, tensor
+from tests.toolkit.models import model, pipeline, response, tensor
 
 NUMBERS = sorted(DTYPE_BY_DATATYPE.keys() - {"BYTES", "BOOL"})
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 CONFIG = model(["X FP32 [-1]", "NOTE BYTES [1]", "DOC BYTES [1] optional", "FILE BYTES [1] optional"])
 

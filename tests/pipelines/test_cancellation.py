@@ -6,8 +6,8 @@ import pytest
 
 from app.core.errors import UpstreamUnavailable
 from app.pipelines.run import Canceller
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model, pipeline
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model, pipeline
 
 WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
 

@@ -20,8 +20,8 @@ from app.pipelines.examples import sample_body
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.version import VersionState
 from app.process.tritons import SampleCanaries
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import ensemble, model, refusal, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import ensemble, model, refusal, response, tensor
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 LLM = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="llm")

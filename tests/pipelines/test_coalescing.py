@@ -16,9 +16,9 @@ from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
 from app.pipelines.trial import run_trial
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import ensemble, model, pipeline
-from tests.fakes.rows import Distort, Outputs, RowEngine, items_of, outputs_of
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import ensemble, model, pipeline
+from tests.toolkit.rows import Distort, Outputs, RowEngine, items_of, outputs_of
 
 CONFIG = model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], name="m", max_batch_size=16)
 DECLARED: dict[str, Any] = {"idempotent": True, "coalesce": True, "sample": {"ITEM": 3}}

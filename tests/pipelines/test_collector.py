@@ -14,8 +14,8 @@ from app.core.inference import BYTES, InferenceResponse, Tensor
 from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
-from tests.fakes.models import model, pipeline, response, tensor
-from tests.work import CountedText, grows_with
+from tests.toolkit.models import model, pipeline, response, tensor
+from tests.toolkit.work import CountedText, grows_with
 
 RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
 

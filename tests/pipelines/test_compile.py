@@ -7,7 +7,7 @@ import pytest
 from app.core.model import ModelConfig
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.resolve import derived_spec
-from tests.fakes.models import ensemble, model, pipeline
+from tests.toolkit.models import ensemble, model, pipeline
 
 CONFIG = model(["X FP32 [2]", "NOTE BYTES [1] optional"], ["Y FP32 [2]", "TEXT BYTES [1]"])
 

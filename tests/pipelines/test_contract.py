@@ -8,7 +8,7 @@ from app.core.inference import InferenceResponse, Tensor
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.outputs import ContractCheck, TensorContract
 from app.pipelines.run import Collector
-from tests.fakes.models import model, pipeline, response
+from tests.toolkit.models import model, pipeline, response
 
 
 def of_shape(*shape: int) -> InferenceResponse:

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from app.pipelines.examples import body_of, declared_requests, paths_in
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 FIELDS = {"image": {"tensor": "F", "kind": "image"}, "note": {"tensor": "T", "kind": "text", "optional": True}}
 READER = model(["F BYTES [1]", "T BYTES [1] optional"], name="reader")

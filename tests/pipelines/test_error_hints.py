@@ -8,7 +8,7 @@ from app.core.errors import ContractViolation, Fault, FaultKind, GatewayError, M
 from app.pipelines.error_hints import explain
 from app.pipelines.graph import Graph, graph_of
 from app.triton.repository import read_repository
-from tests.broken_repositories import Repository, sound
+from tests.toolkit.broken_repositories import Repository, sound
 
 
 @pytest.fixture

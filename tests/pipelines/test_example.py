@@ -14,7 +14,7 @@ from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGE
 from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 KINDS = ["text", "image", "binary"]
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import pytest
 from app.core.model import ModelConfig
 from app.pipelines.graph import MAX_STEPS, Edge, EdgeEnd, graph_of
 from app.triton.repository import read_repository
-from tests.broken_repositories import Repository, sound
+from tests.toolkit.broken_repositories import Repository, sound
 
 
 def named(end: EdgeEnd) -> str:

@@ -12,7 +12,7 @@ from app.core.inference import InferenceRequest
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 
 def one_input(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> Pipeline:

@@ -6,8 +6,8 @@ import pytest
 
 from app.core.errors import ModelNotReady, UnknownModel
 from app.pipelines.catalog import Catalog
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model
 
 PIPELINE = "pipelines: {p: {model: a, warmup: false}}\n"
 

@@ -13,7 +13,7 @@ from app.codecs.kinds import declared_shape, fits
 from app.core.errors import ContractViolation
 from app.core.inference import DTYPE_BY_DATATYPE, Tensor, bytes_array
 from app.pipelines.outputs import OutputField
-from tests.fakes.models import model, pipeline, tensor
+from tests.toolkit.models import model, pipeline, tensor
 
 
 def field(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> OutputField:

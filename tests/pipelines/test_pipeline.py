@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from app.core.errors import GatewayError, InvalidInput, InvalidRequest, ModelError, UpstreamError, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import ensemble, model, pipeline, refusal
+from tests.toolkit.models import ensemble, model, pipeline, refusal
 
 CONFIG = model(["X FP32 [2]", "Y INT32 [1]"], ["Z FP32 [1]"])
 

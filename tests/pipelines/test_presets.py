@@ -19,7 +19,7 @@ from app.pipelines.pipeline import Pipeline
 from app.pipelines.preset import recognized
 from app.pipelines.resolve import derived_spec
 from app.pipelines.run import Collector, WholeAnswer
-from tests.fakes.models import model, pipeline, response, tensor
+from tests.toolkit.models import model, pipeline, response, tensor
 
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty")
 FLAGS = ("return_finish_reason", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens")

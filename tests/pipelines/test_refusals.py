@@ -7,7 +7,7 @@ from app.core.errors import ContextLengthExceeded, GatewayError, InvalidInput, M
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.refusals import LONGEST_MESSAGE
 from app.pipelines.spec import PipelineSpec
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 CONFIG = model("text_input BYTES [1]", "text_output BYTES [1]", name="llama", decoupled=True)
 RULES = [

@@ -11,8 +11,8 @@ from app.core.errors import ContractViolation, GatewayError, InvalidInput, Model
 from app.core.inference import BYTES, Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
-from tests.fakes.engine import Answer, FakeEngine
-from tests.fakes.models import ensemble, model, pipeline, refusal, response, tensor
+from tests.toolkit.engine import Answer, FakeEngine
+from tests.toolkit.models import ensemble, model, pipeline, refusal, response, tensor
 
 OUTPUTS = ["TEXT BYTES [1]", "IDS INT32 [-1]", "REASON BYTES [1]", "SCORE FP32 [1]"]
 WORDS = {

@@ -12,8 +12,8 @@ from app.core.inference import Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer, run
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model, pipeline, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model, pipeline, response, tensor
 
 INPUTS = ["N INT32 [1]", "L FP32 [-1,2]", "T BYTES [1]", "J BYTES [1]", "F BYTES [1]", "B BOOL [-1]"]
 WORDS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from app.core.session import StatefulModel
 from app.core.share import Share
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec
-from tests.fakes.models import ensemble, model, pipeline
+from tests.toolkit.models import ensemble, model, pipeline
 
 
 def stateful(datatype: str = "UINT64", name: str = "m", **more: Any) -> ModelConfig:

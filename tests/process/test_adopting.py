@@ -10,8 +10,8 @@ import pytest
 from app.pipelines.catalog import Catalog
 from app.process import gateway
 from app.process.gateway import adopt_when_made
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 

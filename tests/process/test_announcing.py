@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 from app.process.serving import hard_to_try
-from tests.fakes.models import ensemble, model, pipeline
-from tests.fakes.triton import FakeTriton, serving
-from tests.processes import GatewayProcess, free_ports, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.models import ensemble, model, pipeline
+from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
+from tests.toolkit.triton import FakeTriton, serving
+from tests.toolkit.waiting import eventually
 
 
 def config(folder: Path) -> str:

@@ -6,8 +6,8 @@ import pytest
 
 from app.pipelines.catalog import Catalog
 from app.process.tritons import CatalogDeclarations, SampleCanaries
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import ensemble, model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import ensemble, model
 
 STEP = model("X FP32 [1]", "Y FP32 [1]", name="step")
 

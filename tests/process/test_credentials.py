@@ -8,7 +8,7 @@ import pytest
 from app.process.credentials import check_credentials, credentials_of
 from app.settings import Settings, SettingsError
 from app.triton.credentials import TlsFiles
-from tests.fakes.certificates import Authority
+from tests.toolkit.certificates import Authority
 
 AWAY = "triton.example:8001"
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.process.serving import announce, wrong_address
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.triton import FakeTriton, serving
 
 
 @pytest.fixture

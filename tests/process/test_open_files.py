@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from app.process.open_files import RESERVED, connections_within
-from tests.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
+from tests.toolkit.waiting import eventually
 
 SERVE = """
 import resource, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Require
-from tests.waiting import eventually
+from tests.toolkit.waiting import eventually
 
 END_S = 20.0
 

@@ -8,8 +8,8 @@ from app.admission.keys import FollowedKeys
 from app.main import DIALECTS
 from app.pipelines.catalog import Catalog
 from app.process.gateway import ScopeCheck
-from tests.fakes.engine import FakeEngine
-from tests.fakes.keys import entry, write_keys
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.keys import entry, write_keys
 
 
 def keys_of(folder: Path) -> FollowedKeys:

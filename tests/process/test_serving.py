@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.processes import WITHOUT_TRITON, running_gateway
-from tests.waiting import PATIENCE_S
+from tests.toolkit.processes import WITHOUT_TRITON, running_gateway
+from tests.toolkit.waiting import PATIENCE_S
 
 SERVE_WITH_A_FAILING_REFRESH = """
 import sys

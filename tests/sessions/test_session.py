@@ -30,7 +30,7 @@ from app.sessions.session import (
     SessionStep,
     StepAnswer,
 )
-from tests.simulated_clock import simulated
+from tests.toolkit.simulated_clock import simulated
 
 REQUEST = InferenceRequest("m", ())
 

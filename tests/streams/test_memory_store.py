@@ -16,7 +16,7 @@ from app.streams.events import Event, ReplayLog
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream
-from tests.fakes.streams import SeenByObserver, plan_of
+from tests.toolkit.streams import SeenByObserver, plan_of
 
 RESUME_S = 0.1
 LONG_S = 60.0

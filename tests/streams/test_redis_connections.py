@@ -3,7 +3,7 @@
 import asyncio
 
 from app.streams.redis_client import Connections
-from tests.live.redis import RedisServer
+from tests.toolkit.redis import RedisServer
 
 STEPS = 60
 """More steps of the event loop than one command takes before it waits for Redis."""

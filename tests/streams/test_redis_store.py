@@ -27,10 +27,10 @@ from app.streams.redis_starts import start_key
 from app.streams.redis_store import RedisStore
 from app.streams.store import StartKey
 from app.streams.stream import Stream
-from tests.fakes.engine import Answer, FakeEngine
-from tests.fakes.models import response, tensor
-from tests.fakes.streams import FINAL, FakeAnswer, plan_of, problem_of, token
-from tests.live.redis import RedisServer
+from tests.toolkit.engine import Answer, FakeEngine
+from tests.toolkit.models import response, tensor
+from tests.toolkit.redis import RedisServer
+from tests.toolkit.streams import FINAL, FakeAnswer, plan_of, problem_of, token
 
 LONG_S = 60.0
 CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2

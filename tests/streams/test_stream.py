@@ -25,9 +25,9 @@ from app.core.errors import (
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import Event, LiveLog
 from app.streams.stream import Stream
-from tests.fakes.engine import Answer
-from tests.fakes.models import response, tensor
-from tests.fakes.streams import EXIT, FINAL, FakeAnswer, Life, live, plan_of, token
+from tests.toolkit.engine import Answer
+from tests.toolkit.models import response, tensor
+from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, live, plan_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:

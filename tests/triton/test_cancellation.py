@@ -20,8 +20,8 @@ from app.triton.cancellation import (
 from app.triton.grpcio import GrpcioStreamCall
 from app.triton.transport import Kind, path_of
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, piece, serving
-from tests.simulated_clock import simulated, stall
+from tests.toolkit.simulated_clock import simulated, stall
+from tests.toolkit.triton import FakeTriton, piece, serving
 
 FLOOD = 100
 

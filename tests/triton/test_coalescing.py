@@ -37,8 +37,8 @@ from app.core.inference import (
 from app.core.rows import key_of, owned
 from app.core.trace import TraceContext
 from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
-from tests.fakes.rows import Outputs, RowEngine, failed, items_of, outputs_of
-from tests.simulated_clock import simulated
+from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of
+from tests.toolkit.simulated_clock import simulated
 
 OUTPUTS = {"NEGATIVE": (1,), "TEXT": (1,)}
 

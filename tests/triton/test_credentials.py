@@ -18,8 +18,8 @@ from app.triton.engine import TritonEngine
 from app.triton.errors import Refusals
 from app.triton.transport import Kind
 from app.triton.transports import open_transport
-from tests.fakes.certificates import Authority
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.certificates import Authority
+from tests.toolkit.triton import FakeTriton, serving
 
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 EXPIRED = {"not_before": YESTERDAY - timedelta(days=9), "not_after": YESTERDAY}

@@ -29,7 +29,7 @@ from app.triton.cancellation import QUIET_S
 from app.triton.engine import TritonEngine
 from app.triton.transport import MAX_MESSAGE_BYTES, Kind
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
+from tests.toolkit.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
 TRACE = TraceContext("a" * 32, "b" * 16, 1, "a=1")

@@ -4,7 +4,7 @@ import pytest
 
 from app.core.model import RepositoryModel
 from app.triton.repository import RepositoryUnreadable, read_repository
-from tests.broken_repositories import Repository
+from tests.toolkit.broken_repositories import Repository
 
 CALL = "pb_utils.InferenceRequest(model_name={}, inputs=[])"
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from app.grpc.rpc import STATUSES, RpcError, Transport
-from tests.fakes.strict_peer import RESETS, Script, StrictPeer, message_of, request_of
+from tests.toolkit.strict_peer import RESETS, Script, StrictPeer, message_of, request_of
 from tests.triton.test_transports import by_asyncio, by_grpcio
 
 TIMEOUT_S = 30.0

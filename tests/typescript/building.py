@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import Require
-from tests.environments import npm_environment, once_in
 from tests.live.openapi_document import CHECKED_IN, ROOT
+from tests.toolkit.environments import npm_environment, once_in
 
 FILES = Path(__file__).parent / "client"
 NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_UPDATE_NOTIFIER": "1"}

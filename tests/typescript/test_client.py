@@ -16,9 +16,9 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
-from tests.fakes.proxy import DroppingNetwork, network_to
 from tests.live.openapi_document import ROOT
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.proxy import DroppingNetwork, network_to
 from tests.typescript.building import built_client, call
 
 pytestmark = pytest.mark.timeout(400)

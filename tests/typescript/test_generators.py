@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Require
-from tests.environments import npm_environment
-from tests.fakes.keys import key_text
 from tests.live.openapi_document import CHECKED_IN, ROOT, document_at, settings_in
-from tests.processes import GatewayProcess, StartGateway
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.keys import key_text
+from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.typescript.building import call
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]

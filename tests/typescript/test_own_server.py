@@ -13,11 +13,11 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import blocks_of
-from tests.fakes.keys import entry, key_text, write_keys
-from tests.live.events import checked, parsed
 from tests.live.openapi_document import ROOT
-from tests.processes import GatewayProcess, free_ports, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.events import checked, parsed
+from tests.toolkit.keys import entry, key_text, write_keys
+from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
+from tests.toolkit.waiting import eventually
 
 INPUTS = {"prompt": "The for statement", "max_tokens": 512, "temperature": 0}
 ALICE = {"Cookie": "theme=dark; session=alice"}

@@ -23,8 +23,8 @@ import pytest
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import running_gateway, running_triton
-from tests.live.redis import RedisServer
 from tests.live.side_by_side import with_binary
+from tests.toolkit.redis import RedisServer
 from tests.zoo.cases import Case, DirectTriton, Tensor, Truth, random_case
 from tests.zoo.dialects import Dialect, completion, dialects_of, oip_binary, oip_request, pipeline
 from tests.zoo.expected import body_of

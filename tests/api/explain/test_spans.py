@@ -6,7 +6,7 @@ import pytest
 
 from app.api.explain.spans import spans_in
 from app.core.errors import InvalidJson
-from tests.fakes.triton_spans import Export
+from tests.toolkit.triton_spans import Export
 
 TRACE = "a" * 32
 

@@ -5,7 +5,7 @@ import pytest
 from app.api.oip.calls import OneResponse
 from app.core.errors import InvalidRequest, ModelError
 from app.core.inference import InferenceResponse
-from tests.fakes.models import response, tensor
+from tests.toolkit.models import response, tensor
 
 FULL, EMPTY = response(tensor("Y", "INT32", [1])), InferenceResponse({})
 

@@ -19,10 +19,10 @@ from app.api.body_memory import ByteBudget
 from app.api.limits import Limits
 from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
 from app.core.inference import InferenceResponse, RequestedOutput
-from tests.fakes.engine import FakeEngine
-from tests.fakes.exchange import exchange_with
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import model, response, tensor
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.exchange import exchange_with
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import model, response, tensor
 
 ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]", "C FP32 [4]"], name="echo")
 WORDS = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="words", decoupled=True)

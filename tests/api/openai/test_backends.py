@@ -14,11 +14,11 @@ from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from app.pipelines.openai.tokenizer import TokenCounter
 from tests.api.openai.conftest import chunks, refusal
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import response, tensor
 from tests.pipelines.test_presets import LLM_API, VLLM
-from tests.work import grows_with
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import response, tensor
+from tests.toolkit.work import grows_with
 
 CONFIG = """
 pipelines:

@@ -11,10 +11,10 @@ import pytest
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
 from tests.api.openai.test_tools import NAMED, TOOLS, Gateways, chat, gateways, message_of, sampling, steps_of
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import model, response, tensor
 from tests.pipelines.openai.test_tool_calls import CALLS, written
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import model, response, tensor
 
 __all__ = ["gateways"]
 SENT = {"frequency_penalty": 0.5, "logit_bias": {"0": 1}, "logprobs": True, "temperature": 0.7, "top_logprobs": 2}

@@ -12,7 +12,7 @@ from app.api.openai.text import ChatRendering, ChunkCollector, TextCollector
 from app.core.inference import InferenceResponse
 from app.pipelines.openai.mapping import TextForm
 from tests.api.openai.conftest import WRITER
-from tests.fakes.models import pipeline, response, tensor
+from tests.toolkit.models import pipeline, response, tensor
 
 Kind = TypeVar("Kind", bound=ChunkCollector)
 

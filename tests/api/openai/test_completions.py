@@ -6,8 +6,8 @@ import pytest
 
 from app.core.errors import ModelError
 from tests.api.openai.conftest import HELLO, Api, chunks, refusal, word
-from tests.fakes.models import refusal as refused_by_model
-from tests.fakes.models import response, tensor
+from tests.toolkit.models import refusal as refused_by_model
+from tests.toolkit.models import response, tensor
 
 
 def sent(api: Api) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.errors import ModelError
 from tests.api.openai.conftest import Api, refusal
-from tests.fakes.models import response, tensor
+from tests.toolkit.models import response, tensor
 
 
 def vectors(*rows: Sequence[float]) -> Any:

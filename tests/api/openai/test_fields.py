@@ -21,10 +21,10 @@ from app.pipelines.preset import NAMES, preset_of
 from tests.api.openai.test_backends import TOKEN, step
 from tests.api.openai.test_neutral import OF_TEXTS
 from tests.docs.pages import Row, rows_under
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.models import response, tensor
 from tests.pipelines.test_presets import CONFIGS, answer
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.models import response, tensor
 
 PAGE = "docs/reference/openai-fields.md"
 CONFIG = """

@@ -23,7 +23,7 @@ from app.pipelines.openai.tool_calls.formats import parser_of
 from tests.api.openai.conftest import refusal
 from tests.api.openai.test_response_format import CHECKED, schema_of
 from tests.api.openai.test_tools import ASKED, WEATHER, Gateways, chat, gateways, message_of, steps_of
-from tests.waiting import PATIENCE_S
+from tests.toolkit.waiting import PATIENCE_S
 
 __all__ = ["gateways"]
 MIB = 1024 * 1024

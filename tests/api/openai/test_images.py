@@ -17,12 +17,12 @@ from app.api.limits import Limits
 from app.pipelines.mismatch import PipelineMismatch
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
-from tests.fakes.image_host import GIF, HUGE_PNG, PNG, ImageHost, answer, image_host
-from tests.fakes.models import model, pipeline, response, tensor
 from tests.pipelines.openai.test_contents import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
+from tests.toolkit.image_host import GIF, HUGE_PNG, PNG, ImageHost, answer, image_host
+from tests.toolkit.models import model, pipeline, response, tensor
 
 CONFIG = f"""
 pipelines:

@@ -16,7 +16,7 @@ from app.api.openai.requests import NamedRequest, chat_requests, completion_requ
 from app.core.errors import InvalidInput
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
-from tests.fakes.models import pipeline
+from tests.toolkit.models import pipeline
 
 SIZE = 4 * 1024 * 1024
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -10,7 +10,7 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from tests.api.openai.conftest import Api, refusal
-from tests.fakes.models import response, tensor
+from tests.toolkit.models import response, tensor
 
 OF_EMBEDDINGS: dict[str, Any] = {
     "metadata": {"team": "search"},

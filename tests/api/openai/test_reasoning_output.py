@@ -7,7 +7,7 @@ import pytest
 
 from tests.api.conftest import events
 from tests.api.openai.test_tools import Gateways, gateways, pieces_of, steps_of
-from tests.fakes.gateway import Served
+from tests.toolkit.gateway import Served
 
 __all__ = ["gateways"]
 

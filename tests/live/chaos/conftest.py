@@ -8,7 +8,7 @@ import pytest
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.session_models import write_models
-from tests.processes import running_triton, scripted_models
+from tests.toolkit.processes import running_triton, scripted_models
 
 
 @pytest.fixture(scope="package")

@@ -19,11 +19,11 @@ from tests.live.chaos.ledger import Kill
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
-from tests.live.connections import deaths_of, workers_of
 from tests.live.test_dead_process import processes_of
 from tests.live.test_workers import has_all_workers
-from tests.processes import wait_until_ready
-from tests.waiting import eventually
+from tests.toolkit.connections import deaths_of, workers_of
+from tests.toolkit.processes import wait_until_ready
+from tests.toolkit.waiting import eventually
 
 Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
 """The last argument is the duration of the fault, in seconds."""

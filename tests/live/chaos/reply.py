@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from app.core.errors import GatewayError, Outcome
 from tests.core.test_errors import concrete
-from tests.fakes.websocket_client import FIN, TEXT
-from tests.live.events import Event, checked, events_in
+from tests.toolkit.events import Event, checked, events_in
+from tests.toolkit.websocket_client import FIN, TEXT
 
 OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}
 OUTCOMES_BY_STATUS = {

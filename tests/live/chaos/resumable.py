@@ -10,7 +10,7 @@ from typing import Literal
 from app.core.errors import Outcome
 from tests.live.chaos.client import READ_BYTES, Ask, Break, Client, Ending, Manner, Seen, port_of
 from tests.live.chaos.reply import Reply, of_end
-from tests.live.events import Event, checked, parsed
+from tests.toolkit.events import Event, checked, parsed
 
 Deletion = Literal["not asked", "uncertain", "done"]
 """Uncertain: the gateway may have deleted the stream, but did not confirm it."""

@@ -20,9 +20,9 @@ from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, Socket
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
 from tests.live.chaos.resumable import StreamClient
-from tests.live.redis import RedisServer
-from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.redis import RedisServer
+from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
 MAX_CONNECTIONS = 128

@@ -18,7 +18,7 @@ from tests.live.chaos.faults import FAULTS, WORKER_FAULTS, Fault, cutting
 from tests.live.chaos.report import LONG_S, SEED, write_ledger
 from tests.live.chaos.stand import Levels, Stand, stand_of
 from tests.live.chaos.traffic import Traffic
-from tests.live.redis import RedisServer
+from tests.toolkit.redis import RedisServer
 
 CALM = 150
 CLIENTS = 12

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.websocket_client import BINARY, CLOSE, CONTINUATION, TEXT, RawSocket, frame, handshake, script
 from tests.live.chaos.report import CLOSED_S, write_part
 from tests.live.chaos.stand import HERE, levels_of
-from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import BINARY, CLOSE, CONTINUATION, TEXT, RawSocket, frame, handshake, script
 
 LARGE = 7_500_000
 CONNECTIONS = 5

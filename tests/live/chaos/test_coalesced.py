@@ -24,8 +24,8 @@ from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, RESETS, Link, Spoilin
 from tests.live.chaos.report import LONG_S, SEED, write_part
 from tests.live.coalesced import config_text, write_models
 from tests.live.test_dead_process import processes_of
-from tests.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
-from tests.waiting import eventually
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.toolkit.waiting import eventually
 
 CLIENTS = 32
 LEAVES = 0.1

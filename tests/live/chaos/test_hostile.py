@@ -17,7 +17,7 @@ from tests.live.chaos.hostile.sender import Sender
 from tests.live.chaos.hostile.values import CANARY
 from tests.live.chaos.reply import Reply
 from tests.live.chaos.report import HOSTILE, SEED, table, write_part
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 BATCH = 500
 SENDERS = 16

@@ -15,9 +15,9 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.report import KEPT_S, table, write_part
-from tests.live.connections import Connection
-from tests.live.redis import RedisServer
-from tests.processes import GatewayProcess, running_gateway
+from tests.toolkit.connections import Connection
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.redis import RedisServer
 
 MIB = 2**20
 CLIENTS = 8

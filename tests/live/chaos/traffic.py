@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from app.core.errors import Outcome
-from tests.fakes.websocket_client import TEXT, frame, handshake
 from tests.live.chaos import reply
 from tests.live.chaos.client import RESUMABLE, STAYS, WEBSOCKET, Ask, Manner
+from tests.toolkit.websocket_client import TEXT, frame, handshake
 
 Script = dict[str, Any]
 _EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}}

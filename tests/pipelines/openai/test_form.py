@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai.spec import OpenAISpec
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import model, pipeline
+from tests.toolkit.models import model, pipeline
 
 WRITER = model(
     ["PROMPT BYTES [1]", "MANY BYTES [-1] optional"],

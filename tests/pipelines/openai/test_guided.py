@@ -7,8 +7,8 @@ import pytest
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai.guided import guided_fields
 from app.pipelines.pipeline import Pipeline
-from tests.fakes.models import model
 from tests.pipelines.test_presets import sampling, sent, served
+from tests.toolkit.models import model
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'

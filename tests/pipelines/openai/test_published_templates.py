@@ -19,10 +19,10 @@ from app.pipelines.openai.template import ChatTemplate
 from app.pipelines.openai.tokenizer import read_folder
 from app.pipelines.spec import PipelineSpec
 from tests.conftest import Require
-from tests.environments import locked_environment
-from tests.fakes.models import model, pipeline_of
 from tests.pipelines.openai import transformers_program
 from tests.pipelines.openai.transformers_program import TODAY, conversations_in
+from tests.toolkit.environments import locked_environment
+from tests.toolkit.models import model, pipeline_of
 
 FOLDERS = Path(__file__).parent / "templates"
 EXPECTED: dict[str, dict[str, str | None]] = json.loads((FOLDERS / "expected.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 from app.pipelines.openai.tool_calls.formats import AnswerParser, ToolFormat, guided_parser_of, parser_of
 from app.pipelines.openai.tool_calls.parser import MAX_CALLS, MAX_HELD, Parser, Part
-from tests.work import CountedText, grows_with
+from tests.toolkit.work import CountedText, grows_with
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 TOOLS: dict[str, dict[str, Any]] = {

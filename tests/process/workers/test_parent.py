@@ -10,9 +10,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.live.connections import workers_of
-from tests.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
-from tests.waiting import PATIENCE_S, eventually
+from tests.toolkit.connections import workers_of
+from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 SERVE = """
 import sys

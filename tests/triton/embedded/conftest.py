@@ -13,8 +13,8 @@ import tritonclient.grpc.aio as client
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import EXIT_S
-from tests.waiting import PATIENCE_S
+from tests.toolkit.processes import EXIT_S
+from tests.toolkit.waiting import PATIENCE_S
 
 CONFIG = """
 backend: "python"

@@ -10,7 +10,7 @@ import pytest_asyncio
 from app.triton.embedded import process as process_module
 from app.triton.embedded import server
 from app.triton.embedded.server import EmbeddedTriton
-from tests.fakes.arenas import lock_arenas
+from tests.toolkit.arenas import lock_arenas
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,8 +19,8 @@ from app.triton.embedded import process as process_module
 from app.triton.embedded.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.triton.embedded.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
 from app.triton.embedded.server import EmbeddedTriton, Loading
-from tests.processes import is_free
-from tests.waiting import eventually
+from tests.toolkit.processes import is_free
+from tests.toolkit.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 ORDERLY_S = 15

@@ -22,8 +22,8 @@ from app.triton.fleet import balancer as module
 from app.triton.fleet.balancer import Balancer, BalancerObserver
 from app.triton.fleet.server import TritonServer
 from app.triton.health.health import FAILURES
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="m")
 ANSWER = InferenceResponse({})

@@ -21,9 +21,9 @@ from app.triton.health.health import FAILURES, TritonHealth
 from app.triton.health.python_backend import Stubs
 from app.triton.transport import Kind
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, piece, serving
-from tests.fakes.watches import Samples, eventually, running
 from tests.grpc import test_client as h2
+from tests.toolkit.triton import FakeTriton, piece, serving
+from tests.toolkit.watches import Samples, eventually, running
 
 GOOD = grpc.StatusCode.OK
 

@@ -10,8 +10,8 @@ from app.core.inference import Deadline, InferenceRequest
 from app.triton.fleet import outliers as module
 from app.triton.fleet.outliers import ENOUGH, Watch, slow_servers
 from app.triton.fleet.server import TritonServer
-from tests.fakes.engine import FakeEngine
-from tests.fakes.watches import Samples, eventually, running
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.watches import Samples, eventually, running
 from tests.triton.fleet.test_balancer import ANSWER, PLAIN, Balancer, balanced, working
 
 

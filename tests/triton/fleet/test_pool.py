@@ -12,8 +12,8 @@ from app.triton.fleet.addresses import addresses_of, is_name, resolve_by_system,
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.pool import ServerPool
 from app.triton.fleet.server import TritonServer
-from tests.fakes.engine import FakeEngine
-from tests.fakes.watches import eventually, running
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.watches import eventually, running
 
 
 class Addresses:

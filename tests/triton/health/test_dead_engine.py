@@ -19,8 +19,8 @@ from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.health.python_backend import REPEATED, Stubs
 from app.triton.health.repair import StubRepair
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, piece, serving
-from tests.fakes.watches import WITHIN_S, Samples, eventually, running
+from tests.toolkit.triton import FakeTriton, piece, serving
+from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 
 PATTERNS = ["EngineCore encountered an issue", "EngineDeadError", r"LLM is shutting down"]
 MESSAGES = [

@@ -16,8 +16,8 @@ from app.triton.health import lost_streams as module
 from app.triton.health.health import TritonHealth
 from app.triton.health.lost_streams import LostStreams
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, piece, serving
-from tests.fakes.watches import WITHIN_S, Samples, eventually, running
+from tests.toolkit.triton import FakeTriton, piece, serving
+from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 
 
 class Server(FakeTriton):

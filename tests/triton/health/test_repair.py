@@ -16,8 +16,8 @@ from app.triton.health.health import TritonHealth
 from app.triton.health.python_backend import Stubs
 from app.triton.health.repair import StubRepair
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, piece, serving
-from tests.fakes.watches import WITHIN_S, Samples, eventually, running
+from tests.toolkit.triton import FakeTriton, piece, serving
+from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 
 DEAD = "Stub process 'm_0_0' is not healthy."
 

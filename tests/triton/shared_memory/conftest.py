@@ -10,7 +10,7 @@ from app.triton.shared_memory import regions
 from app.triton.shared_memory.regions import SHARED_MEMORY
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.triton import FakeTriton, serving
 from tests.triton.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage, sum_of
 
 

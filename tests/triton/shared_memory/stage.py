@@ -12,7 +12,7 @@ from app.core.model import ModelConfig, TensorSpec
 from app.triton.engine import TritonEngine
 from app.triton.shared_memory.layout import LARGE_BYTES
 from app.triton.shared_memory.transport import SharedMemoryTransport
-from tests.fakes.triton import FakeTriton
+from tests.toolkit.triton import FakeTriton
 
 LARGE = LARGE_BYTES // 4
 MIB = 1024 * 1024

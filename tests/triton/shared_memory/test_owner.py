@@ -13,7 +13,7 @@ from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, serving
+from tests.toolkit.triton import FakeTriton, serving
 from tests.triton.shared_memory.stage import MIB
 
 KILLED = """

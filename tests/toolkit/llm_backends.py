@@ -9,7 +9,7 @@ import httpx
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from deploy.tool_environment import tool_environment
 from tests.conftest import Require
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid4().hex)
 """The same in all processes of a test run."""
 

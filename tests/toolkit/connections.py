@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 
 def workers_of(gateway: GatewayProcess) -> list[int]:

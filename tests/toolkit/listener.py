@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.http1.protocol import BoundedProtocol, ConnectionLimit
-from tests.waiting import PATIENCE_S
+from tests.toolkit.waiting import PATIENCE_S
 
 
 @asynccontextmanager

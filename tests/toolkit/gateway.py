@@ -20,9 +20,9 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
 from app.streams.memory_store import MemoryStore
-from tests.fakes.engine import FakeEngine
-from tests.fakes.exchange import connected
-from tests.fakes.models import KEY
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.exchange import connected
+from tests.toolkit.models import KEY
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.fakes.certificates import Authority
+from tests.toolkit.certificates import Authority
 
 PAGE = ROOT / "docs" / "how-to" / "proxies.md"
 START_S = 60.0

@@ -23,9 +23,9 @@ import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.forked_gateway import SERVE, ForkedGateway
+from tests.toolkit.forked_gateway import SERVE, ForkedGateway
 
-LIVE = Path(__file__).parent / "live"
+LIVE = Path(__file__).parents[1] / "live"
 START_S = 240.0
 LOG_S = 30.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -12,8 +12,8 @@ from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import EventLog, ReplayLog
 from app.streams.stream import Stream, StreamObserver, StreamPlan
-from tests.fakes.engine import Answer, FakeEngine
-from tests.fakes.models import response, tensor
+from tests.toolkit.engine import Answer, FakeEngine
+from tests.toolkit.models import response, tensor
 
 FINAL = InferenceResponse({}, is_final=True)
 EXIT = ModelError("left early")

@@ -7,7 +7,7 @@ from statistics import median
 import httpx
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.waiting import eventually
+from tests.toolkit.waiting import eventually
 
 
 def executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:

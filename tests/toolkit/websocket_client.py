@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 FIN = 0x80

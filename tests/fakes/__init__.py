@@ -1,1 +1,0 @@
-"""Fakes at two interfaces: the engine's protocol and Triton's gRPC API."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.model import RepositoryModel
 from app.core.text import printable
@@ -94,7 +94,7 @@ def text_of(report: CheckReport, style: str) -> str:
     return "\n".join([report.summary, *map(_line, report.findings)])
 
 
-async def _live_report(engine: Engine, file: GatewayFile | None) -> CheckReport:
+async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
     """Raises GatewayError."""
     repository = await live_repository(engine)
     report = await asyncio.to_thread(_report, repository, file)  # the check reads sample files
@@ -123,7 +123,7 @@ def _coalescing_findings(catalog: Catalog) -> Iterator[Finding]:
             yield Finding(Code.COALESCING, text, entry.spec.model, tensor=fault.output or None, pipeline=name)
 
 
-async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
+async def log_findings(engine: InferenceServer, file: GatewayFile | None) -> None:
     """Checks the ready models and logs the findings. Never raises GatewayError."""
     try:
         report = await _live_report(engine, file)

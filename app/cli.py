@@ -24,7 +24,7 @@ from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
 from app.check import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_of
 from app.config.document import ConfigError
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError
 from app.core.model import ModelConfig
 from app.core.text import nearest, nearest_of, printable
@@ -379,7 +379,7 @@ async def show_models(settings: Settings) -> None:
     _answer("\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines))
 
 
-async def _row(engine: Engine, name: str, *, ready: bool) -> tuple[str, ...]:
+async def _row(engine: InferenceServer, name: str, *, ready: bool) -> tuple[str, ...]:
     if not ready:
         return name, "", "", "", "no"
     config = await engine.model_config(name)

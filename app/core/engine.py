@@ -1,4 +1,4 @@
-"""The port to an inference server.
+"""The ports to an inference server: its inferences (``Engine``), and its models and health (``InferenceServer``).
 
 The interface for observers of inference calls: metrics, the tensor log, tracing, the health of models.
 """
@@ -20,10 +20,20 @@ Document = Literal["metadata", "config", "stats"]
 
 
 class Engine(Protocol):
-    """Every method raises only errors of :mod:`app.core.errors`."""
+    """Runs inferences. Every method raises only errors of :mod:`app.core.errors`."""
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Sends a request and returns its response. Cancelling the awaiting task cancels the call."""
+
+    def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
+
+
+class InferenceServer(Engine, Protocol):
+    """Also knows its models and its health. Every method raises only errors of :mod:`app.core.errors`."""
 
     def states(self) -> Mapping[str, str]:
-        """Returns the state of each server by address, in one word. Empty if the engine has one server."""
+        """Returns the state of each server by address, in one word. Empty if there is one server."""
         return {}
 
     def absences(self, model: str, version: str = "") -> Mapping[str, str]:
@@ -35,7 +45,7 @@ class Engine(Protocol):
         return ("",)
 
     def fault(self, model: str) -> str:
-        """Why a model that the server reports as ready is not, as a clause; empty if the engine knows no cause."""
+        """Why a model that the server reports as ready is not, as a clause; empty without a known cause."""
         return ""
 
     async def is_live(self) -> bool:
@@ -54,12 +64,6 @@ class Engine(Protocol):
 
         ``stats`` covers all models if ``model`` is empty.
         """
-
-    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Sends a request and returns its response. Cancelling the awaiting task cancels the call."""
-
-    def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
 
 
 Call = Callable[[InferenceRequest, Deadline], AsyncGenerator[InferenceResponse]]

@@ -113,7 +113,7 @@ class OpenSequence(Struct, eq=False):
     """The sequence in Triton to which the steps of one session belong. The engine notes how it ends unexpectedly."""
 
     address: str = ""
-    """The Triton that has the sequence, one of :meth:`app.core.engine.Engine.homes`."""
+    """The Triton that has the sequence, one of :meth:`app.core.engine.InferenceServer.homes`."""
     is_lost: bool = False
     """Whether the state is lost, or nobody knows what it is."""
     is_forgotten: bool = False

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
 from app.codecs.kinds import shape_text
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.model import ModelConfig, ModelFiles, RepositoryModel
 from app.core.text import nearest
 from app.lint.backends import Declared, preset_faults, unwatched_engines
@@ -215,7 +215,7 @@ def _gateway(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterato
 TEXT = "has other inputs or outputs at {} than on most Tritons, so it is not used there"
 
 
-def compare(engine: Engine, repository: Iterable[RepositoryModel]) -> Iterator[Finding]:
+def compare(engine: InferenceServer, repository: Iterable[RepositoryModel]) -> Iterator[Finding]:
     """Compares the signatures of models between several Tritons.
 
     ``repository``: what the engine just said of its models.

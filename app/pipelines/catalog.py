@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.config.watch import FollowedFile
 from app.core.coalescing import Coalescing
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext
@@ -119,7 +119,7 @@ SAMPLES_WAIT_S = 1.0
 class Catalog:
     """``path``: the file to follow, or None to serve every ready model by its own name."""
 
-    engine: Engine
+    engine: InferenceServer
     path: Path | None = None
     context: CompileContext = field(default_factory=CompileContext)
     triton_url: str = ""

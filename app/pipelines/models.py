@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
 from app.core.model import (
     Capacity,
@@ -104,7 +104,9 @@ class Lookup:
         )
 
 
-async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str, ModelState] | None) -> Lookup:
+async def look_up(
+    engine: InferenceServer, wanted: Iterable[ModelKey], index: Mapping[str, ModelState] | None
+) -> Lookup:
     """Asks a Triton that is up. ``index`` None: the repository index is read only if a model is not ready."""
     answers: dict[ModelKey, Answer] = {}
     keys = sorted(set(wanted))
@@ -120,7 +122,7 @@ async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str
     return Lookup(is_up=True, index=index or {}, answers=answers, faults=faults)
 
 
-async def read_index(engine: Engine) -> dict[str, ModelState] | None:
+async def read_index(engine: InferenceServer) -> dict[str, ModelState] | None:
     """Returns the models by name; of several versions, a ready one. None if Triton does not answer."""
     try:
         states = await engine.models()
@@ -130,7 +132,7 @@ async def read_index(engine: Engine) -> dict[str, ModelState] | None:
     return {state.name: state for state in sorted(states, key=lambda state: state.ready)}
 
 
-async def _ask(engine: Engine, model: str, version: str) -> Answer:
+async def _ask(engine: InferenceServer, model: str, version: str) -> Answer:
     try:
         if not await engine.model_ready(model, version):
             return ModelNotReady(f"Triton has no ready model '{model}'.")

@@ -21,7 +21,7 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.check import log_findings
 from app.config.document import ConfigError
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.loopback import is_loopback
 from app.core.text import nearest
 from app.main import DIALECTS, Gateway
@@ -102,7 +102,7 @@ REFRESH_UNREADY_S = 0.25
 class ModelCheck:
     """Logs once what the linter finds in Triton's models, as soon as they are there."""
 
-    def __init__(self, catalog: Catalog, engine: Engine, *, is_done: bool = False) -> None:
+    def __init__(self, catalog: Catalog, engine: InferenceServer, *, is_done: bool = False) -> None:
         """``is_done``: another process logs the findings."""
         self._catalog = catalog
         self._engine = engine
@@ -247,7 +247,7 @@ async def open_gateway(
         await inference.canceller.close()
 
 
-def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, layers: Sequence[Layer]) -> Inference:
+def _inference_of(servers: Servers, engine: InferenceServer, catalog: Catalog, layers: Sequence[Layer]) -> Inference:
     triton, metrics = servers.triton, servers.metrics
     admission = Admission(triton.share, len(triton.addresses))
     return Inference(
@@ -261,7 +261,7 @@ def _inference_of(servers: Servers, engine: Engine, catalog: Catalog, layers: Se
     )
 
 
-async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:
+async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:
     """Raises ConfigError."""
     key = settings.early_exit_key.encode() if settings.early_exit_key else None
     catalog = Catalog(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from app.core.engine import CallObserver, CallObservers, Engine
+from app.core.engine import CallObserver, CallObservers, InferenceServer
 from app.core.errors import GatewayError
 from app.core.share import WHOLE, Share
 from app.grpc.rpc import Transport
@@ -170,7 +170,7 @@ UP = {"up", "slow"}
 class Calls:
     """How the gateway calls Triton: at one address or at several."""
 
-    engine: Engine
+    engine: InferenceServer
     shared_memory: SharedMemoryTransport | None = None
 
 

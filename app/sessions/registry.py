@@ -9,7 +9,7 @@ from typing import Generic, Protocol
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
-from app.core.engine import Engine, discard_stream
+from app.core.engine import InferenceServer, discard_stream
 from app.core.errors import GatewayError, UnknownSession
 from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.sequence import SequenceIdSource, in_sequence
@@ -42,7 +42,7 @@ class Sessions(Generic[Subject]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: InferenceServer,
         share: Share,
         observer: SessionObserver[Subject],
         ending_of: Callable[[PipelineSession[Subject]], InferenceRequest | None],

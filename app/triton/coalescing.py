@@ -15,11 +15,11 @@ Decision 10 has the reasons.
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from typing import Any, Protocol
 
 from app.core.coalescing import Coalescing, CoalescingFault
-from app.core.engine import Document, Engine
+from app.core.engine import Engine
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
@@ -31,7 +31,6 @@ from app.core.errors import (
     UpstreamProtocol,
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.model import ModelConfig, ModelState
 from app.core.rows import RowsMismatch, bytes_of, check_rows, cut, joined, key_of, owned, rows_of
 from app.triton.errors import is_dead_process
 
@@ -343,33 +342,6 @@ class CoalescingEngine(Engine):
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         return self._engine.infer_stream(request, deadline)
-
-    def states(self) -> Mapping[str, str]:
-        return self._engine.states()
-
-    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
-        return self._engine.absences(model, version)
-
-    def homes(self, model: str, version: str = "") -> Sequence[str]:
-        return self._engine.homes(model, version)
-
-    def fault(self, model: str) -> str:
-        return self._engine.fault(model)
-
-    async def is_live(self) -> bool:
-        return await self._engine.is_live()
-
-    async def models(self) -> Sequence[ModelState]:
-        return await self._engine.models()
-
-    async def model_ready(self, model: str, version: str = "") -> bool:
-        return await self._engine.model_ready(model, version)
-
-    async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        return await self._engine.model_config(model, version)
-
-    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
-        return await self._engine.document(document, model, version)
 
 
 def budget_of(requests: int) -> int:

@@ -14,7 +14,7 @@ from msgspec import structs
 from tritonclient.grpc import service_pb2
 
 from app.core.aio import BackgroundTasks
-from app.core.engine import NO_OBSERVER, CallObserver, Document, Engine
+from app.core.engine import NO_OBSERVER, CallObserver, Document, InferenceServer
 from app.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -171,7 +171,7 @@ _INFER = path_of("ModelInfer")
 _STREAM_INFER = path_of("ModelStreamInfer")
 
 
-class TritonEngine(Engine):
+class TritonEngine(InferenceServer):
     """Calls one Triton. The caller must close the transport after :meth:`close`.
 
     Closing a stream's generator returns at once. The gRPC call is cancelled in the background.

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import UpstreamUnavailable
 from app.triton.credentials import Credentials
 from app.triton.engine import TritonEngine
@@ -14,7 +14,7 @@ from app.triton.transports import open_transport
 
 
 @asynccontextmanager
-async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[Engine]:
+async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[InferenceServer]:
     """Opens an engine for the duration of the block. ``url``: see ``GATEWAY_TRITON_URL``.
 
     If there are several addresses, their models are compared. Raises UpstreamUnavailable with
@@ -28,7 +28,7 @@ async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[Engin
 
 
 @asynccontextmanager
-async def _opened(url: str, credentials: Credentials) -> AsyncIterator[Engine]:
+async def _opened(url: str, credentials: Credentials) -> AsyncIterator[InferenceServer]:
     async with AsyncExitStack() as stack:
         engines = {
             address: TritonEngine(await stack.enter_async_context(open_transport(address, credentials=credentials)))

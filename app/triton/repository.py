@@ -15,7 +15,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.config.document import DocumentError, read_document, read_regular_file
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, ModelFiles, RepositoryModel
 from app.triton.config import Repeat, model_config_of, parse_config, repeated_keys
@@ -115,7 +115,7 @@ def read_repository(path: Path) -> list[RepositoryModel]:
     return [_read_model(folder) for folder in model_folders(path)]
 
 
-async def live_repository(engine: Engine) -> list[RepositoryModel]:
+async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
     """Returns the ready models of a server. The calls of a script are known only if its configuration declares them."""
     versions: dict[str, list[str]] = {}
     for state in await engine.models():
@@ -264,7 +264,7 @@ def _empty_config(name: str) -> ModelConfig:
     return ModelConfig(name, backend="", max_batch_size=0, inputs=(), outputs=())
 
 
-async def _config_if_ready(engine: Engine, name: str) -> ModelConfig | None:
+async def _config_if_ready(engine: InferenceServer, name: str) -> ModelConfig | None:
     try:
         return await engine.model_config(name)
     except ModelNotReady:

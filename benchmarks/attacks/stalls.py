@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
@@ -184,7 +184,7 @@ def _scope(sent: Sent) -> Scope:
     }
 
 
-class _Repository(Engine):
+class _Repository(InferenceServer):
     """The models of ``triton_models/``, all ready; none runs."""
 
     def __init__(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, ModelState, TensorSpec
 from app.main import Gateway, create_app
@@ -31,7 +31,7 @@ MODEL = ModelConfig(
 )
 
 
-class IdentityEngine(Engine):
+class IdentityEngine(InferenceServer):
     """An engine with one model, which returns its input at once."""
 
     async def is_live(self) -> bool:
@@ -57,7 +57,7 @@ class IdentityEngine(Engine):
 class Served:
     app: ASGIApp
     pipeline: Pipeline
-    engine: Engine
+    engine: InferenceServer
     metrics: Metrics
 
 

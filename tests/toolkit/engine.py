@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
@@ -14,7 +14,7 @@ Answer = InferenceResponse | GatewayError | float
 
 
 @dataclass
-class FakeEngine(Engine):
+class FakeEngine(InferenceServer):
     configs: dict[str, ModelConfig] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     unready: set[str] = field(default_factory=set)

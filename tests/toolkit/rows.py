@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelError, ModelNotReady, UpstreamError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
@@ -15,7 +15,7 @@ Distort = Callable[[Outputs], Outputs]
 
 
 @dataclass
-class RowEngine(Engine):
+class RowEngine(InferenceServer):
     """Answers the item ``i`` with ``-i`` and the text ``of i``.
 
     ``bad``: items that make the model fail. ``killers``: items that end its process. ``distort``: what a hostile model

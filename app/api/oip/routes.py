@@ -233,7 +233,7 @@ class OipRoutes:
 
     async def _is_ready(self, model: str, version: str) -> bool:
         try:
-            return await self._inference.engine.model_ready(model, version)
+            return await self._inference.catalog.engine.model_ready(model, version)
         except ModelNotReady:
             return False
 
@@ -252,16 +252,16 @@ class OipRoutes:
         if model not in self._inference.catalog.oip_models:
             raise UnknownModel.named(model)
         version = version_of(request.path_params)
-        return JsonResponse(await self._inference.engine.document(document, model, version))
+        return JsonResponse(await self._inference.catalog.engine.document(document, model, version))
 
     async def all_statistics(self, request: Request) -> Response:
-        stats = await self._inference.engine.document("stats", "")
+        stats = await self._inference.catalog.engine.document("stats", "")
         return JsonResponse({"model_stats": self._visible(request, stats["model_stats"])})
 
     async def index(self, request: Request) -> Response:
         """Omits Triton's reasons, which may contain paths."""
         wanted = _wanted_of(await receive_body(exchange_of(request), self._limits))
-        models = await self._inference.engine.models()
+        models = await self._inference.catalog.engine.models()
         rows = [
             {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
             for each in models

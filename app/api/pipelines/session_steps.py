@@ -68,7 +68,7 @@ class SessionSteps:
     def __init__(self, inference: Inference, share: Share) -> None:
         self._inference = inference
         self.sessions = Sessions(
-            inference.engine,
+            inference.catalog.engine,
             share,
             SessionRecords(inference.metrics, inference.workload),
             lambda session: session.subject.pipeline.ending_request(),

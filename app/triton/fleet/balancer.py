@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from app.core.engine import Document, Engine, discard_stream
+from app.core.engine import Document, InferenceServer, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig, ModelState
@@ -69,7 +69,7 @@ class BalancerObserver:
         """A request is sent again."""
 
 
-class Balancer(Engine):
+class Balancer(InferenceServer):
     """Distributes requests over servers. :mod:`app.triton.fleet.outliers` updates the states of the servers."""
 
     def __init__(self, observer: BalancerObserver | None = None) -> None:

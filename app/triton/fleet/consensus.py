@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.model import ModelConfig, ModelKey, ModelState
 from app.triton.fleet.server import TritonServer
@@ -151,7 +151,7 @@ async def _in_time(answer: Awaitable[T]) -> T:
         raise UpstreamUnavailable("A Triton does not answer.") from exc
 
 
-async def _is_ready(engine: Engine, key: ModelKey) -> bool:
+async def _is_ready(engine: InferenceServer, key: ModelKey) -> bool:
     try:
         return await engine.model_ready(*key)
     except ModelNotReady:

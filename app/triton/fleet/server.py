@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import UpstreamUnavailable
 from app.core.inference import InferenceRequest
 from app.core.model import ModelConfig, ModelKey
@@ -24,7 +24,7 @@ NOT_READY = "not_ready"
 class TritonServer:
     """``engine`` calls the Triton at ``address``, and reports its calls to ``health``."""
 
-    def __init__(self, address: str, engine: Engine, health: TritonHealth | None = None) -> None:
+    def __init__(self, address: str, engine: InferenceServer, health: TritonHealth | None = None) -> None:
         self.address = address
         self.engine = engine
         self.health = health or TritonHealth()

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.triton.health.health import Breaker, Breakers
@@ -37,7 +37,7 @@ def canary_of(canaries: Canaries, model: str) -> Canary | None:
     return next((canary for canary in canaries.all() if canary.request.model == model), None)
 
 
-async def answer(engine: Engine, canary: Canary, deadline: Deadline) -> None:
+async def answer(engine: InferenceServer, canary: Canary, deadline: Deadline) -> None:
     """Sends the canary and returns after the model's first response. Raises GatewayError."""
     if not canary.is_decoupled:
         await engine.infer(canary.request, deadline)
@@ -54,7 +54,7 @@ LONGEST_PROBE_S = 30.0
 class BreakerProbes:
     """Probes the models. Without a sample, or while Triton is unreachable, the probe checks if the model is ready."""
 
-    def __init__(self, engine: Engine, breakers: Breakers, canaries: Canaries) -> None:
+    def __init__(self, engine: InferenceServer, breakers: Breakers, canaries: Canaries) -> None:
         self._engine = engine
         self._breakers = breakers
         self._canaries = canaries

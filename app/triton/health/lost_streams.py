@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from app.core.aio import BackgroundTasks
-from app.core.engine import Engine
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.triton.engine import RunningStream, TritonEngine
@@ -113,7 +113,7 @@ class LostStreams:
 class Reloads:
     """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceServer) -> None:
         self._engine = engine
         self._counts: dict[str, tuple[float, int]] = {}
         """Model -> when its statistics were read, in monotonic seconds, and its number of requests then."""

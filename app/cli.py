@@ -29,6 +29,8 @@ from app.core.errors import GatewayError
 from app.core.model import ModelConfig
 from app.core.text import nearest, nearest_of, printable
 from app.draft import FileTaken, write_draft
+from app.launcher import models_venv
+from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
 from app.observability.tracing import TracingUnavailable
 from app.process.credentials import check_credentials, credentials_of
@@ -46,9 +48,7 @@ from app.settings import (
     service_links,
 )
 from app.streams.store import StoreUnusable
-from app.triton.embedded import models_venv
-from app.triton.embedded.machine import EmbeddedTritonError
-from app.triton.opening import open_engine
+from app.triton.connect import open_engine
 from app.triton.repository import RepositoryUnreadable, live_repository
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")

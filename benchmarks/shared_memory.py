@@ -12,9 +12,11 @@ from statistics import median
 import numpy as np
 
 from app.core.inference import Deadline, InferenceRequest, Tensor
+from app.observability.metrics import Metrics, SharedMemoryMetrics
+from app.shared_memory.leases import SharedMemory
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transports import open_transport
+from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 from benchmarks.stage import running_triton
 from benchmarks.table import Table
 
@@ -53,7 +55,17 @@ async def run(rounds: int) -> list[Table]:
 @asynccontextmanager
 async def _engine(url: str, *, uses_shared_memory: bool) -> AsyncIterator[TritonEngine]:
     async with open_transport(url, fast_pings=True) as transport:
-        memory = SharedMemoryTransport(transport, _LIMIT, large_bytes=1) if uses_shared_memory else None
+        memory = (
+            SharedMemory(
+                RegisteredRegions(transport),
+                _LIMIT,
+                MAX_MESSAGE_BYTES,
+                SharedMemoryMetrics(Metrics("benchmark")),
+                large_bytes=1,
+            )
+            if uses_shared_memory
+            else None
+        )
         engine = TritonEngine(transport, shared_memory=memory)
         for model in ("bench_head_b", "bench_pixels"):
             await engine.model_config(model)

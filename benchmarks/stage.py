@@ -20,8 +20,9 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype
 
-from app.triton.embedded.launch import EmbeddedOptions, bind_to_free_port
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions, bind_to_free_port
+from app.launcher.server import EmbeddedTriton
+from app.triton.repository import served_repository
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -90,8 +91,8 @@ async def running_triton(folder: Path, models: Path | None = None) -> AsyncItera
 
     ``models``: its repository; default the reference models and those of this package, linked into ``folder``.
     """
-    options = EmbeddedOptions(models or _linked_models(folder / "models"), ROOT / ".venv-triton", exit_timeout_s=20)
-    embedded = EmbeddedTriton(options)
+    repository, venv = models or _linked_models(folder / "models"), ROOT / ".venv-triton"
+    embedded = EmbeddedTriton(EmbeddedOptions(repository, venv, exit_timeout_s=20, read=served_repository))
     await embedded.start()
     try:
         async with InferenceServerClient(embedded.grpc_url) as client:

@@ -25,8 +25,8 @@ import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from app.grpc.rpc import Transport
-from app.triton.transport import Kind, path_of
-from app.triton.transports import open_transport
+from app.triton.connect import open_transport
+from app.triton.service import Kind, path_of
 from benchmarks.grpc_server import running
 from benchmarks.stage import running_triton
 from benchmarks.table import Table

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # Of this checkout, which is not installed yet.
-from app.triton.embedded import interpreter, machine  # noqa: E402
-from app.triton.embedded.interpreter import Interpreter, PythonUnavailable  # noqa: E402
+from app.launcher import interpreter, machine  # noqa: E402
+from app.launcher.interpreter import Interpreter, PythonUnavailable  # noqa: E402
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 CACHE = ROOT / ".cache"

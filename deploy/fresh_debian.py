@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # Of this checkout, which may not be installed.
-from app.triton.embedded import interpreter  # noqa: E402
+from app.launcher import interpreter  # noqa: E402
 from deploy.python_mirror import write_mirror  # noqa: E402
 
 PACKAGES = "ca-certificates,curl,make,python3-venv"

@@ -15,9 +15,11 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "grpc": set[str](),
     "core": set[str](),
+    "launcher": {"core"},
+    "shared_memory": {"core"},
     "config": {"core"},
     "admission": {"core", "config"},
-    "triton": {"grpc", "core", "config"},
+    "triton": {"grpc", "launcher", "shared_memory", "core", "config"},
     "codecs": {"core"},
     "pipelines": {"core", "config", "codecs"},
     "lint": {"core", "config", "codecs", "pipelines"},
@@ -28,12 +30,15 @@ LAYERS = {
     "http1": {"core", "api"},
     "console": {"core", "api"},
     "process": {
-        *("core", "config", "grpc", "admission", "triton", "pipelines", "lint", "streams", "sessions", "observability"),
-        *("http1", "api"),
+        *("core", "config", "grpc", "launcher", "shared_memory", "admission", "triton", "pipelines", "lint", "streams"),
+        *("sessions", "observability", "http1", "api"),
         *("console", "check", "main", "settings"),
     },
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
+
+CLOSED_ROOMS = {"grpc", "launcher", "shared_memory"}
+"""Packages that know nothing of the gateway: each could be published alone."""
 
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
 """The folders of ``app/api``, each of which implements one dialect."""
@@ -87,6 +92,13 @@ def test_a_page_shows_the_order_of_layers() -> None:
     for package, allowed in LAYERS.items():
         wrong = {name for name in allowed if place.get(name, last) >= place[package] != last}
         assert not wrong, f"{PAGE_WITH_THE_ORDER} does not show that {package} may import {wrong}"
+
+
+@pytest.mark.parametrize("room", sorted(CLOSED_ROOMS))
+def test_a_closed_room_needs_only_core_and_has_its_own_page_and_tests(room: str) -> None:
+    assert LAYERS[room] <= {"core"}
+    assert len((ROOT / "app" / room / "README.md").read_text().splitlines()) <= 45
+    assert list((ROOT / "tests" / room).glob("test_*.py"))
 
 
 def test_every_dialect_is_served() -> None:

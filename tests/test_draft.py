@@ -7,8 +7,8 @@ import pytest
 from app import cli
 from app.core.model import ModelConfig, SequenceBatching
 from app.draft import FileTaken, write_draft
+from app.launcher.server import EmbeddedTriton
 from app.pipelines.file import read_gateway_file
-from app.triton.embedded.server import EmbeddedTriton
 from tests.pipelines.test_presets import VLLM
 from tests.toolkit.models import ensemble, model
 

@@ -16,6 +16,8 @@ from app.core.engine import CallObserver, CallObservers, InferenceServer
 from app.core.errors import GatewayError
 from app.core.share import WHOLE, Share
 from app.grpc.rpc import Transport
+from app.launcher.launch import EmbeddedOptions, Ports
+from app.launcher.server import EmbeddedTriton, Loading
 from app.observability.log import TensorLog, say
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
@@ -27,9 +29,9 @@ from app.process.listening import url_of
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
+from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
-from app.triton.embedded.launch import EmbeddedOptions, Ports
-from app.triton.embedded.server import EmbeddedTriton, Loading
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of, is_name
 from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
@@ -42,8 +44,8 @@ from app.triton.health.health import HealthByAddress, TritonHealth
 from app.triton.health.lost_streams import LostStreams
 from app.triton.health.python_backend import Stubs
 from app.triton.health.repair import StubRepair, Turn, alone
-from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transports import open_transport
+from app.triton.repository import served_repository
+from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
@@ -91,6 +93,7 @@ async def running_triton(
         environment=_environment(settings),
         traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.receives_spans else settings.traces_url,
         traces_delay_ms=EXPORT_DELAY_MS if settings.receives_spans else None,
+        read=served_repository,
     )
     embedded = EmbeddedTriton(options)
     try:
@@ -171,7 +174,7 @@ class Calls:
     """How the gateway calls Triton: at one address or at several."""
 
     engine: InferenceServer
-    shared_memory: SharedMemoryTransport | None = None
+    shared_memory: SharedMemory | None = None
 
 
 @dataclass(slots=True)
@@ -252,13 +255,15 @@ class Servers:
         return PacedCancels.shared_by(self.triton.share.of)
 
     @asynccontextmanager
-    async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:
+    async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemory | None]:
         """None without shared memory."""
         limit = self.settings.shared_memory_limit
         if not limit:
             yield None
             return
-        shared_memory = SharedMemoryTransport(transport, limit, SharedMemoryMetrics(self.metrics))
+        shared_memory = SharedMemory(
+            RegisteredRegions(transport), limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(self.metrics)
+        )
         async with self.supervisor.running("shared memory", shared_memory.run()):
             yield shared_memory
         await shared_memory.close()
@@ -336,7 +341,8 @@ async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
     """
     shutdown = Shutdown()
     shutdown.listen_to_signals()
-    triton = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports))
+    options = EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports, read=served_repository)
+    triton = EmbeddedTriton(options)
     try:
         with suppress(ShutdownRequested):
             await shutdown.unless_requested(triton.start(_say_progress))

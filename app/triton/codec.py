@@ -27,7 +27,7 @@ from app.core.inference import (
     bytes_array,
     raw_parts,
 )
-from app.triton.shared_memory.layout import Lease, TensorSlot
+from app.shared_memory.leases import Lease, TensorSlot
 
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"

@@ -29,6 +29,7 @@ from app.core.errors import (
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
 from app.grpc.rpc import RpcError, StreamCall, Transport
+from app.shared_memory.leases import Lease, SharedMemory
 from app.triton.cancellation import SELF_END_S, PacedCancels, Settling, cancel_abandoned, cancel_unanswered
 from app.triton.codec import (
     document_of,
@@ -50,9 +51,7 @@ from app.triton.errors import (
 )
 from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.repeated import RepeatedHeads
-from app.triton.shared_memory.layout import Lease
-from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import MAX_MESSAGE_BYTES, call_control, path_of
+from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
 """The codes of errors with which the gateway itself ended a stream."""
@@ -169,6 +168,8 @@ EARLY_S = 0.1
 """A model may see the deadline this much earlier: it gets whole milliseconds, and has a clock of its own."""
 _INFER = path_of("ModelInfer")
 _STREAM_INFER = path_of("ModelStreamInfer")
+_PROVE_THE_END = {"ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND"}
+"""Codes that gRPC never generates itself: Triton has ended the call."""
 
 
 class TritonEngine(InferenceServer):
@@ -183,7 +184,7 @@ class TritonEngine(InferenceServer):
         observer: CallObserver = NO_OBSERVER,
         health: TritonHealth | None = None,
         cancels: PacedCancels | None = None,
-        shared_memory: SharedMemoryTransport | None = None,
+        shared_memory: SharedMemory | None = None,
     ) -> None:
         """``shared_memory``: the shared memory for large tensors; None: all tensors are sent over the wire."""
         self._transport = transport
@@ -291,18 +292,20 @@ class TritonEngine(InferenceServer):
             raise
 
     async def _answer_by_shared_memory(
-        self, shared_memory: SharedMemoryTransport, request: InferenceRequest, deadline: Deadline
+        self, shared_memory: SharedMemory, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
         """Sends large tensors through shared memory; falls back to the wire if that is not possible."""
         lease = await shared_memory.lease(request)
         if lease is not None:
-            try:
-                with lease:
-                    lease.fill(request)
+            with lease:
+                lease.fill(request)
+                try:
                     return await self._answer(request, _timeout_s(deadline, request.model), lease)
-            except RpcError as exc:
-                if not shared_memory.is_lost(lease, exc.details):
-                    raise
+                except RpcError as exc:
+                    if exc.code in _PROVE_THE_END:
+                        lease.settle()
+                    if not shared_memory.is_lost(lease, exc.details):
+                        raise
         return await self._answer(request, _timeout_s(deadline, request.model))
 
     async def _answer(

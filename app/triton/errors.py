@@ -29,7 +29,7 @@ from app.core.errors import (
 )
 from app.core.inference import OpenSequence
 from app.grpc.rpc import BrokenExchange, RpcError
-from app.triton.transport import MAX_MESSAGE_BYTES
+from app.triton.service import MAX_MESSAGE_BYTES
 
 _MODEL = r"'(?P<model>[^']*)'"
 _SHAPE = r"\[[-\d,]*\]"

@@ -1,4 +1,4 @@
-"""The transport over grpcio's asyncio client. See :mod:`app.triton.transport`."""
+"""The transport over grpcio's asyncio client. See :mod:`app.triton.service`."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, Metadata, RpcError
-from app.triton.transport import MAX_MESSAGE_BYTES
+from app.triton.service import MAX_MESSAGE_BYTES
 
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),

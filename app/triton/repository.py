@@ -18,8 +18,10 @@ from app.config.document import DocumentError, read_document, read_regular_file
 from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, ModelFiles, RepositoryModel
+from app.launcher.launch import ServedRepository
+from app.launcher.machine import RepositoryUnservable
 from app.triton.config import Repeat, model_config_of, parse_config, repeated_keys
-from app.triton.refusals import BACKEND_BY_PLATFORM, Declared, refusals
+from app.triton.refusals import BACKEND_BY_PLATFORM, Declared, refusals, unusable_names
 
 MAX_SCRIPT_BYTES = 1024 * 1024
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -113,6 +115,37 @@ class RepositoryUnreadable(Exception):
 def read_repository(path: Path) -> list[RepositoryModel]:
     """Reads all models. A model that cannot be read is included with its error. Raises RepositoryUnreadable."""
     return [_read_model(folder) for folder in model_folders(path)]
+
+
+def served_repository(path: Path) -> ServedRepository:
+    """Examines a repository for the embedded Triton. Raises RepositoryUnservable if that cannot serve a model."""
+    try:
+        folders = model_folders(path)
+    except RepositoryUnreadable as exc:
+        raise RepositoryUnservable(str(exc)) from exc
+    are_complete = [_is_complete(folder) for folder in folders]
+    return ServedRepository(path.resolve(), tuple(each.name for each in folders), all(are_complete))
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether the configuration needs no auto-completion. Raises RepositoryUnservable."""
+    try:
+        config = read_config(folder)
+    except ValueError as exc:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
+    backend = backend_of(config, folder)
+    needed = backend or config.platform
+    if needed not in ("", "python", "ensemble"):
+        raise RepositoryUnservable(
+            f"Model {folder.name!r} needs the backend {needed!r}, which the embedded Triton does not have (only "
+            "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
+            "name it with `triton-gateway serve --triton HOST:PORT`."
+        )
+    # Triton 2.51 would wait indefinitely for a missing script, and with a name that it cannot use.
+    missing = [f"{script} does not exist" for script in missing_scripts(folder, config)]
+    for text in [*missing, *unusable_names(folder, config, backend)]:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {text}.")
+    return bool(config.backend or config.platform) and model_config_of(config).declares_tensors
 
 
 async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx
 
-from app.triton.embedded.launch import EmbeddedOptions, Ports
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions, Ports
+from app.launcher.server import EmbeddedTriton
+from app.triton.repository import served_repository
 from benchmarks.stage import HERE, ROOT, free_ports, process, wait_until_ready
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -121,6 +122,7 @@ def _member(folder: Path, host: str, ports: Ports, restart_s: float) -> Member:
         host=host,
         environment=os.environ | {"BENCH_SLEEP_MS": str(sleep)},
         first_restart_s=restart_s,
+        read=served_repository,
     )
     return Member(host, EmbeddedTriton(options), sleep)
 

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from app.api.sockets.websocket import CODE_BY_REASON, CloseReason
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.browser.conftest import running_chromium
 from tests.browser.firefox import Firefox
 from tests.browser.page import ConsolePage

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.toolkit.processes import GatewayProcess, running_gateway
 
 POST_AND_READ = """

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from app.triton.embedded import interpreter
+from app.launcher import interpreter
 from deploy.python_mirror import write_mirror
 
 

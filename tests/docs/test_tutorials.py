@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.live.conftest import running_gateway, running_triton
 from tests.toolkit.keys import bearer, entry, write_keys
 

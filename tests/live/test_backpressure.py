@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.live.test_cancellation import request_bytes
 from tests.toolkit.events import checked, parsed

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import InferenceServerClient
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.toolkit.events import checked, parsed, read_stream
 from tests.toolkit.waiting import eventually

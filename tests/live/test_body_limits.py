@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.live.test_bad_input import exchange
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 from tests.zoo.kinds import BY_NAME

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.toolkit.executions import check_usually_below, settled_executions
 from tests.toolkit.waiting import eventually

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
-from app.triton.embedded.models_venv import ModelEnvironment
-from app.triton.embedded.process import GuardedTriton
+from app.launcher.launch import EmbeddedOptions, Launch, Ports
+from app.launcher.models_venv import ModelEnvironment
+from app.launcher.process import GuardedTriton
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.transports import open_transport
+from app.triton.repository import served_repository
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, environment_of, render, the, triton_container
 from tests.live.conftest import GatewayProcess
@@ -72,7 +73,7 @@ async def test_triton_starts_with_the_sidecars_arguments(
     prepared = Launch.prepare(
         EmbeddedOptions(repository_with_a_broken_model, models_venv),
         Ports.free(),
-        ServedRepository.read(repository_with_a_broken_model),
+        served_repository(repository_with_a_broken_model),
         ModelEnvironment.of(models_venv),
     )
     launch = SidecarLaunch(**vars(prepared), container=container)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import yaml
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions

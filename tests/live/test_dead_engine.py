@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.transports import open_transport
 from tests.live.repairing import repairing_gateway
 from tests.toolkit.processes import GatewayProcess, running_triton, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.live.conftest import running_gateway, running_triton
 from tests.toolkit.broken_repositories import DECOUPLED, Repository
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import HEADER
 from tests.toolkit.image_host import PNG

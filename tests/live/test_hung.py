@@ -18,8 +18,8 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded import process as process_module
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher import process as process_module
+from app.launcher.launch import EmbeddedOptions
 from tests.helm.rendering import render, triton_container
 from tests.live.test_dead_process import arguments_of, parent_of, processes_of
 from tests.toolkit.arenas import lock_arenas

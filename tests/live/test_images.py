@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from app.cli import main
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.pipelines.openai.test_contents import LLAVA
 from tests.toolkit.image_host import GIF, PNG
 from tests.toolkit.llm_backends import TEMPLATE, running_backends

@@ -12,7 +12,7 @@ import tritonclient.http
 import yaml
 
 from app.cli import main
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.connections import CONNECTIONS
 from tests.toolkit.events import checked, events_in, lines_of

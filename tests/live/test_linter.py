@@ -13,9 +13,9 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from app.cli import main
-from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
-from app.triton.embedded.models_venv import ModelEnvironment
-from app.triton.embedded.process import GuardedTriton
+from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.launcher.models_venv import ModelEnvironment
+from app.launcher.process import GuardedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S
@@ -72,7 +72,7 @@ def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
         served = ServedRepository(repository, (), is_complete=not completes)
         options = EmbeddedOptions(repository, models_venv, exit_timeout_s=EXIT_S, arguments=("--exit-on-error=false",))
         environment = ModelEnvironment.of(models_venv)
-        with caplog.at_level(logging.DEBUG, "app.triton.embedded.process"):
+        with caplog.at_level(logging.DEBUG, "app.launcher.process"):
             triton = await GuardedTriton.start(Launch.prepare(options, Ports.free(), served, environment))
             async with asyncio.timeout(START_S):
                 while not triton.has_ended and STARTED not in caplog.text:

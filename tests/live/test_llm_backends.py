@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from app.cli import main
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.toolkit.llm_backends import (
     BACKENDS,
     TEMPLATE,

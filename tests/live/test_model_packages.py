@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.toolkit.processes import running_triton
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from httpx_sse import EventSource
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.toolkit.broken_repositories import DECOUPLED, Repository
 from tests.toolkit.processes import running_gateway, running_triton
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.live.side_by_side import Both, answer_of, both_at, raw_texts
 from tests.toolkit.processes import running_gateway, running_triton
 

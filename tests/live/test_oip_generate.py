@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.live.side_by_side import Both, both_at
 

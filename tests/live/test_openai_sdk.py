@@ -12,7 +12,7 @@ import openai
 import pytest
 import yaml
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.some_models import config_with

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 
 _log = logging.getLogger(__name__)

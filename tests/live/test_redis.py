@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
 from tests.toolkit.events import Event

@@ -9,8 +9,8 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded.server import EmbeddedTriton
-from app.triton.transport import Kind
+from app.launcher.server import EmbeddedTriton
+from app.triton.service import Kind
 from tests.conftest import Require
 from tests.live.conftest import StartGateway, free_ports
 from tests.toolkit.certificates import Authority

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.conftest import Require
 from tests.toolkit.environments import ROOT, locked_environment
 from tests.toolkit.processes import running_gateway, running_triton

@@ -17,13 +17,13 @@ from tritonclient.utils import InferenceServerException
 
 from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
+from app.launcher.server import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
-from app.triton.embedded.server import EmbeddedTriton
+from app.shared_memory.leases import Lease, SharedMemory
+from app.shared_memory.regions import PREFIX, SHARED_MEMORY
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.layout import Lease
-from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY
-from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transports import open_transport
+from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
@@ -190,12 +190,12 @@ class TestSlowModel:
     """A model that continues after its call was abandoned."""
 
     @pytest.fixture
-    async def shared_memory(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
+    async def shared_memory(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemory]]:
         async with opened(triton) as pair:
             yield pair
 
     async def test_the_region_of_an_abandoned_call_is_not_reused(
-        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemory]
     ) -> None:
         engine, transport = shared_memory
         leases = await leased_by(transport)
@@ -217,7 +217,7 @@ class TestSlowModel:
                 await asyncio.sleep(0.02)
 
     async def test_triton_works_after_many_abandoned_calls(
-        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemory]
     ) -> None:
         engine, transport = shared_memory
         for _ in range(5):
@@ -230,16 +230,18 @@ class TestSlowModel:
         assert answer.outputs["FILL"].array[0] == ord("B")
 
     async def test_an_output_that_is_too_large_is_a_contract_violation(
-        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemory]
     ) -> None:
         with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
             await shared_memory[0].infer(request(b"A", count=200_000), Deadline.after(20))
 
 
 @asynccontextmanager
-async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
+async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemory]]:
     async with open_transport(triton.grpc_url) as transport:
-        shared_memory = SharedMemoryTransport(transport, 64 * MIB, SharedMemoryMetrics(Metrics("test")))
+        shared_memory = SharedMemory(
+            RegisteredRegions(transport), 64 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
+        )
         engine = TritonEngine(transport, shared_memory=shared_memory)
         await engine.model_config("scripted_large")
         running = asyncio.create_task(shared_memory.run())
@@ -253,7 +255,7 @@ def request(byte: bytes, **parameters: int) -> InferenceRequest:
     return InferenceRequest("scripted_large", (file,), parameters=parameters)
 
 
-async def leased_by(shared_memory: SharedMemoryTransport) -> list[Lease]:
+async def leased_by(shared_memory: SharedMemory) -> list[Lease]:
     """Returns a list that all later leases are added to."""
     leases: list[Lease] = []
     lease_of = shared_memory.lease

@@ -18,14 +18,14 @@ import pytest
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.shared_memory.layout import LARGE_BYTES
+from app.shared_memory.leases import SharedMemory
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.layout import LARGE_BYTES
-from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import Kind
-from app.triton.transports import open_transport
+from app.triton.service import MAX_MESSAGE_BYTES, Kind, RegisteredRegions
 from tests.toolkit.processes import running_triton
 
 CLIENTS = 8
@@ -76,7 +76,9 @@ def kind(request: pytest.FixtureRequest) -> Any:
 async def caller(request: pytest.FixtureRequest, own_triton: EmbeddedTriton, kind: Kind) -> AsyncIterator[Caller]:
     async with open_transport(own_triton.grpc_url, kind=kind) as transport:
         shared_memory = (
-            SharedMemoryTransport(transport, 256 * MIB, SharedMemoryMetrics(Metrics("test")))
+            SharedMemory(
+                RegisteredRegions(transport), 256 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
+            )
             if request.param == "shared memory"
             else None
         )

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.models_venv import ModelEnvironment
-from app.triton.shared_memory.regions import PREFIX
+from app.launcher.models_venv import ModelEnvironment
+from app.shared_memory.regions import PREFIX
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container
 from tests.toolkit.processes import LIVE

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from app.cli import main
+from app.launcher.launch import Ports
 from app.process.tritons import run_triton
 from app.settings import Settings
-from app.triton.embedded.launch import Ports
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded import launch
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.models_venv import ModelEnvironment
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher import launch
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.models_venv import ModelEnvironment
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 
 SCRIPT = Path(__file__).parent / "strict_model.py"

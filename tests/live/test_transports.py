@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.test_cancellation import leave_after, request_bytes
 from tests.live.test_drain import CONFIG, LONG, Upload

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.resumable import delete, read_all, start
 from tests.toolkit.connections import CONNECTIONS, Connection, connections_to_each, deaths_of, load, workers_of

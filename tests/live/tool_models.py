@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.triton.embedded.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models

@@ -6,7 +6,7 @@ from statistics import median
 
 import httpx
 
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.server import EmbeddedTriton
 from tests.toolkit.waiting import eventually
 
 

@@ -21,8 +21,9 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
+from app.triton.repository import served_repository
 from tests.toolkit.forked_gateway import SERVE, ForkedGateway
 
 LIVE = Path(__file__).parents[1] / "live"
@@ -110,7 +111,7 @@ def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Itera
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = EmbeddedTriton(replace(options, exit_timeout_s=EXIT_S))
+    server = EmbeddedTriton(replace(options, exit_timeout_s=EXIT_S, read=served_repository))
     watch: Future[None] | None = None
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)

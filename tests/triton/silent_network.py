@@ -15,7 +15,7 @@ from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import RpcError, Transport
 from app.triton.grpcio import SLOW_PING_OPTIONS, GrpcioTransport
-from app.triton.transport import MAX_MESSAGE_BYTES
+from app.triton.service import MAX_MESSAGE_BYTES
 from tests.triton.test_transports import Script, called, serving
 
 DEADLINE_S = 2.0

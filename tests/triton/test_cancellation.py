@@ -17,9 +17,9 @@ from app.triton.cancellation import (
     cancel_abandoned,
     cancel_unanswered,
 )
+from app.triton.connect import open_transport
 from app.triton.grpcio import GrpcioStreamCall
-from app.triton.transport import Kind, path_of
-from app.triton.transports import open_transport
+from app.triton.service import Kind, path_of
 from tests.toolkit.simulated_clock import simulated, stall
 from tests.toolkit.triton import FakeTriton, piece, serving
 

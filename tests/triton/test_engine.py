@@ -26,9 +26,9 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Te
 from app.core.model import ModelState
 from app.core.trace import TraceContext
 from app.triton.cancellation import QUIET_S
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
-from app.triton.transport import MAX_MESSAGE_BYTES, Kind
-from app.triton.transports import open_transport
+from app.triton.service import MAX_MESSAGE_BYTES, Kind
 from tests.toolkit.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})

@@ -16,7 +16,7 @@ from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
 from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
-from app.triton.transport import MAX_MESSAGE_BYTES
+from app.triton.service import MAX_MESSAGE_BYTES
 from tests.toolkit.short_paths import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]

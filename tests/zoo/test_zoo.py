@@ -20,8 +20,8 @@ import httpx
 import numpy as np
 import pytest
 
-from app.triton.embedded.launch import EmbeddedOptions
-from app.triton.embedded.server import EmbeddedTriton
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import running_gateway, running_triton
 from tests.live.side_by_side import with_binary
 from tests.toolkit.redis import RedisServer

@@ -12,8 +12,8 @@ import httpx
 import psutil
 
 from app.core.errors import Outcome
+from app.launcher.server import EmbeddedTriton
 from app.streams.redis_store import HEARTBEAT_S
-from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.client import Manner
 from tests.live.chaos.ledger import Kill
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling

@@ -14,13 +14,13 @@ from app.core.inference import Deadline, InferenceRequest
 from app.grpc import frames
 from app.grpc.frames import REFUSED_STREAM, frame_bytes
 from app.grpc.rpc import LATER_S
+from app.triton.connect import open_transport
 from app.triton.fleet.balancer import DirectEngine
 from app.triton.health import health as health_module
 from app.triton.health.canaries import BreakerProbes
 from app.triton.health.health import FAILURES, TritonHealth
 from app.triton.health.python_backend import Stubs
-from app.triton.transport import Kind
-from app.triton.transports import open_transport
+from app.triton.service import Kind
 from tests.grpc import test_client as h2
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import Samples, eventually, running

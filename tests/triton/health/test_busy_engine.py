@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from app.core.engine import discard_stream
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.health import hang as hang_module
 from app.triton.health import health as health_module
@@ -20,7 +21,6 @@ from app.triton.health.declarations import NoDeclarations
 from app.triton.health.hang import HungModels, StuckWatch
 from app.triton.health.health import Progress, TritonHealth
 from app.triton.health.lost_streams import LostStreams
-from app.triton.transports import open_transport
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 

@@ -12,13 +12,13 @@ from app.core.engine import discard_stream
 from app.core.errors import GatewayError, ModelError, ModelNotReady
 from app.core.inference import Deadline, InferenceRequest
 from app.core.model import ModelConfig, Step
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.health import repair as module
 from app.triton.health.declarations import NoDeclarations
 from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.health.python_backend import REPEATED, Stubs
 from app.triton.health.repair import StubRepair
-from app.triton.transports import open_transport
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 

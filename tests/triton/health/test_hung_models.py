@@ -11,12 +11,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import DeadlineExceeded, ModelNotReady
 from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.health import hang as hang_module
 from app.triton.health import health as health_module
 from app.triton.health.hang import HungModels
 from app.triton.health.health import HealthByAddress, TritonHealth
-from app.triton.transports import open_transport
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 

@@ -10,12 +10,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.health import health as health_module
 from app.triton.health import lost_streams as module
 from app.triton.health.health import TritonHealth
 from app.triton.health.lost_streams import LostStreams
-from app.triton.transports import open_transport
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 

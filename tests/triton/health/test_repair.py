@@ -10,12 +10,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import ModelError
 from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.health import repair as module
 from app.triton.health.health import TritonHealth
 from app.triton.health.python_backend import Stubs
 from app.triton.health.repair import StubRepair
-from app.triton.transports import open_transport
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
 

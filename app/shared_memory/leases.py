@@ -1,0 +1,318 @@
+"""Transfers large tensors through shared memory, with the wire as the fallback.
+
+If no free region is large enough, a new region is created, registered with Triton and kept for later calls. After a
+call that Triton answered, the region is free. After any other call Triton may still read or write the region, so it is
+retired: it is never used again, but unregistered, and dropped when Triton no longer maps it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from app.core.aio import Backoff
+from app.core.inference import BYTES, InferenceRequest, Tensor, raw_parts
+from app.core.model import ModelConfig
+from app.shared_memory.bodies import Bodies
+from app.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
+from app.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
+
+
+class RegistryFailed(Exception):
+    """Triton did not answer in time, or refused."""
+
+
+class Registry(Protocol):
+    """Triton's list of registered regions. Every method raises :class:`RegistryFailed`."""
+
+    async def counts_uses(self) -> bool:
+        """Whether it is safe to unregister a region that may be in use."""
+
+    async def register(self, name: str, size: int) -> None: ...
+
+    async def unregister(self, name: str) -> None:
+        """Fails while a request uses the region, or unmaps it after that request."""
+
+    async def names(self) -> set[str]:
+        """The regions that Triton maps."""
+
+
+OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
+"""Called with the call's own region, all its regions, and whether Triton has certainly ended the call."""
+
+
+class TensorSlot(NamedTuple):
+    """A part of a region, in bytes, with the name under which Triton knows the region."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class Lease:
+    """The regions of one call, and the locations of its tensors in them; a context manager around the call.
+
+    ``own``: the region taken for the call. ``bodies``: position of an input -> the region of the body that contains it.
+    """
+
+    def __init__(self, layout: Layout, own: Region | None, bodies: Mapping[int, Region], on_end: OnEnd) -> None:
+        self.inputs = tuple(_slot(bodies.get(each, own), span) for each, span in enumerate(layout.inputs))
+        """A slot for each input of the request; None for an input that is sent over the wire."""
+        self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
+        """All outputs of the model; empty if all of them are sent over the wire."""
+        self.regions = (*bodies.values(), *((own,) if own else ()))
+        self._own = own
+        self._in_place = frozenset(bodies)
+        self._on_end = on_end
+        self._is_settled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._on_end(self._own, self.regions, self._is_settled)
+
+    def fill(self, request: InferenceRequest) -> None:
+        """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
+        for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
+            if self._own is not None and slot is not None and position not in self._in_place:
+                _write(tensor, self._own.view, slot.offset)
+
+    def settle(self) -> None:
+        """Call this when Triton has certainly ended the call."""
+        self._is_settled = True
+
+    def output(self, name: str, size: int) -> bytes | None:
+        """Returns a copy of the output; None for an output without a slot of that size."""
+        slot = dict(self.outputs).get(name)
+        if self._own is None or slot is None or size > slot.size:
+            return None
+        return bytes(self._own.view[slot.offset : slot.offset + size])
+
+
+def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
+    return None if region is None or span is None else TensorSlot(region.name, *span)
+
+
+def _write(tensor: Tensor, view: memoryview, start: int) -> None:
+    """Writes the raw form of a tensor."""
+    array = tensor.array
+    if tensor.datatype != BYTES:
+        np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
+        return
+    for part in raw_parts(tensor):
+        view[start : start + len(part)] = part
+        start += len(part)
+
+
+Way = Literal["shared_memory", "full", "unavailable", "lost"]
+"""How a call with a large tensor was sent. All values but the first mean: over the wire."""
+
+IDLE_S = 60.0
+"""A region that was idle for this time is returned to the system."""
+_FIRST_LOOK_S = 0.05
+_LONGEST_LOOK_S = 5.0
+_FAILURES = (OSError, RegistryFailed)
+_LOST = "Unable to find shared memory region"
+_log = logging.getLogger(__name__)
+
+
+class SharedMemoryObserver(Protocol):
+    def called(self, way: Way) -> None:
+        """Called when a call with a large tensor starts."""
+
+    def holds(self, *, free: int, used: int, quarantined: int) -> None:
+        """Called with the bytes of all regions after each change."""
+
+
+class SharedMemory:
+    """Leases regions to calls.
+
+    ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call. ``large_bytes``: smallest tensor that
+    uses it.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        limit: int,
+        max_call_bytes: int,
+        observer: SharedMemoryObserver,
+        large_bytes: int = LARGE_BYTES,
+    ) -> None:
+        self._registry = registry
+        self._pool = RegionPool(limit)
+        self._owner = Owner()
+        self._layouts = Layouts(max_call_bytes, large_bytes)
+        self.bodies = Bodies(self._pool, limit // 2, large_bytes, self._tell)
+        self._observer = observer
+        self._backoff = Backoff()
+        self._is_proven = False
+        """Whether Triton has mapped a region before, which proves that both use the same ``/dev/shm``."""
+        self._is_failing = False
+        self._counts_uses: bool | None = None
+        """Whether this Triton unregisters regions safely; None: not queried since Triton started."""
+        self._has_work = asyncio.Event()
+
+    def learn(self, config: ModelConfig, version: str) -> None:
+        """Stores a model's configuration. The tensors of unknown models are sent over the wire."""
+        self._layouts.learn(config, version)
+
+    async def lease(self, request: InferenceRequest) -> Lease | None:
+        """Returns regions for the large tensors of the request; None if they must be sent over the wire."""
+        places = self.bodies.places_of(request.inputs)
+        layout = self._layouts.layout_of(request, {position: place.offset for position, place in places.items()})
+        if layout is None:
+            return None
+        own = None
+        if layout.size:
+            own = self._pool.take(layout.size) or await self._made(layout.size)
+            if own is None:
+                return None
+        self._observer.called("shared_memory")
+        self._tell()
+        bodies = {position: place.region for position, place in places.items()}
+        return Lease(layout, own, bodies, self._ended)
+
+    def is_lost(self, lease: Lease, message: str) -> bool:
+        """Whether Triton rejected the call, before it ran the model, because the region is not registered.
+
+        This happens after a restart of Triton, so the other regions are lost too.
+        """
+        lost = [region for region in lease.regions if region.name in message]
+        if _LOST not in message or not lost:
+            return False
+        if lost[0] not in self._pool.retired:
+            self._counts_uses = None
+            self._pool.retire_all()
+            self._look()
+        self._observer.called("lost")
+        return True
+
+    async def run(self) -> None:
+        """Removes the files of killed gateways, then drops the regions that Triton no longer maps, until cancelled."""
+        with suppress(OSError):
+            remove_leftovers()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S):
+                    await self._has_work.wait()
+            self._has_work.clear()
+            if self._counts_uses:
+                self._pool.retire_free(time.monotonic() - IDLE_S)
+            look_s = _FIRST_LOOK_S
+            while not await self._cleaned():
+                await asyncio.sleep(look_s)
+                look_s = min(2 * look_s, _LONGEST_LOOK_S)
+
+    async def close(self) -> None:
+        """Releases all regions. Call this when no call is running."""
+        if self._counts_uses:
+            self._pool.retire_free(time.monotonic())
+            await self._cleaned()
+        self._owner.release()
+
+    def _ended(self, own: Region | None, regions: Sequence[Region], is_answered: bool) -> None:
+        """Frees or retires the regions of a call. Regions of bodies (all but ``own``) are returned later."""
+        if not is_answered:
+            for region in regions:
+                self._pool.retire(region)
+            self._look()
+        elif own is not None:
+            self._pool.give_back(own)
+        self._tell()
+
+    async def _made(self, size: int) -> Region | None:
+        """Creates a region for a call, already in use. None: the call must use the wire."""
+        size = rounded(size)
+        if not self._backoff.is_due:
+            self._observer.called("unavailable")
+        elif not self._pool.has_room(size):
+            self._make_room()
+            self._observer.called("full")
+        else:
+            try:
+                return await self._registered(size)
+            except _FAILURES as exc:
+                self._failed(exc)
+                self._observer.called("unavailable")
+        return None
+
+    def _make_room(self) -> None:
+        """Retires free regions, because they are too small and the limit is reached."""
+        if self._counts_uses:
+            self._pool.retire_free(time.monotonic())
+            self._look()
+
+    async def _registered(self, size: int) -> Region:
+        """Creates and registers a region. Raises OSError or RegistryFailed."""
+        region = Region(self._owner.next_name(), size)
+        self._pool.add(region)
+        try:
+            region.allocate()
+            await self._register(region)
+        except BaseException:
+            self._pool.drop(region)
+            raise
+        finally:
+            region.unlink()
+        return region
+
+    async def _register(self, region: Region) -> None:
+        await self._may_unregister()
+        await self._registry.register(region.name, region.size)
+        if self._is_failing or not self._is_proven:
+            self._is_proven, self._is_failing = True, False
+            self._backoff.reset()
+            self._look()
+            _log.info("large tensors are sent through shared memory")
+
+    def _failed(self, exc: Exception) -> None:
+        self._backoff.fail()
+        if not self._is_failing:
+            self._is_failing = True
+            _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
+
+    def _look(self) -> None:
+        self._has_work.set()
+
+    def _tell(self) -> None:
+        pool = self._pool
+        self._observer.holds(free=pool.free_bytes, used=pool.used_bytes, quarantined=pool.retired_bytes)
+
+    async def _cleaned(self) -> bool:
+        """Makes Triton unmap unneeded regions. Returns False if another check is needed."""
+        try:
+            await self._clean()
+        except _FAILURES as exc:
+            _log.debug("Triton's regions could not be listed: %s", exc)
+            return False
+        self._tell()
+        return not self._pool.retired
+
+    async def _clean(self) -> None:
+        if not self._is_proven:
+            return
+        remove_leftovers()
+        retired = self._pool.retired
+        if await self._may_unregister():
+            for name in filter(self._is_unneeded, await self._registry.names()):
+                with suppress(RegistryFailed):  # a request uses the region
+                    await self._registry.unregister(name)
+        names = await self._registry.names()
+        for region in retired:
+            if region.name not in names:
+                self._pool.drop(region)
+
+    def _is_unneeded(self, name: str) -> bool:
+        """Whether a region is retired, is left from a failed registration, or belongs to a gateway that was killed."""
+        return name not in self._pool.names if self._owner.owns(name) else is_abandoned(name)
+
+    async def _may_unregister(self) -> bool:
+        if self._counts_uses is None:
+            self._counts_uses = await self._registry.counts_uses()
+        return self._counts_uses

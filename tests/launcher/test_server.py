@@ -1,0 +1,274 @@
+"""The embedded server: the real Triton of the wheel with one tiny model."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.launcher import launch
+from app.launcher import process as process_module
+from app.launcher.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
+from app.launcher.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
+from app.launcher.server import EmbeddedTriton, Loading
+from tests.toolkit.processes import is_free
+from tests.toolkit.waiting import eventually
+
+ROOT = Path(__file__).parents[3]
+ORDERLY_S = 15
+"""Triton 2.51 may crash when its time to exit is over before its models have ended."""
+
+# A minimal gateway: starts Triton, prints its address, and waits to be killed.
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from app.launcher.launch import EmbeddedOptions
+from app.launcher.server import EmbeddedTriton
+
+async def main():
+    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2]), exit_timeout_s=1))
+    await triton.start()
+    print(triton.pid, triton.grpc_url, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def gateway(options):
+    arguments = [sys.executable, "-c", GATEWAY, str(options.repository), str(options.venv)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+async def test_start_reports_progress_and_stop_removes_processes_and_files(options, add_model, infer, traces_of):
+    add_model("second")
+    reported = []
+    triton = EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S))
+    await triton.start(reported.append)
+    traces = traces_of(triton.pid)
+    try:
+        assert reported[0].total == 2
+        assert reported[-1] == Loading(2, 2)
+        assert await infer(triton.grpc_url) == 0.0
+        assert len(traces.processes()) == 4
+        assert traces.regions()
+    finally:
+        await triton.stop()
+    assert traces.are_gone()
+
+
+async def test_paths_may_have_spaces(options, infer, tmp_path, monkeypatch):
+    repository, temporary = tmp_path / "the $models", tmp_path / "temporary files"
+    options.repository.rename(repository)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    triton = EmbeddedTriton(replace(options, repository=repository))
+    await triton.start()
+    try:
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    assert (repository / "ident" / "config.pbtxt").is_file()
+
+
+async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    traces = traces_of(triton.pid)
+    async with busy(triton.grpc_url):
+        before = time.monotonic()
+        await triton.stop()
+        assert time.monotonic() - before < 6
+    assert traces.are_gone()
+
+
+async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy):
+    pid, url = gateway.stdout.readline().split()
+    traces = traces_of(int(pid))
+    async with busy(url):
+        gateway.kill()
+        await asyncio.to_thread(eventually, traces.are_gone)
+
+
+async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
+    monkeypatch.setattr(process_module, "CRASH_S", 0.2)
+    add_model("loud", initialize='import os; os.write(2, b"Signal (6) received.\\nfree(): invalid pointer\\n")')
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    try:
+        watch, pid = asyncio.create_task(triton.watch()), triton.pid
+        await asyncio.sleep(1.0)
+        assert await infer(triton.grpc_url) == 0.0
+        assert triton.pid == pid
+    finally:
+        await triton.stop()
+    await watch
+
+
+def kills_triton(counter: Path, times: int) -> str:
+    """Code of a model that aborts Triton in its first ``times`` loads."""
+    return (
+        f"import os; starts = open({str(counter)!r}, 'ab'); starts.write(b'.'); starts.flush(); "
+        f"starts.tell() > {times} or (os.kill(os.getppid(), 6), time.sleep(600))"
+    )
+
+
+async def test_a_triton_that_crashes_while_it_loads_is_started_again(options, add_model, infer, tmp_path, caplog):
+    add_model("deadly", initialize=kills_triton(tmp_path / "starts", 2))
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    try:
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    reason = "Triton crashed while it loaded its models, with status 134 (SIGABRT)."
+    assert caplog.messages.count(f"{reason} It is started again.") == 2
+
+
+async def test_the_first_start_is_repeated_twice_at_most(options, add_model, tmp_path):
+    add_model("deadly", initialize=kills_triton(tmp_path / "starts", 9))
+    with pytest.raises(StartCrashed, match="SIGABRT"):
+        await EmbeddedTriton(options).start()
+    assert (tmp_path / "starts").read_bytes() == b"..."
+
+
+async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
+    """The supervisor of the process handles the exception."""
+
+    async def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(triton, "_launch", fail)
+    os.kill(triton.pid, signal.SIGKILL)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(triton.watch(), 10.0)
+
+
+async def test_stop_between_two_restarts_ends_the_watch(options):
+    triton = EmbeddedTriton(replace(options, first_restart_s=600.0, longest_restart_s=600.0))
+    await triton.start()
+    watch = asyncio.create_task(triton.watch())
+    os.kill(triton.pid, signal.SIGKILL)
+    await asyncio.sleep(1.0)
+    await triton.stop()
+    await asyncio.wait_for(watch, 1.0)
+
+
+async def test_a_restart_waits_until_its_port_is_free(options, until_answered, caplog):
+    triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
+    await triton.start()
+    port = int(triton.grpc_url.rpartition(":")[2])
+    os.kill(triton.pid, signal.SIGKILL)
+    await asyncio.to_thread(eventually, lambda: is_free(port))
+    with listening_on(port):
+        watch = asyncio.create_task(triton.watch())
+        await asyncio.to_thread(eventually, lambda: f"Port {port}" in caplog.text)
+    await until_answered(triton)
+    await triton.stop()
+    await watch
+
+
+async def test_a_port_of_another_process_is_reported(options):
+    ports = Ports.free()
+    with listening_on(ports.http), pytest.raises(TritonPortTaken, match=f"Port {ports.http}.*HTTP"):
+        await EmbeddedTriton(replace(options, ports=ports)).start()
+
+
+async def test_the_error_has_the_reason_of_a_model_that_failed_once(options, add_model, tmp_path):
+    """Another attempt would not help."""
+    starts = tmp_path / "starts"
+    add_model("broken", initialize=f"open({str(starts)!r}, 'ab').write(b'.'); raise ValueError('no weights')")
+    with pytest.raises(StartFailed, match=r"(?s)model 'broken'.*ValueError: no weights"):
+        await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
+    assert starts.read_bytes() == b"."
+
+
+async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_model):
+    step = (
+        'model_name: "ident" model_version: -1 input_map { key: "NOPE" value: "X" } output_map { key: "Y" value: "Y" }'
+    )
+    tensors = 'name: "{}" data_type: TYPE_FP32 dims: [1]'
+    add_model(
+        "chain",
+        config=f'platform: "ensemble" input {{{{ {tensors.format("X")} }}}} output {{{{ {tensors.format("Y")} }}}} '
+        f"ensemble_scheduling {{{{ step {{{{ {step.replace('{', '{{').replace('}', '}}')} }}}} }}}}",
+    )
+    with pytest.raises(StartFailed, match=r"NOPE"):
+        await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
+
+
+async def test_a_name_that_a_shell_splits_is_refused_at_once(options, add_model):
+    """Triton 2.51 would wait for the model's process without end."""
+    add_model("bert base")
+    with pytest.raises(RepositoryUnservable, match=r"'bert base': the folder is 'bert base', and Triton 2.51 never"):
+        await EmbeddedTriton(options).start()
+
+
+@pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
+async def test_a_full_disk_for_temporary_files_is_an_error(options, monkeypatch, create):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, create, full)
+    with pytest.raises(StartFailed, match=r"No space left on device.*TMPDIR"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_a_disk_that_fills_up_during_the_start_keeps_no_folder(options, monkeypatch, tmp_path):
+    def full(self, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with pytest.raises(StartFailed, match="No space left on device"):
+        await EmbeddedTriton(options).start()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+async def test_another_backend_is_an_error(options, add_model):
+    add_model("detector", config='backend: "onnxruntime"')
+    with pytest.raises(RepositoryUnservable, match="detector"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
+    add_model("slow", initialize="time.sleep(600)")
+    for timeout_s in (2.0, 8.0, 32.0):  # longer where the other model needs longer than that
+        started = []
+        triton = EmbeddedTriton(replace(options, start_timeout_s=timeout_s))
+        with pytest.raises(StartTimedOut) as error:
+            await triton.start(lambda loading, triton=triton, started=started: started.append(triton.pid))
+        with pytest.raises(ProcessLookupError):
+            os.kill(started[0], 0)
+        if "1 of 2 models ready. Not loaded: slow." in str(error.value):
+            return
+    raise error.value
+
+
+def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:
+    ports = Ports.free()
+    assert len({ports.grpc, ports.http, ports.metrics}) == 3
+    assert all(port in PORTS for port in (ports.grpc, ports.http, ports.metrics))
+
+
+def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken, socket.socket() as to_bind:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(launch, "PORTS", [port] * 100)
+        assert bind_to_free_port(to_bind, LOOPBACK) not in (0, port)
+
+
+def listening_on(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))

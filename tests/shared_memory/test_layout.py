@@ -1,0 +1,151 @@
+"""The layout selects the tensors of a call that use shared memory."""
+
+import numpy as np
+import pytest
+
+from app.core.inference import BYTES, InferenceRequest, RequestedOutput, Tensor, bytes_array
+from app.core.model import ModelConfig, Step, TensorSpec
+from app.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
+from app.triton.service import MAX_MESSAGE_BYTES
+
+LARGE = LARGE_BYTES // 4
+
+
+def numbers(count: int = LARGE, name: str = "X") -> Tensor:
+    return Tensor(name, "FP32", np.zeros(count, np.float32))
+
+
+def model(
+    name: str = "m",
+    *outputs: TensorSpec,
+    max_batch_size: int = 0,
+    steps: tuple[Step, ...] = (),
+    decoupled: bool = False,
+) -> ModelConfig:
+    inputs = (TensorSpec("X", "FP32", (-1,)), TensorSpec("NOTE", "FP32", (-1,)))
+    return ModelConfig(name, "python", max_batch_size, inputs, outputs, steps=steps, decoupled=decoupled)
+
+
+def layout(*configs: ModelConfig, inputs: tuple[Tensor, ...] = (numbers(),)) -> Layout | None:
+    layouts = Layouts(MAX_MESSAGE_BYTES)
+    for config in configs:
+        layouts.learn(config, "")
+    return layouts.layout_of(InferenceRequest("m", inputs))
+
+
+def test_a_large_input_has_a_place() -> None:
+    assert layout(model()) == Layout((ByteRange(0, LARGE_BYTES),), (), LARGE_BYTES)
+
+
+def test_a_small_input_uses_grpc() -> None:
+    assert layout(model(), inputs=(numbers(LARGE - 1),)) is None
+
+
+def test_only_the_large_tensors_of_a_call_have_a_place() -> None:
+    found = layout(model(), inputs=(numbers(1, "NOTE"), numbers()))
+    assert found == Layout((None, ByteRange(0, LARGE_BYTES)), (), LARGE_BYTES)
+
+
+def test_tensors_are_aligned() -> None:
+    found = layout(model(), inputs=(numbers(LARGE + 1), numbers(LARGE, "NOTE")))
+    assert found is not None
+    assert found.inputs[1] == ByteRange(LARGE_BYTES + 64, LARGE_BYTES)
+
+
+def test_the_size_of_bytes_includes_the_lengths() -> None:
+    file = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES], (1,)))
+    assert layout(model(), inputs=(file,)) == Layout((ByteRange(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
+
+
+def test_many_elements_of_bytes_use_grpc() -> None:
+    texts = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))
+    assert layout(model(), inputs=(texts,)) is None
+
+
+def test_an_unknown_model_uses_grpc() -> None:
+    assert layout() is None
+
+
+def test_a_request_too_large_for_triton_uses_grpc() -> None:
+    """The request is sent over gRPC, which rejects it."""
+    assert layout(model(), inputs=(numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE"))) is None
+
+
+class TestOutputs:
+    def test_an_output_of_fixed_size_has_a_place(self) -> None:
+        found = layout(model("m", TensorSpec("Y", "FP64", (LARGE,)), TensorSpec("Z", "FP32", (1,))), inputs=())
+        assert found == Layout((), (("Y", ByteRange(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
+
+    def test_only_requested_outputs_have_a_place(self) -> None:
+        layouts = Layouts(MAX_MESSAGE_BYTES)
+        layouts.learn(model("m", TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (LARGE,))), "")
+        for outputs, named in (
+            ((RequestedOutput("Z"),), (("Z", ByteRange(0, LARGE_BYTES)),)),
+            ((RequestedOutput("Y"), RequestedOutput("Z", 3)), (("Y", ByteRange(0, LARGE_BYTES)), ("Z", None))),
+        ):
+            found = layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=outputs))
+            assert found == Layout((None,), named, LARGE_BYTES)
+        assert layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=(RequestedOutput("Z", 3),))) is None
+
+    def test_outputs_of_an_unknown_model_use_grpc(self) -> None:
+        request = InferenceRequest("m", (numbers(1),), version="1", outputs=(RequestedOutput("Y"),))
+        assert Layouts(MAX_MESSAGE_BYTES).layout_of(request) is None
+
+    def test_an_output_has_room_for_each_item_of_the_batch(self) -> None:
+        batch = Tensor("X", "FP32", np.zeros((3, 1), np.float32))
+        found = layout(model("m", TensorSpec("Y", "FP32", (LARGE,)), max_batch_size=4), inputs=(batch,))
+        assert found is not None
+        assert found.outputs == (("Y", ByteRange(0, 3 * LARGE_BYTES)),)
+
+    @pytest.mark.parametrize(
+        "spec", [TensorSpec("Y", "FP32", (-1, LARGE)), TensorSpec("Y", BYTES, (LARGE,)), TensorSpec("Y", "INVALID", ())]
+    )
+    def test_an_output_of_unknown_size_uses_grpc(self, spec: TensorSpec) -> None:
+        assert layout(model("m", spec), inputs=()) is None
+
+
+def step(name: str, reads: str, writes: str) -> Step:
+    return Step(name, "", tuple((each, each) for each in reads.split()), tuple((each, each) for each in writes.split()))
+
+
+class TestEnsembles:
+    """An ensemble ends as soon as one step fails, while parallel steps continue."""
+
+    def test_a_chain_of_steps_may_use_shared_inputs(self) -> None:
+        chain = model(steps=(step("a", "X", "M"), step("b", "X M", "Y")))
+        assert layout(chain, model("a"), model("b")) is not None
+
+    def test_parallel_steps_may_still_read_the_input(self) -> None:
+        parallel = model(steps=(step("a", "X", "Y"), step("b", "X", "Z")))
+        assert layout(parallel, model("a"), model("b")) is None
+
+    def test_steps_that_read_intermediate_tensors_may_run_parallel(self) -> None:
+        fan_out = model(steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M NOTE", "Z")))
+        assert layout(fan_out, *map(model, "abc")) is not None
+        assert layout(fan_out, *map(model, "abc"), inputs=(numbers(LARGE, "NOTE"),)) is None
+
+    def test_parallel_steps_may_still_write_an_output(self) -> None:
+        outputs = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
+        fan_out = model("m", *outputs, steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M", "Z")))
+        assert layout(fan_out, *map(model, "abc"), inputs=()) is None
+
+    def test_the_steps_of_a_nested_ensemble_are_checked(self) -> None:
+        outer = model(steps=(step("inner", "X", "Y"),))
+        inner = model("inner", steps=(step("a", "X", "Y"), step("b", "X", "Z")))
+        assert layout(outer, inner, model("a"), model("b")) is None
+
+    def test_a_decoupled_ensemble_uses_grpc(self) -> None:
+        assert layout(model(steps=(step("a", "X", "Y"),), decoupled=True), model("a")) is None
+
+    def test_an_ensemble_with_an_unknown_step_uses_grpc(self) -> None:
+        assert layout(model(steps=(step("a", "X", "Y"),))) is None
+
+    def test_a_reloaded_model_changes_the_layout(self) -> None:
+        layouts = Layouts(MAX_MESSAGE_BYTES)
+        request = InferenceRequest("m", (numbers(),))
+        for name in "ab":
+            layouts.learn(model(name), "")
+        layouts.learn(model(steps=(step("a", "X", "Y"), step("b", "X", "Z"))), "")
+        assert layouts.layout_of(request) is None
+        layouts.learn(model(), "")
+        assert layouts.layout_of(request) is not None

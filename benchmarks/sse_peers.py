@@ -18,6 +18,7 @@ from starlette.routing import Route
 from app.api.body_memory import ByteBudget
 from app.api.exchange import EntryPoint
 from app.api.limits import Limits
+from app.api.problems import problem_response
 from app.api.streaming import Start, StreamResponse
 from app.api.workload import Workload
 from app.http1.protocol import ConnectionLimit, protocol_with
@@ -154,7 +155,7 @@ def serve(arguments: Sequence[str]) -> None:
     uvicorn.run(
         EntryPoint(app, Metrics("0"), Workload(), NoTracer(), ByteBudget(1 << 20)),
         port=int(port),
-        http=protocol_with(ConnectionLimit(2 * IDLE, int)),
+        http=protocol_with(ConnectionLimit(2 * IDLE, int, problem_response)),
         ws="none",
         log_level="error",
         access_log=False,

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "grpc": set[str](),
     "core": set[str](),
+    "http1": {"core"},
     "launcher": {"core"},
     "shared_memory": {"core"},
     "config": {"core"},
@@ -26,8 +27,20 @@ LAYERS = {
     "streams": {"core"},
     "sessions": {"core"},
     "observability": {"core"},
-    "api": {"core", "config", "admission", "codecs", "pipelines", "lint", "streams", "sessions", "observability"},
-    "http1": {"core", "api"},
+    "api": {
+        *(
+            "core",
+            "http1",
+            "config",
+            "admission",
+            "codecs",
+            "pipelines",
+            "lint",
+            "streams",
+            "sessions",
+            "observability",
+        ),
+    },
     "console": {"core", "api"},
     "process": {
         *("core", "config", "grpc", "launcher", "shared_memory", "admission", "triton", "pipelines", "lint", "streams"),
@@ -37,7 +50,7 @@ LAYERS = {
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
 
-CLOSED_ROOMS = {"grpc", "launcher", "shared_memory"}
+CLOSED_ROOMS = {"grpc", "http1", "launcher", "shared_memory"}
 """Packages that know nothing of the gateway: each could be published alone."""
 
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}

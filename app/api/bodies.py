@@ -129,20 +129,12 @@ class _Growing:
         """Waits for the whole body. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
         try:
             async with asyncio.timeout(self._limits.body_s):
-                await self._receive()
+                is_complete = await self._exchange.connection.receive_body(self)
         except TimeoutError as exc:
             raise SlowRequest(f"The body did not arrive within {self._limits.body_s:g} s.") from exc
+        if not is_complete:
+            raise ClientClosedRequest("The client disconnected while it was sending the body.")
         return memoryview(self._content)[: self._size]
-
-    async def _receive(self) -> None:
-        pass_body = self._exchange.connection.pass_body
-        is_complete = False
-        while not is_complete:
-            message = await self._exchange.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientClosedRequest("The client disconnected while it was sending the body.")
-            self.add(message.get("body", b""))
-            is_complete = not message.get("more_body", False) or await pass_body(self)
 
     def add(self, part: bytes) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""

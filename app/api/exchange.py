@@ -3,10 +3,10 @@
 The entry point of each port: creates a request's record, its span and the headers of its answer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from mmap import mmap
-from typing import Protocol, cast
+from typing import cast
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,72 +14,14 @@ from websockets.server import ServerProtocol
 
 from app.admission.keys import ANYONE, Caller, Key
 from app.api.body_memory import ByteBudget
-from app.api.sockets.websocket import SocketTerms, WebSocket
 from app.api.workload import RequestWork, Workload
+from app.http1.protocol import HttpConnection
+from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 from app.observability.tracing import NoTracer, Span, SpanKind, Tracer, end_request_span, trace_of
 
 Header = tuple[bytes, bytes]
-
-
-class BodySink(Protocol):
-    """Receives a body: a part is passed to :meth:`add`, or received into :meth:`room` and reported by :meth:`filled`.
-
-    If one of them raises GatewayError, the rest of the body is not received.
-    """
-
-    def add(self, part: bytes) -> None: ...
-
-    def room(self, size: int) -> memoryview:
-        """Memory for the next ``size`` bytes."""
-
-    def filled(self, size: int) -> None:
-        """``size`` bytes were received into the room."""
-
-
-class ClientConnection(Protocol):
-    """The client's connection. ``app.http1`` puts it into ``scope["state"]["connection"]``."""
-
-    on_lost: Callable[[], None] | None
-    """Called once when the connection is lost."""
-
-    @property
-    def is_lost(self) -> bool: ...
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of the answer that are not sent yet."""
-
-    def abort(self) -> None: ...
-
-    def end_after_answer(self) -> None:
-        """Closes the connection after the answer, which may have begun."""
-
-    def take_body(self, max_bytes: int) -> bytes | None:
-        """Returns the body if it has arrived completely with at most ``max_bytes``; otherwise None: read it by ASGI."""
-
-    async def pass_body(self, sink: BodySink) -> bool:
-        """Passes the rest of the body to ``sink``, part by part as it arrives, without a turn of this task for each.
-
-        Returns whether the body has arrived completely; if not, continue by ASGI. Raises the GatewayError of ``sink``.
-        """
-
-    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
-        """Sends a whole answer. ``headers`` has lower-case names and the content's length.
-
-        Returns False if the client must first read earlier data; then send the answer by ASGI.
-        """
-
-    def upgrade(self, protocol: ServerProtocol, headers: Sequence[Header], terms: SocketTerms) -> WebSocket:
-        """Answers with the status 101 and makes the connection a WebSocket. ``headers`` has lower-case names.
-
-        Raises InvalidRequest if the request has a body, or if the client has sent more than the request, and
-        ClientClosedRequest.
-        """
-
-    def after_writing(self, work: Callable[[], None]) -> None:
-        """Does ``work`` as soon as the answer so far is written, so that the client does not wait for it."""
 
 
 class Exchange:
@@ -105,7 +47,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
         self.receive = receive
-        self.connection: ClientConnection = scope["state"]["connection"]
+        self.connection: HttpConnection = scope["state"]["connection"]
         self.caller: Caller = ANYONE
         self.key: Key | None = None
         self.cors_headers: Sequence[Header] = ()
@@ -168,7 +110,7 @@ class Exchange:
         await self._send(message)
 
     def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
-        """Makes the connection a WebSocket. Raises the errors of :meth:`ClientConnection.upgrade`."""
+        """Makes the connection a WebSocket. Raises the errors of :meth:`HttpConnection.upgrade`."""
         websocket = self.connection.upgrade(protocol, self._headers_of(101, headers), terms)
         self.work.is_answering = True
         return websocket

@@ -16,10 +16,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ROW_BY_ERROR
-from app.api.exchange import ClientConnection, Exchange
+from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
+from app.http1.protocol import HttpConnection
 from app.streams.events import STALL_S, Event, EventName
 from app.streams.stream import Stream
 
@@ -180,7 +181,7 @@ class _Client:
 
     def __init__(
         self,
-        connection: ClientConnection,
+        connection: HttpConnection,
         send: Send,
         events: Events,
         send_s: float,

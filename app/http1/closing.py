@@ -8,7 +8,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
-from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
+from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT
 from typing import Any, Literal, cast
 
 from uvicorn._types import ASGI3Application
@@ -74,7 +74,7 @@ class LazyTimer:
             self._pending.cancel()
             self._pending = None
         if self._pending is None:
-            self._wait()
+            self._pending = self._loop.call_at(self._due, self._fire)
 
     def stop(self) -> None:
         self._action = None
@@ -85,22 +85,18 @@ class LazyTimer:
         if self._pending is not None:
             self._pending.cancel()
 
-    def _wait(self) -> None:
-        self._pending = self._loop.call_at(self._due, self._fire)
-
     def _fire(self) -> None:
         self._pending = None
         if self._action is None:
             return
         if self._loop.time() < self._due:
-            self._wait()
-            return
-        if not self._has_let_read:
+            self._pending = self._loop.call_at(self._due, self._fire)
+        elif not self._has_let_read:
             self._has_let_read = True
             self._pending = self._loop.call_later(READING_S, self._fire)
-            return
-        action, self._action = self._action, None
-        action()
+        else:
+            action, self._action = self._action, None
+            action()
 
 
 LINGER_S = 2.0
@@ -120,8 +116,8 @@ HALF_CLOSED_S = 10.0
 """How long a client that has closed its side is waited for: a network may lose the reset of a closed connection."""
 INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients ignore it (RFC 9110, 15.2), but if the client has closed its connection, its system resets it."""
-
-
+_CLOSED_BY_CLIENT = getattr(select, "POLLRDHUP", 0)
+"""The client closed its side, even if unread data comes before the end."""
 _NOTHING_WAITS: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
 """uvicorn's queue of pipelined requests, always empty: the gateway parses one request at a time."""
 
@@ -230,7 +226,7 @@ class ClosingProtocol(HttpToolsProtocol):
         self._disconnect_timer = None
         if not self.flow.read_paused:
             return
-        if _is_disconnected(self.transport.get_extra_info("socket")):
+        if has_event(self.transport, _CLOSED_BY_CLIENT):
             self.transport.abort()
         else:
             self.watch_for_disconnect()
@@ -238,38 +234,25 @@ class ClosingProtocol(HttpToolsProtocol):
     def watch_for_reset(self) -> None:
         """Finds out whether the client has closed its connection, or only its side of it and waits for the answer."""
         self.transport.write(INTERIM_ANSWER)
-        self._check_for_reset_in(FIRST_RESET_CHECK_S, self.loop.time() + HALF_CLOSED_S)
-
-    def _check_for_reset_in(self, pause_s: float, until: float) -> None:
-        self._disconnect_timer = self.loop.call_later(pause_s, self._check_for_reset, pause_s, until)
+        until = self.loop.time() + HALF_CLOSED_S
+        self._disconnect_timer = self.loop.call_later(
+            FIRST_RESET_CHECK_S, self._check_for_reset, FIRST_RESET_CHECK_S, until
+        )
 
     def _check_for_reset(self, pause_s: float, until: float) -> None:
         """An answer that has begun needs no limit, because its writing fails after a reset."""
         if self.transport.is_closing():
             return
         is_late = self.loop.time() >= until
-        if _is_reset(self.transport.get_extra_info("socket")) or (is_late and not self.cycle.response_started):
+        if has_event(self.transport) or (is_late and not self.cycle.response_started):
             self.transport.abort()
         elif not is_late:
-            self._check_for_reset_in(min(2 * pause_s, DISCONNECT_CHECK_S), until)
+            pause_s = min(2 * pause_s, DISCONNECT_CHECK_S)
+            self._disconnect_timer = self.loop.call_later(pause_s, self._check_for_reset, pause_s, until)
 
 
-def has_received(connection: socket) -> bool:
-    """Whether bytes wait in the kernel that the event loop has not read yet."""
-    return _has_event(connection, select.POLLIN)
-
-
-def _is_disconnected(connection: socket) -> bool:
-    """Whether the client closed its side, even if unread data comes before the end."""
-    return _has_event(connection, getattr(select, "POLLRDHUP", 0))
-
-
-def _is_reset(connection: socket) -> bool:
-    return _has_event(connection, 0)
-
-
-def _has_event(connection: socket, event: int) -> bool:
-    """Also true for POLLERR and POLLHUP, which need not be asked for."""
+def has_event(transport: asyncio.Transport, event: int = 0) -> bool:
+    """Whether the kernel reports the event, or POLLERR or POLLHUP: the connection was reset."""
     poll = select.poll()
-    poll.register(connection.fileno(), event)
+    poll.register(transport.get_extra_info("socket").fileno(), event)
     return bool(poll.poll(0))

@@ -5,21 +5,20 @@ incomplete head nor the bytes after a body.
 """
 
 import asyncio
+import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httptools
+from starlette.responses import Response
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
-from app.api.exchange import BodySink, Header
-from app.api.problems import problem_response
-from app.api.sockets.websocket import SocketTerms
 from app.core.aio import DrainRate
 from app.core.errors import (
     ClientClosedRequest,
@@ -30,21 +29,20 @@ from app.core.errors import (
     TooManyRequests,
 )
 from app.core.inference import new_request_id
-from app.http1.closing import ClosingProtocol, LazyEvent, has_received
-from app.http1.framing import (
-    LARGE_BYTES,
-    MAX_HEAD_BYTES,
-    Body,
-    LargeBody,
-    LengthBody,
-    Receiver,
-    ReceivingRoom,
-    body_of,
-    end_of_head,
-)
-from app.http1.websocket import WebSocketConnection
+from app.http1.closing import INTERIM_ANSWER, ClosingProtocol, LazyEvent, has_event
+from app.http1.framing import MAX_HEAD_BYTES, Body, BodySink, Header, LengthBody, body_of, end_of_head
+from app.http1.websocket import SocketTerms, WebSocket
 
+T = TypeVar("T")
 HEAD_TIMEOUT_S = 5.0
+HEAD_BYTES = 16 * 1024
+"""The most bytes that are received with a head. The application must see the head before it has memory for the body."""
+PART_BYTES = 256 * 1024
+"""The most bytes of a body that are received at once and copied."""
+LARGE_BYTES = 64 * 1024
+"""The smallest number of missing bytes that are received directly into the memory of their body."""
+MOST_AT_ONCE = 1024 * 1024
+"""Limit of the bytes received in one step of the event loop, a fraction of a millisecond."""
 MAX_AHEAD_BYTES = 64 * 1024
 """Limit of the buffered bytes of pipelined requests. Above it, reading pauses."""
 LINGERING_REFUSALS = 256
@@ -57,21 +55,27 @@ SHORTEST_IDLE_WEBSOCKET_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class ConnectionLimit:
-    """Limits the connections of one port. ``on_refused`` is called for each connection above the limit."""
+    """Limits the connections of one port, and has what they share.
+
+    ``on_refused`` is called for each connection above the limit. ``answer_of`` returns the answer to a request that
+    the application does not get, for an error and a request id.
+    """
 
     max_connections: int
     on_refused: Callable[[], None]
+    answer_of: Callable[[GatewayError, str], Response]
     outflow: DrainRate = field(default_factory=DrainRate)
     """The connections that were accepted and not refused."""
     refused: set[asyncio.Protocol] = field(default_factory=set)
     """The rejected connections that are still open. They do not count towards the limit."""
-    idle: dict["BoundedProtocol", float] = field(default_factory=dict)
+    idle: dict["HttpConnection", float] = field(default_factory=dict)
     """The connections that wait for a further request, the longest idle one first, and since when."""
-    idle_websockets: dict[WebSocketConnection, float] = field(default_factory=dict)
+    idle_websockets: dict[WebSocket, float] = field(default_factory=dict)
     """The WebSockets without a message that runs, in the same order."""
     is_closing: bool = False
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
-    room: ReceivingRoom = field(default_factory=ReceivingRoom)
+    room: memoryview = field(default_factory=lambda: memoryview(bytearray(PART_BYTES)))
+    """The memory into which the connections receive, one after the other."""
     _defaults: tuple[Sequence[Header], bytes] = ((), b"")
 
     def close_longest_idle(self, now: float) -> bool:
@@ -99,16 +103,48 @@ class ConnectionLimit:
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
     """Returns the factory for uvicorn's option ``http``, which uvicorn calls for each connection."""
-    return cast("type[asyncio.Protocol]", partial(BoundedProtocol, limit))
+    return cast("type[asyncio.Protocol]", partial(HttpConnection, limit))
 
 
-class BoundedProtocol(ClosingProtocol):
-    """Implements :class:`app.api.exchange.ClientConnection`, and adds itself to each request's state."""
+class Receiver(asyncio.BufferedProtocol):
+    """The protocol of a connection's transport, because uvicorn's protocol cannot choose the memory."""
+
+    def __init__(self, owner: "HttpConnection") -> None:
+        self.owner: HttpConnection | WebSocket = owner
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return self.owner.room()
+
+    def buffer_updated(self, size: int) -> None:
+        self.owner.received(size)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the owner, which refers to this receiver: only a garbage collection would free the two."""
+        owner = self.owner
+        del self.owner
+        owner.connection_lost(exc)
+
+    def eof_received(self) -> bool | None:
+        return self.owner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.owner.resume_writing()
+
+
+class HttpConnection(ClosingProtocol):
+    """The client's connection. Adds itself to each request's state, as ``connection``.
+
+    ``on_lost`` is called once when the connection is lost.
+    """
 
     __slots__ = (
         "_ahead",
         "_body",
         "_closes_after_answer",
+        "_direct",
         "_has_begun",
         "_has_begun_answer",
         "_head_bytes",
@@ -157,16 +193,23 @@ class BoundedProtocol(ClosingProtocol):
         self._has_begun_answer = False
         self._ahead = bytearray()
         """Received bytes that are not parsed yet, because an answer is in progress."""
-        self._receiver = Receiver(self, limit.room)
+        self._direct: LengthBody | None = None
+        """The body that is received directly into the memory of the sink."""
+        self._receiver = Receiver(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_protocol(self._receiver)
-        is_full = len(self.connections) > self._limit.max_connections
-        if is_full and not self._limit.close_longest_idle(self.loop.time()):
-            self._refuse_connection()
-        else:
+        limit, now = self._limit, self.loop.time()
+        if len(self.connections) <= limit.max_connections or limit.close_longest_idle(now):
             self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
+            return
+        self.connections.discard(self)
+        limit.refused.add(self)
+        limit.on_refused()
+        retry_after_s = limit.outflow.retry_after_s(1, now)
+        error = TooManyRequests("The gateway has reached its limit for connections.", retry_after_s=retry_after_s)
+        self._refuse(error, lingers=len(limit.refused) <= LINGERING_REFUSALS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self not in self._limit.refused:
@@ -183,12 +226,14 @@ class BoundedProtocol(ClosingProtocol):
 
     @property
     def unsent_bytes(self) -> int:
+        """Bytes of the answer that are not sent yet."""
         return self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         self.transport.abort()
 
     def take_body(self, max_bytes: int) -> bytes | None:
+        """Returns the body if it has arrived completely with at most ``max_bytes``, else None: :meth:`receive_body`."""
         cycle = self.cycle
         if self._body is not None or len(cycle.body) > max_bytes or cycle.disconnected:
             return None
@@ -196,10 +241,19 @@ class BoundedProtocol(ClosingProtocol):
         cycle.message_event.clear()
         return body
 
-    async def pass_body(self, sink: BodySink) -> bool:
-        if isinstance(self._body, LengthBody) and self._body.missing >= LARGE_BYTES:
-            return await self._received(self._body, sink)
+    async def receive_body(self, sink: BodySink) -> bool:
+        """Passes the body to ``sink`` as it arrives, without a turn of this task for each part.
+
+        Returns False if the client disconnected. Raises the GatewayError of ``sink``.
+        """
         cycle, self._sink = self.cycle, sink
+        if cycle.waiting_for_100_continue:
+            cycle.waiting_for_100_continue = False
+            self.transport.write(INTERIM_ANSWER)
+        begun, cycle.body = bytes(cycle.body), bytearray()
+        self._pass(sink.add, begun)
+        if isinstance(self._body, LengthBody) and self._body.missing >= LARGE_BYTES:
+            self._direct = self._body
         self.flow.resume_reading()
         try:
             while cycle.more_body and not cycle.disconnected and self._sink is not None:
@@ -208,30 +262,42 @@ class BoundedProtocol(ClosingProtocol):
             if self._sink_error is not None:
                 raise self._sink_error
         finally:
-            self._sink = self._sink_error = None
+            self._sink = self._sink_error = self._direct = None
             cycle.message_event.clear()
+            if cycle.more_body:
+                self.flow.pause_reading()
         return not (cycle.more_body or cycle.disconnected)
 
-    async def _received(self, body: LengthBody, sink: BodySink) -> bool:
-        if self.transport.is_closing():
-            return False
-        received = LargeBody(body, sink, self._complete_request)
-        self._receiver.large_body = received
-        self.flow.resume_reading()
-        try:
-            await received.ended.wait()
-        finally:
-            self._receiver.large_body = None
-            if not body.is_complete:
-                self.flow.pause_reading()
-        if received.error is not None:
-            raise received.error
+    def room(self) -> memoryview:
+        if self._direct is not None and self._sink is not None:
+            return self._sink.room(min(self._direct.missing, MOST_AT_ONCE))
+        return self._limit.room[:HEAD_BYTES] if self._body is None else self._limit.room
+
+    def received(self, size: int) -> None:
+        if self._direct is None or self._sink is None:
+            self.data_received(bytes(self._limit.room[:size]))
+            return
+        body = self._direct
+        body.missing -= size
+        self._pass(self._sink.filled, size)
         if body.is_complete:
-            self.cycle.message_event.clear()
-        return body.is_complete
+            self._direct = None
+            self._complete_request()
+
+    def _pass(self, take: Callable[[T], None], part: T) -> None:
+        try:
+            take(part)
+        except GatewayError as error:
+            self._sink, self._sink_error = None, error
+            self.flow.pause_reading()
+            self.cycle.message_event.set()
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
-        """Leaves the cycle in the same state as uvicorn does after the two messages of an answer."""
+        """Sends a whole answer. ``headers`` has lower-case names and the content's length.
+
+        Returns False if the client must first read earlier data: then send it by ASGI. Leaves the cycle in the same
+        state as uvicorn does after the two messages of an answer.
+        """
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected:
             return False
@@ -246,7 +312,11 @@ class BoundedProtocol(ClosingProtocol):
         cycle.on_response()
         return True
 
-    def upgrade(self, protocol: ServerProtocol, headers: Sequence[Header], terms: SocketTerms) -> WebSocketConnection:
+    def upgrade(self, protocol: ServerProtocol, headers: Sequence[Header], terms: SocketTerms) -> WebSocket:
+        """Answers with the status 101 and makes the connection a WebSocket. ``headers`` has lower-case names.
+
+        Raises InvalidRequest if the request has a body, or if the client has sent more, and ClientClosedRequest.
+        """
         cycle = self.cycle
         if cycle.body or cycle.more_body or self._ahead:
             raise InvalidRequest("The client must wait for the answer before it sends more to a WebSocket.")
@@ -254,27 +324,25 @@ class BoundedProtocol(ClosingProtocol):
             raise ClientClosedRequest("The client disconnected before the WebSocket was open.")
         cycle.response_started = cycle.response_complete = True
         self.transport.writelines([STATUS_LINE[101], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
-        websocket = WebSocketConnection(self, self._receiver, protocol, terms, self._limit.idle_websockets)
-        self._receiver.switch_to(websocket)
+        websocket = WebSocket(self, self._limit.room, protocol, terms, self._limit.idle_websockets)
+        self._receiver.owner = websocket
         self.flow.resume_reading()
         return websocket
 
     def after_writing(self, work: Callable[[], None]) -> None:
+        """Does ``work`` as soon as the answer so far is written, so that the client does not wait for it."""
         self.loop.call_soon(work)  # after _write_held, which was scheduled in this turn or before
 
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:
-            data = self._read(data)
+            if self._ahead or (self._body is None and self._is_answering):
+                data = self._keep(data)
+            else:
+                data = self._read_head(data) if self._body is None else self._read_body(self._body, data)
         if self.is_ending:
             self.drop(data)
         elif self.flow.read_paused:
             self.watch_for_disconnect()
-
-    def _read(self, data: bytes) -> bytes:
-        """Returns the remaining bytes."""
-        if self._ahead or (self._body is None and self._is_answering):
-            return self._keep(data)
-        return self._read_head(data) if self._body is None else self._read_body(self._body, data)
 
     @property
     def _is_answering(self) -> bool:
@@ -287,9 +355,16 @@ class BoundedProtocol(ClosingProtocol):
         return b""
 
     def _read_head(self, data: bytes) -> bytes:
+        """Returns the remaining bytes. An upgrade is an ordinary request, whose route may call :meth:`upgrade`."""
         begins = not self._is_in_head
         if begins:
-            self._begin_head()
+            self._limit.idle.pop(self, None)
+            self._is_in_head = True
+            self._has_begun = False
+            self._head_bytes = 0
+            self._head_tail = b""
+            self.parser = httptools.HttpRequestParser(self)
+            self.state_timer.stop()
         end = end_of_head(self._head_tail, data)
         self._head_bytes += end
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -297,27 +372,14 @@ class BoundedProtocol(ClosingProtocol):
             return data
         head = data[:end]
         self._head_tail = self._head_tail[-3:] + head[-3:]
-        self._parse(head)
-        if begins and self._is_in_head and not self.is_ending:
-            self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
-        return data[end:]
-
-    def _begin_head(self) -> None:
-        self._limit.idle.pop(self, None)
-        self._is_in_head = True
-        self._has_begun = False
-        self._head_bytes = 0
-        self._head_tail = b""
-        self.parser = httptools.HttpRequestParser(self)
-        self.state_timer.stop()
-
-    def _parse(self, head: bytes) -> None:
-        """Treats an upgrade as an ordinary request. Its route may call :meth:`upgrade` (decision 4)."""
         try:
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(head)
         except httptools.HttpParserError as exc:
             self._refuse(_refusal_of(exc))  # a variable for it would be a circle: its traceback leads to this frame
+        if begins and self._is_in_head and not self.is_ending:
+            self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
+        return data[end:]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -326,7 +388,6 @@ class BoundedProtocol(ClosingProtocol):
     def on_headers_complete(self) -> None:
         """Starts the application. An answer before the end of the request has ``Connection: close``."""
         self._body = body_of(self.parser.get_http_version(), self.headers)
-        self._receiver.is_in_body = True
         super().on_headers_complete()
         self.scope["state"]["connection"] = self
         self._is_in_head = False
@@ -345,7 +406,7 @@ class BoundedProtocol(ClosingProtocol):
         except GatewayError as error:
             return self._break_off(error, data)
         if received and self._sink is not None:
-            self._pass(self._sink, received)
+            self._pass(self._sink.add, received)
         elif received:
             super().on_body(received)
         if body.is_complete:
@@ -355,14 +416,6 @@ class BoundedProtocol(ClosingProtocol):
         elif rest:
             return self._read_later(rest)
         return rest
-
-    def _pass(self, sink: BodySink, part: bytes) -> None:
-        try:
-            sink.add(part)
-        except GatewayError as error:
-            self._sink, self._sink_error = None, error
-            self.flow.pause_reading()
-            self.cycle.message_event.set()
 
     def _read_later(self, data: bytes) -> bytes:
         """Lets the event loop serve other connections first."""
@@ -380,7 +433,6 @@ class BoundedProtocol(ClosingProtocol):
 
     def _complete_request(self) -> None:
         self._body = None
-        self._receiver.is_in_body = False
         super().on_message_complete()
         self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
         if not self.cycle.response_started:
@@ -427,6 +479,7 @@ class BoundedProtocol(ClosingProtocol):
             self.cycle.keep_alive = False
 
     def end_after_answer(self) -> None:
+        """Closes the connection after the answer, which may have begun."""
         self.close_after_answer()
         if self._is_answering:
             self.cycle.keep_alive = False  # of an answer that has begun, such as a stream
@@ -449,7 +502,7 @@ class BoundedProtocol(ClosingProtocol):
     @property
     def _is_idle(self) -> bool:
         is_busy = self._is_answering or self._body is not None or self._is_in_head or self._ahead
-        return not (is_busy or has_received(self.transport.get_extra_info("socket")))
+        return not (is_busy or has_event(self.transport, select.POLLIN))
 
     def _end_silently(self) -> None:
         self.end(lingers=False)
@@ -491,18 +544,10 @@ class BoundedProtocol(ClosingProtocol):
         else:
             self._end_silently()
 
-    def _refuse_connection(self) -> None:
-        self.connections.discard(self)
-        self._limit.refused.add(self)
-        self._limit.on_refused()
-        retry_after_s = self._limit.outflow.retry_after_s(1, self.loop.time())
-        error = TooManyRequests("The gateway has reached its limit for connections.", retry_after_s=retry_after_s)
-        self._refuse(error, lingers=len(self._limit.refused) <= LINGERING_REFUSALS)
-
     def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:
         """Answers without the application, and ends the connection."""
         request_id = new_request_id()
-        response = problem_response(error, request_id)
+        response = self._limit.answer_of(error, request_id)
         response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
         self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet

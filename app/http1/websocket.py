@@ -6,18 +6,19 @@ The library `websockets` reads the frames and writes all but those of messages, 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from struct import pack
+from typing import Self
 
+from msgspec import Struct
 from websockets.frames import Frame, Opcode
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
-from app.api.sockets.websocket import CODE_BY_REASON, CloseReason, Message, SocketTerms, cause_of
 from app.core.aio import LeakyBucket
-from app.core.errors import TooManyRequests
+from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, TooManyRequests
 from app.http1.closing import ClosingProtocol
-from app.http1.framing import FRAMES_BYTES, Receiver
 
 CONTROL_FRAMES_PER_S = 20
 CONTROL_FRAMES_AT_ONCE = 200
@@ -26,6 +27,8 @@ MAX_FRAGMENTS = 16 * 1024
 MAX_AHEAD_MESSAGES = 16
 MAX_AHEAD_BYTES = 64 * 1024
 """Limits of the messages that wait to be taken. Above one of them, reading pauses."""
+FRAMES_BYTES = 4 * 1024
+"""The most bytes that are received at once, up to 2,000 frames. A large frame gets more."""
 CLOSE_S = 3.0
 """How long the client may take to answer a close frame."""
 
@@ -33,36 +36,98 @@ _WHOLE_TEXT = 0x80 | Opcode.TEXT
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
 """Instead of a length: it has so many bytes, and follows."""
 
-_REASON_BY_CODE = {
-    1002: CloseReason.PROTOCOL_ERROR,
-    1007: CloseReason.INVALID_TEXT,
-    1009: CloseReason.TOO_LARGE,
-    1011: CloseReason.INTERNAL,
+
+class Reason(StrEnum):
+    """Why a WebSocket ended, with the close code (RFC 6455, section 7.4, and its registry); 0: the client ended it."""
+
+    code: int
+
+    def __new__(cls, text: str, code: int = 0) -> Self:
+        reason = str.__new__(cls, text)
+        reason._value_, reason.code = text, code
+        return reason
+
+
+class CloseReason(Reason):
+    """The reasons of the connection itself. An application adds its own, with codes from 4000 on."""
+
+    CLIENT = "client"
+    LOST = "lost"
+    DRAINING = "draining", 1001
+    PROTOCOL_ERROR = "protocol_error", 1002
+    INVALID_TEXT = "invalid_text", 1007
+    SLOW_CONSUMER = "slow_consumer", 1008
+    SLOW_MESSAGE = "slow_message", 1008
+    TOO_MANY_FRAMES = "too_many_frames", 1008
+    TOO_LARGE = "payload_too_large", 1009
+    PING_TIMEOUT = "ping_timeout", 1011
+    INTERNAL = "internal", 1011
+    TOO_MANY_REQUESTS = "too_many_requests", 1013
+    IDLE = "idle", 1013
+
+
+_REASON_OF_LIBRARY = {
+    each.code: each
+    for each in (CloseReason.PROTOCOL_ERROR, CloseReason.INVALID_TEXT, CloseReason.TOO_LARGE, CloseReason.INTERNAL)
 }
-"""Of the ends that the library decides."""
+"""By the code of the ends that the library decides."""
 
 
-class WebSocketConnection(asyncio.Protocol):
-    """Implements :class:`app.api.sockets.websocket.WebSocket`.
+def cause_of(reason: Reason) -> GatewayError:
+    """The error of the requests that the end of their WebSocket cancels."""
+    if reason is CloseReason.SLOW_CONSUMER:
+        return SlowConsumer("The client did not read the WebSocket.")
+    return ClientClosedRequest(f"The WebSocket ended: {reason}.")
 
-    ``receiver``: passes the connection's bytes. ``idle``: the WebSockets without a message that runs, the longest idle
+
+class Message(Struct, frozen=True, eq=False):
+    """A whole message. The bytes count as memory of its WebSocket until ``release`` is called."""
+
+    data: bytes
+    is_text: bool
+    release: Callable[[], None]
+
+
+class SocketTerms(Struct, frozen=True, eq=False):
+    """The limits of one WebSocket.
+
+    ``send_s``: time limit for a client to make progress with reading; ``stall_s``: the same while an answer waits for
+    the client; ``message_s``: time limit for a whole message to arrive. ``hold`` counts received bytes, or raises
+    TooManyRequests; ``release`` gives them back.
+    """
+
+    ping_s: float
+    send_s: float
+    stall_s: float
+    message_s: float
+    hold: Callable[[int], None]
+    release: Callable[[int], None]
+
+
+class WebSocket:
+    """One WebSocket. ``reason`` is None while it is open.
+
+    ``on_closed`` is called once when no further message can be received or sent. ``is_behind`` returns whether an
+    answer waits for this client to read.
+
+    ``room``: memory for received bytes. ``idle``: the WebSockets without a message that runs, the longest idle
     one first, and since when.
     """
 
     def __init__(
         self,
         connection: ClosingProtocol,
-        receiver: Receiver,
+        room: memoryview,
         protocol: ServerProtocol,
         terms: SocketTerms,
-        idle: dict["WebSocketConnection", float],
+        idle: dict["WebSocket", float],
     ) -> None:
         self.on_closed: Callable[[], None] | None = None
         self.is_behind: Callable[[], bool] = bool
-        self.reason: CloseReason | None = None
+        self.reason: Reason | None = None
         self._connection = connection
         self._transport = connection.transport
-        self._receiver = receiver
+        self._room = room
         self._protocol = protocol
         self._terms = terms
         self._loop = connection.loop
@@ -90,6 +155,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._end_timer: asyncio.TimerHandle | None = None
 
     async def receive(self) -> Message | None:
+        """Returns the next message; None after the end, or after :meth:`stop_receiving`."""
         while not (self._messages or self._is_stopped or self.reason is not None):
             self._arrived.clear()
             await self._arrived.wait()
@@ -106,6 +172,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._arrived.set()
 
     async def send(self, texts: Sequence[bytes]) -> None:
+        """Sends text messages as soon as the client has read the earlier ones. Raises the error of the end."""
         while self._connection.flow.write_paused and self.reason is None:
             await self._connection.flow.drain()
         if self.reason is not None:
@@ -113,17 +180,24 @@ class WebSocketConnection(asyncio.Protocol):
         if not self._transport.is_closing() and not self._connection.is_ending:
             self._transport.write(b"".join([_text_frame(text) for text in texts]))
 
-    def close(self, reason: CloseReason) -> None:
+    def close(self, reason: Reason) -> None:
+        """Sends a close frame after everything sent before. A no-op after the end."""
         if self.reason is None:
-            self._protocol.send_close(CODE_BY_REASON[reason], reason)
+            self._protocol.send_close(reason.code, reason)
             self._write()
             self._set_closed(reason)
             self._end_timer = self._loop.call_later(CLOSE_S, partial(self._end, lingers=False))
 
     async def ended(self) -> None:
+        """Waits until the connection has ended."""
         await self._ended.wait()
 
-    def data_received(self, data: bytes) -> None:
+    def room(self) -> memoryview:
+        is_large_frame = len(self._protocol.reader.buffer) >= FRAMES_BYTES
+        return self._room if is_large_frame else self._room[:FRAMES_BYTES]
+
+    def received(self, size: int) -> None:
+        data = bytes(self._room[:size])
         if self._connection.is_ending:
             self._connection.drop(data)
             return
@@ -132,16 +206,25 @@ class WebSocketConnection(asyncio.Protocol):
         for frame in self._protocol.events_received():
             if self.reason is None and isinstance(frame, Frame):
                 self._take(frame)
-        self._after_reading()
+        self._write()
+        if self.reason is None and self._protocol.state is not OPEN:
+            sent, is_of_client = self._protocol.close_sent, self._protocol.close_rcvd_then_sent
+            self._set_closed(CloseReason.CLIENT if is_of_client or sent is None else _REASON_OF_LIBRARY[sent.code])
+        partial = len(self._protocol.reader.buffer) + len(self._fragments)
+        if not partial:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = self._loop.time()
+        self._count_partial(partial)
+        self._limit_reading()
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.PING, Opcode.PONG):
             if self._controls.turn(self._loop.time()) > self._loop.time():
                 self._fail(CloseReason.TOO_MANY_FRAMES)
-        elif frame.opcode is not Opcode.CLOSE:
-            self._take_data(frame)
-
-    def _take_data(self, frame: Frame) -> None:
+            return
+        if frame.opcode is Opcode.CLOSE:
+            return
         if frame.opcode is not Opcode.CONT:
             self._opcode = frame.opcode
         self._fragment_count += 1
@@ -156,7 +239,10 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _add_message(self, data: bytes) -> None:
         is_text = self._opcode is Opcode.TEXT
-        if is_text and not _is_utf8(data):
+        try:
+            if is_text:
+                data.decode()
+        except UnicodeDecodeError:
             self._fail(CloseReason.INVALID_TEXT)
             return
         size, self._partial_since = len(data), None
@@ -182,25 +268,6 @@ class WebSocketConnection(asyncio.Protocol):
         self._fail(CloseReason.IDLE)
         self._transport.close()  # after the close frame
         return True
-
-    def _after_reading(self) -> None:
-        self._write()
-        if self.reason is None and self._protocol.state is not OPEN:
-            self._set_closed(self._reason_of_library())
-        partial = len(self._protocol.reader.buffer) + len(self._fragments)
-        if not partial:
-            self._partial_since = None
-        elif self._partial_since is None:
-            self._partial_since = self._loop.time()
-        self._count_partial(partial)
-        self._receiver.is_in_body = len(self._protocol.reader.buffer) >= FRAMES_BYTES
-        self._limit_reading()
-
-    def _reason_of_library(self) -> CloseReason:
-        sent = self._protocol.close_sent
-        if self._protocol.close_rcvd_then_sent or sent is None:
-            return CloseReason.CLIENT
-        return _REASON_BY_CODE[sent.code]
 
     def _count_partial(self, size: int) -> None:
         if size > self._held:
@@ -242,14 +309,14 @@ class WebSocketConnection(asyncio.Protocol):
                 else:
                     self._end()
 
-    def _fail(self, reason: CloseReason) -> None:
+    def _fail(self, reason: Reason) -> None:
         """Sends a close frame, and drops everything that the client sends."""
         if self.reason is None:
-            self._protocol.fail(CODE_BY_REASON[reason], reason)
+            self._protocol.fail(reason.code, reason)
             self._set_closed(reason)
             self._write()
 
-    def _set_closed(self, reason: CloseReason) -> None:
+    def _set_closed(self, reason: Reason) -> None:
         self.reason = reason
         for message in self._messages:
             message.release()
@@ -342,11 +409,3 @@ def _text_frame(text: bytes) -> bytes:
         return b"%c%c%b" % (_WHOLE_TEXT, size, text)
     mark, form = (_TWO_BYTES, "!BBH") if size < 1 << 16 else (_EIGHT_BYTES, "!BBQ")
     return pack(form, _WHOLE_TEXT, mark, size) + text
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -8,7 +8,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.http1.protocol import BoundedProtocol, ConnectionLimit, protocol_with
+from app.http1.protocol import ConnectionLimit, HttpConnection, protocol_with
 from app.process.supervision import Supervisor
 from app.settings import PREFIX
 
@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
         """From now on each answer is the last one on its connection, and says so."""
         self._limit.is_closing = True
         for connection in self.server_state.connections:
-            cast("BoundedProtocol", connection).close_after_answer()
+            cast("HttpConnection", connection).close_after_answer()
 
 
 @asynccontextmanager

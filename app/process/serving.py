@@ -19,7 +19,7 @@ from app import __version__
 from app.admission.keys import read_keys
 from app.api import body_memory
 from app.api.pipelines.samples import samples_of
-from app.api.problems import problem_of
+from app.api.problems import problem_of, problem_response
 from app.api.routes.health import Processes
 from app.http1.protocol import ConnectionLimit
 from app.main import DIALECTS, Gateway, Pages, create_admin_app, create_app
@@ -186,8 +186,8 @@ async def serve(settings: Settings, worker: "Worker | None" = None) -> None:
                 await stack.enter_async_context(supervisor.running("state of this worker", worker.run(gateway)))
             app = api_of(gateway, settings, admin_port)
             refused = gateway.inference.metrics.count_refused_connection
-            limit = ConnectionLimit(gateway.limits.max_connections, refused)
-            admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
+            limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
+            admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)
             admin_app = create_admin_app(gateway, api_port=port, processes=worker)
             body_memory.keep()
             freeze_heap()

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -161,11 +161,11 @@ async def _send(app: ASGIApp, sent: Sent) -> int:
         if message["type"] == "http.response.start":
             answered.append(message["status"])
 
-    await app(_scope(sent), receive, send)
+    await app(_scope(sent, receive), receive, send)
     return answered[0]
 
 
-def _scope(sent: Sent) -> Scope:
+def _scope(sent: Sent, receive: Receive) -> Scope:
     headers = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(sent.body)), *sent.headers]
     return {
         "type": "http",
@@ -180,7 +180,7 @@ def _scope(sent: Sent) -> Scope:
         "headers": [*headers, (b"content-type", sent.media_type.encode())],
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", 8080),
-        "state": {"connection": FakeConnection()},
+        "state": {"connection": FakeConnection(receive)},
     }
 
 

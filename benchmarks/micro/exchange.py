@@ -8,7 +8,7 @@ from app.api.exchange import Header
 
 
 class Connection:
-    """A client that sent its whole request and stays connected: ``app.api.exchange.ClientConnection``."""
+    """A client that sent its whole request and stays connected: ``app.http1.protocol.HttpConnection``."""
 
     is_lost = False
     unsent_bytes = 0

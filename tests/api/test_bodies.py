@@ -241,7 +241,7 @@ async def test_a_disconnect_within_the_body_is_499(api: Served) -> None:
         "path": URL,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "state": {"connection": FakeConnection()},
+        "state": {"connection": FakeConnection(receive)},
     }
     await api.app(scope, receive, send)
     assert sent[0]["status"] == 499

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.api.sockets.websocket import CODE_BY_REASON, CloseReason
+from app.api.sockets.socket import RequestReason
+from app.http1.websocket import CloseReason
 from app.launcher.server import EmbeddedTriton
 from tests.browser.conftest import running_chromium
 from tests.browser.firefox import Firefox
@@ -193,7 +194,11 @@ def test_a_proxy_without_websockets_is_explained(browser: Chrome, gateway: Gatew
 
 def test_each_close_code_is_explained(console: Callable[..., ConsolePage]) -> None:
     page = console("listen")
-    closes = [(code, "" if reason is CloseReason.TOO_LARGE else str(reason)) for reason, code in CODE_BY_REASON.items()]
+    closes = [
+        (code, "" if reason is CloseReason.TOO_LARGE else str(reason))
+        for reason in (*CloseReason, *RequestReason)
+        if (code := reason.code)
+    ]
     closes.append((1006, ""))
     shown = page.browser.execute_async_script(EXPLAINED, closes)
     titles = [each and each["title"] for each in shown]

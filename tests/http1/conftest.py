@@ -17,10 +17,10 @@ HELLO = b"hello"
 
 
 class Sink:
-    """Implements :class:`app.api.exchange.BodySink`."""
+    """Implements :class:`app.http1.framing.BodySink`."""
 
-    def __init__(self, begun: bytes) -> None:
-        self.content = bytearray(begun)
+    def __init__(self) -> None:
+        self.content = bytearray()
         self._room = bytearray()
 
     def add(self, part: bytes) -> None:
@@ -70,10 +70,10 @@ class Application:
 
     async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
         """Answers with the length and the checksum of the body. Rejects a body with an exclamation mark."""
-        body = Sink((await receive())["body"])
+        body = Sink()
         self.last_sink = weakref.ref(body)
         try:
-            is_complete = await self.connection.pass_body(body)
+            is_complete = await self.connection.receive_body(body)
         except PayloadTooLarge as exc:
             await _answer(send, exc.detail.encode())
             return

@@ -11,8 +11,8 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
-from app.api.sockets.websocket import CloseReason, SocketTerms, WebSocket
 from app.core.errors import ClientClosedRequest, TooManyRequests
+from app.http1.websocket import CloseReason, SocketTerms, WebSocket
 from tests.toolkit.listener import connected, listening
 from tests.toolkit.waiting import PATIENCE_S
 from tests.toolkit.websocket_client import BINARY, CONTINUATION, TEXT, connected_to, frame, handshake

@@ -6,18 +6,20 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.body_memory import ByteBudget
-from app.api.exchange import BodySink, Exchange, Header
+from app.api.exchange import Exchange, Header
+from app.http1.framing import BodySink
 
 
 class FakeConnection:
-    """Implements :class:`app.api.exchange.ClientConnection`."""
+    """Implements :class:`app.http1.protocol.HttpConnection`."""
 
     unsent_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, receive: Receive | None = None) -> None:
         self.on_lost: Callable[[], None] | None = None
         self.is_lost = False
         self.is_aborted = False
+        self.receive = receive or nothing
 
     def lose(self) -> None:
         self.is_lost = True
@@ -33,7 +35,12 @@ class FakeConnection:
     def take_body(self, _max_bytes: int) -> None:
         return None
 
-    async def pass_body(self, _sink: BodySink) -> bool:
+    async def receive_body(self, sink: BodySink) -> bool:
+        """Passes the messages that the test sends."""
+        while (message := await self.receive())["type"] != "http.disconnect":
+            sink.add(message.get("body", b""))
+            if not message.get("more_body", False):
+                return True
         return False
 
     def after_writing(self, work: Callable[[], None]) -> None:
@@ -47,7 +54,7 @@ def connected(app: ASGIApp) -> ASGIApp:
     """Adds a connection to each request, as the server does."""
 
     async def with_connection(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"] = {"connection": FakeConnection()}
+        scope["state"] = {"connection": FakeConnection(receive)}
         await app(scope, receive, send)
 
     return with_connection
@@ -78,6 +85,7 @@ def exchange_with(
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
         "state": {"connection": connection or FakeConnection()},
     }
+    scope["state"]["connection"].receive = receive
     exchange = Exchange(scope, receive, send, budget or ByteBudget(1024))
     scope["state"]["exchange"] = exchange
     return exchange

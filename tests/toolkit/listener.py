@@ -9,7 +9,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.http1.protocol import BoundedProtocol, ConnectionLimit
+from app.api.problems import problem_response
+from app.http1.protocol import ConnectionLimit, HttpConnection
 from tests.toolkit.waiting import PATIENCE_S
 
 
@@ -22,9 +23,9 @@ async def listening(
         app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=keep_alive_s
     )
     config.load()
-    state, limit = ServerState(), ConnectionLimit(max_connections, on_refused)
+    state, limit = ServerState(), ConnectionLimit(max_connections, on_refused, problem_response)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedProtocol(limit, config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: HttpConnection(limit, config, state, {}), "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

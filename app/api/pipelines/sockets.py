@@ -20,12 +20,12 @@ from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
 from app.api.pipelines.session_steps import ServedSession, SessionSteps
 from app.api.sockets.handshake import Handshake, check_origin
-from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket, whole_reply
-from app.api.sockets.websocket import CloseReason, Message, SocketTerms, WebSocket
+from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, RequestReason, Socket, whole_reply
 from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.core.rows import owned
+from app.http1.websocket import Message, SocketTerms, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
@@ -162,7 +162,7 @@ class StepHandler:
 
         def close() -> None:
             is_lost = session.ended is End.LOST
-            websocket.close(CloseReason.SESSION_LOST if is_lost else CloseReason.SESSION_ENDED)
+            websocket.close(RequestReason.SESSION_LOST if is_lost else RequestReason.SESSION_ENDED)
 
         session.on_expired = close
 

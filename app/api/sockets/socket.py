@@ -15,17 +15,43 @@ from msgspec import Struct
 from app.api.exchange import Exchange
 from app.api.failures import delay_refusal
 from app.api.problems import problem_of, status_of
-from app.api.sockets.websocket import REASON_BY_ERROR, CloseReason, Message, WebSocket, cause_of
 from app.api.streaming import Events
 from app.api.workload import Workload
-from app.core.errors import ClientClosedRequest, GatewayError, Internal, TooManyRequests
+from app.core.errors import (
+    ClientClosedRequest,
+    Forbidden,
+    GatewayError,
+    Internal,
+    SessionLost,
+    TooManyRequests,
+    Unauthenticated,
+    UnknownSession,
+)
 from app.core.json import json_of
+from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
 from app.observability.log import StructuredLogger
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.streams.events import Event, LiveLog
 
 TRANSPORT = "websocket"
+
+
+class RequestReason(Reason):
+    """The errors of a message that also end its WebSocket."""
+
+    UNAUTHENTICATED = "unauthenticated", 1008
+    FORBIDDEN = "forbidden", 1008
+    SESSION_ENDED = "unknown_session", 4404
+    SESSION_LOST = "session_lost", 4410
+
+
+REASON_BY_ERROR: dict[type[GatewayError], Reason] = {
+    Unauthenticated: RequestReason.UNAUTHENTICATED,
+    Forbidden: RequestReason.FORBIDDEN,
+    UnknownSession: RequestReason.SESSION_ENDED,
+    SessionLost: RequestReason.SESSION_LOST,
+}
 
 _log = StructuredLogger("triton_gateway.websocket")
 _failures = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from random import choice
 from typing import Any
 
@@ -18,71 +18,44 @@ from app.admission.scheduler import Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
-from app.api.parts import PartRunner, PartStreams, Work
+from app.api.parts import READ_AHEAD, PartRunner
 from app.api.problems import problem_of
 from app.api.workload import Workload
-from app.core.answer import Answer, Ending, Tokens
-from app.core.batch import Batch, BatchPart
+from app.core.answer import Answer, Ending
+from app.core.batch import Batch, BatchPart, PartEnd
 from app.core.coalescing import SharedCall
-from app.core.engine import Engine, responses_of
+from app.core.engine import Engine, Put, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.model import Capacity
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import NoTracer, SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import Canceller, run
-from app.pipelines.spec import STREAM_DEFAULTS, StreamSpec
 from app.streams.events import Event, EventLog
 from app.streams.store import StartKey, StreamStore
 from app.streams.stream import ProblemOf, Stream, StreamPlan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """What a call runs: a pipeline, or a model by its own name.
-
-    ``admission``: its admission, with its name in metrics and spans. ``prepared``: completes a request before it is
-    sent. ``abandon``: makes the model stop a request, if a model for that is declared.
-    """
-
-    admission: PipelineAdmission
-    decoupled: bool
-    stream: StreamSpec
-    prepared: Callable[[InferenceRequest, Deadline], InferenceRequest]
-    abandon: Callable[[InferenceRequest], None]
-    commits: bool = True
-    """Whether the answer of a silent stream begins after ``commit_s``; otherwise it waits for the first output."""
-
-    @property
-    def name(self) -> str:
-        return self.admission.name
-
-
-class InferenceCall(Struct, frozen=True, eq=False):
-    """One checked call. ``problem_of``: the data of a stream's terminal error."""
+class InferenceCall(Struct, eq=False):
+    """An admitted call of a pipeline, or of a model by its own name."""
 
     target: Target
-    inference: InferenceRequest
-    answer: Answer
+    admission: PipelineAdmission
     deadline: Deadline
     record: RequestRecord
     caller: Caller
+    requests: Sequence[InferenceRequest] = ()
+    """They run at the same time and in the same slot. Each part of a :class:`Batch` takes its own slot."""
+    answer: Answer = Answer()
     problem_of: ProblemOf = problem_of
-    further: Sequence[InferenceRequest] = ()
-    """Further requests of the same answer, which run at the same time and in the same slot."""
-    batch: Batch | None = None
-    """The request as parts, which run instead of ``inference`` and have the answer. Each part takes its own slot."""
+    """The data of a stream's terminal error."""
 
-    def abandon(self) -> None:
-        """Stops the model. The parts of a batch are stopped where they run."""
-        if self.batch is not None:
-            return
-        for request in (self.inference, *self.further):
-            self.target.abandon(request)
+    def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
+        """The request as it is sent."""
+        return self.target.prepared(request, self.deadline).with_trace(trace)
 
 
 @dataclass(slots=True)
@@ -98,7 +71,9 @@ class Inference:
     admission: Admission = field(default_factory=Admission)
     admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()
     """Are called with each admitted request, and with each step of a session."""
-    _targets: dict[str, tuple[Pipeline, Mapping[str, int], Target]] = field(default_factory=dict)
+    _admissions: dict[tuple[str, str], tuple[Target, Mapping[str, int], PipelineAdmission]] = field(
+        default_factory=dict
+    )
 
     def admit(self, exchange: Exchange, name: str, transport: str | None) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
@@ -129,30 +104,27 @@ class Inference:
             check_pipeline(exchange, self.catalog, name)
         return self.catalog.pipeline(name)
 
-    def target_of(self, pipeline: Pipeline) -> Target:
-        """Returns the same object until the pipeline or a limit of its model changes."""
-        known, in_flight = self._targets.get(pipeline.name), self.catalog.oip_models.in_flight
-        if known is None or known[0] is not pipeline or known[1] is not in_flight:
-            known = self._targets[pipeline.name] = pipeline, in_flight, self._new_target(pipeline)
+    def admission_of(self, target: Target) -> PipelineAdmission:
+        """The admission with the limits of ``target``, which are read again if they or those of its model changed.
+
+        All calls of a model use the same queue.
+        """
+        name, model, in_flight = target.name, target.spec.model, self.catalog.oip_models.in_flight
+        known = self._admissions.get((name, model))
+        if known is None or known[0] is not target or known[1] is not in_flight:
+            limits, load = target.spec.limits, ModelLoad(model, target.capacity, in_flight.get(model))
+            own = NO_LIMITS if limits is None else PipelineLimits(limits.in_flight, limits.queue, limits.per_key)
+            known = self._admissions[name, model] = target, in_flight, self.admission.of(name, load, own)
         return known[2]
 
-    def _new_target(self, pipeline: Pipeline) -> Target:
-        spec = pipeline.spec.limits
-        limits = PipelineLimits() if spec is None else PipelineLimits(spec.in_flight, spec.queue, spec.per_key)
-        return Target(
-            admission=self.admission_of(pipeline.name, pipeline.spec.model, pipeline.capacity, limits),
-            decoupled=pipeline.config.decoupled,
-            stream=pipeline.spec.stream or STREAM_DEFAULTS,
-            prepared=pipeline.prepared,
-            abandon=partial(self.canceller.cancel, pipeline),
-        )
+    def call(self, exchange: Exchange, target: Target, timeout_s: float) -> InferenceCall:
+        """Starts the deadline, which includes the time to receive the body. Call it before the body is read.
 
-    def admission_of(
-        self, name: str, model: str, capacity: Capacity, limits: PipelineLimits = NO_LIMITS
-    ) -> PipelineAdmission:
-        """The admission of calls that count under ``name``. All calls of a model use the same queue."""
-        load = ModelLoad(model, capacity, self.catalog.oip_models.in_flight.get(model))
-        return self.admission.of(name, load, limits)
+        Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
+        """
+        admission, deadline = self.admission_of(target), deadline_of(exchange, timeout_s)
+        admission.check(exchange.caller, deadline)
+        return InferenceCall(target, admission, deadline, exchange.record, exchange.caller)
 
     def allowed(self, exchange: Exchange) -> Iterator[Pipeline]:
         """The pipelines that can be called, of those that the caller's key allows."""
@@ -173,7 +145,7 @@ class Inference:
             if timeout_s is None:
                 continue
             deadline = deadline_of(exchange, timeout_s)
-            admission = self.target_of(pipeline).admission
+            admission = self.admission_of(pipeline)
             if admission.admits(exchange.caller, deadline):
                 return
             refusing.append((admission, deadline))
@@ -183,7 +155,7 @@ class Inference:
 
     async def take_slot(self, call: InferenceCall) -> Slot:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
-        admission, record = call.target.admission, call.record
+        admission, record = call.admission, call.record
         slot = admission.try_enter(call.caller)
         if slot is None:
             started = time.perf_counter()
@@ -196,7 +168,7 @@ class Inference:
 
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
-        admission = self.target_of(pipeline).admission
+        admission = self.admission_of(pipeline)
         given = admission.limits
         return {
             "in_flight": admission.model_queue.limit.value,
@@ -219,53 +191,38 @@ class Inference:
 
     async def answer(self, call: InferenceCall) -> Ending:
         """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""
-        slot, record = await self.take_slot(call), call.record
-        record.triton_request_id = call.inference.request_id
+        slot, record, answer = await self.take_slot(call), call.record, call.answer
+        request, is_abandoned = call.requests[0], False
+        record.triton_request_id = request.request_id
         started = record.triton_at = time.perf_counter()
         try:
-            if call.batch is None:
-                with slot:
-                    ending = await self._run(slot, call)
-            else:
-                ending = await self._run_parts(slot, call, call.batch)
-        finally:
-            record.triton_s = time.perf_counter() - started
-        record.exit_early(ending.early_exit)
-        return ending
-
-    async def _run_parts(self, first: Slot, call: InferenceCall, batch: Batch) -> Ending:
-        async def run_part(slot: Slot, part: BatchPart) -> None:
-            await self._run(slot, replace(call, inference=part.request, answer=part.answer, batch=None))
-
-        await self._runner_of(call, batch, run_part).run(first)
-        return batch.finish()
-
-    def _runner_of(self, call: InferenceCall, batch: Batch, work: Work) -> PartRunner:
-        parts = self.metrics.of_pipeline(call.target.name).parts
-
-        def counted(slot: Slot, part: BatchPart) -> Awaitable[None]:
-            parts.inc()
-            return work(slot, part)
-
-        counted_work = counted if batch.has_several else work
-        return PartRunner(call.target.admission, call.caller, call.deadline, batch, counted_work)
-
-    async def _run(self, slot: Slot, call: InferenceCall) -> Ending:
-        target, is_abandoned = call.target, False
-        requests = _prepared(call, call.record.trace)
-        try:
-            responded = slot.output if target.decoupled else None
-            return await run(self.engine, requests, call.deadline, call.answer, responded)
+            with slot:
+                if call.target.config.decoupled or len(call.requests) > 1 or isinstance(answer, Batch):
+                    responses = self.responses_of(call, slot, record.trace, may_share=True)
+                    counts = call.target.config.decoupled and not isinstance(answer, Batch)
+                    ending = await run(answer, responses, slot.output if counts else None)
+                else:
+                    request = call.prepared(request, record.trace)
+                    ending = await run(answer, self.engine.infer(request, call.deadline))
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
             is_abandoned = True
             raise
         finally:
-            if requests[0].shared is not None:
-                _note_sharing(call.record, requests[0].shared)
-            if (tokens := call.answer.tokens) is not None:
-                call.record.add_tokens(tokens)
-            if is_abandoned or call.answer.has_enough:
-                call.abandon()
+            record.triton_s = time.perf_counter() - started
+            if request.shared is not None:
+                _note_sharing(record, request.shared)
+            if (tokens := answer.tokens) is not None:
+                record.add_tokens(tokens)
+            if is_abandoned or answer.has_enough:
+                self.abandon(call)
+        record.exit_early(ending.early_exit)
+        return ending
+
+    def abandon(self, call: InferenceCall, part: InferenceRequest | None = None) -> None:
+        """Makes the model stop, if the pipeline declares a model for that. A batch is stopped part by part."""
+        requests = () if isinstance(call.answer, Batch) else call.requests
+        for request in requests if part is None else (part,):
+            self.canceller.cancel(call.target, request)
 
     async def open_stream(self, call: InferenceCall, log: EventLog | None = None) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
@@ -274,11 +231,14 @@ class Inference:
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        slot = await self.take_slot(call)
-        stream = Stream(self._plan_of(call, slot, StreamRecorder(self, call, slot)), log)
+        stream = Stream(StreamRecorder(self, call, await self.take_slot(call)), log)
         self._start(stream, call.target.name)
+        opening: list[Event] = []
         try:
-            opening = await _first_events(stream, call.target.stream.commit_s if call.target.commits else None)
+            async with asyncio.timeout(call.target.stream_terms.commit_s):
+                opening = await stream.log.read(0)
+        except TimeoutError:
+            pass
         except asyncio.CancelledError:
             stream.end(ClientClosedRequest("The client went away before the first output."))
             raise
@@ -286,7 +246,7 @@ class Inference:
             raise stream.error
         return stream, opening
 
-    async def start_resumable(self, call: InferenceCall, store: StreamStore, slot: Slot, start: StartKey | None) -> str:
+    async def start_resumable(self, call: InferenceCall, slot: Slot, store: StreamStore, start: StartKey | None) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
@@ -295,9 +255,9 @@ class Inference:
         started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(self._plan_of(call, slot, ResumableRecorder(self, call, slot)), store.new_log())
+        stream = Stream(ResumableRecorder(self, call, slot), store.new_log())
         try:
-            stream_id = await store.keep(stream, call.target.stream.resume_s, call.record.key, start)
+            stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key, start)
         except BaseException as exc:
             slot.leave(exc)
             if isinstance(exc, GatewayError):
@@ -306,34 +266,50 @@ class Inference:
         self._start(stream, call.target.name)
         return stream_id
 
-    def _plan_of(self, call: InferenceCall, slot: Slot, recorder: "StreamRecorder") -> StreamPlan:
-        record, target = call.record, call.target
-        record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
-        return StreamPlan(
-            request_id=record.request_id,
-            responses=self._responses_of(call, slot, recorder.span.trace),
-            answer=call.answer,
-            deadline=call.deadline,
-            first_s=target.stream.longest_first_s,
-            progress_s=target.stream.progress_s,
-            lag_s=target.stream.lag_s,
-            problem_of=call.problem_of,
-            observer=recorder,
-        )
-
-    def _responses_of(
-        self, call: InferenceCall, slot: Slot, trace: TraceContext | None
+    def responses_of(
+        self, call: InferenceCall, slot: Slot, trace: TraceContext | None, *, may_share: bool = False
     ) -> AsyncGenerator[InferenceResponse]:
-        decoupled = call.target.decoupled
-        if call.batch is None:
-            return responses_of(self.engine, _prepared(call, trace), call.deadline, decoupled=decoupled)
+        """The responses of all requests, or of the parts of a batch. ``may_share``: parts may share calls."""
+        batch, decoupled = call.answer, call.target.config.decoupled
+        if not isinstance(batch, Batch):
+            requests = [call.prepared(each, trace) for each in call.requests]
+            return responses_of(self.engine, requests, call.deadline, decoupled=decoupled)
+        parts = self.metrics.of_pipeline(call.target.name).parts if batch.has_several else None
 
-        def responses(request: InferenceRequest) -> AsyncGenerator[InferenceResponse]:
-            part = replace(call, inference=request)
-            return responses_of(self.engine, _prepared(part, trace), call.deadline, decoupled=decoupled)
+        async def run_parts(put: Put) -> None:
+            async def read(slot: Slot, part: BatchPart) -> GatewayError | None:
+                """Reads a part to its end, or to its error, which its last response has."""
+                first = part.items.start
+                error: GatewayError | None = None
+                request = call.prepared(part.request, trace)
+                if parts is not None:
+                    parts.inc()
+                try:
+                    if may_share and not decoupled:
+                        await put(replace(await self.engine.infer(request, call.deadline), choice=first))
+                    else:
+                        async with aclosing(
+                            responses_of(self.engine, [request], call.deadline, decoupled=decoupled)
+                        ) as responses:
+                            async for response in responses:
+                                slot.output()
+                                await put(replace(response, choice=first, is_final=False))
+                except (asyncio.CancelledError, DeadlineExceeded) as exc:
+                    self.abandon(call, request)
+                    if isinstance(exc, asyncio.CancelledError):
+                        raise
+                    error = exc
+                except GatewayError as exc:
+                    error = exc
+                finally:
+                    if request.shared is not None:
+                        _note_sharing(call.record, request.shared)
+                await put(PartEnd({}, choice=first, error=error))
+                return error
 
-        streams = PartStreams(responses, call.target.abandon)
-        return streams.responses(self._runner_of(call, call.batch, streams.read), slot)
+            await PartRunner(call.admission, call.caller, call.deadline, batch, read).run(slot)
+
+        return merged(run_parts, READ_AHEAD)
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
@@ -355,43 +331,37 @@ def _note_sharing(record: RequestRecord, shared: SharedCall) -> None:
         record.shared_trace = shared.trace
 
 
-def _prepared(call: InferenceCall, trace: TraceContext | None) -> list[InferenceRequest]:
-    return [call.target.prepared(each, call.deadline).with_trace(trace) for each in (call.inference, *call.further)]
+def _nothing() -> None: ...
 
 
-async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
-    try:
-        async with asyncio.timeout(commit_s):
-            return await stream.log.read(0)
-    except TimeoutError:
-        return []
+class StreamRecorder(StreamPlan):
+    """Tells metrics, trace, record and admission what happens to one stream.
 
-
-class StreamRecorder:
-    """Tells metrics, trace, record and admission what happens to one stream. Implements StreamObserver.
-
-    ``slot``: the stream's slot, which it gives back.
+    ``slot``: the stream's slot, which it gives back. Each part of a batch has its own, which knows its outputs.
     """
 
     def __init__(self, inference: Inference, call: InferenceCall, slot: Slot) -> None:
-        name, record = call.target.name, call.record
-        self._slot = slot
-        self._counts_outputs = call.batch is None
-        """Each part of a batch has its own slot, which knows its outputs."""
-        self._inference = inference
-        self._record = record
-        without_inputs = [each.without_inputs() for each in call.further]
-        self._abandon = replace(call, inference=call.inference.without_inputs(), further=without_inputs).abandon
-        self.span = inference.tracer.start(f"stream {name}", SpanKind.INTERNAL, record.trace)
-        metrics = inference.metrics.of_pipeline(name)
-        self._answer, self._metrics = call.answer, metrics
+        target, record = call.target, call.record
+        self._inference, self._call, self._record, self._slot = inference, call, record, slot
+        record.triton_request_id, record.triton_at = call.requests[0].request_id, time.perf_counter()
+        self.span = inference.tracer.start(f"stream {target.name}", SpanKind.INTERNAL, record.trace)
+        super().__init__(
+            request_id=record.request_id,
+            responses=inference.responses_of(call, slot, self.span.trace),
+            answer=call.answer,
+            deadline=call.deadline,
+            first_s=target.stream_terms.longest_first_s,
+            progress_s=target.stream_terms.progress_s,
+            lag_s=target.stream_terms.lag_s,
+            problem_of=call.problem_of,
+            responded=_nothing if isinstance(call.answer, Batch) else slot.output,
+        )
+        call.requests = [each.without_inputs() for each in call.requests]
+        metrics = inference.metrics.of_pipeline(target.name)
+        self._metrics = metrics
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
         self._first_at = self._last_at = record.started
         self._has_output = False
-
-    def responded(self) -> None:
-        if self._counts_outputs:
-            self._slot.output()
 
     def output_written(self) -> None:
         now = time.perf_counter()
@@ -404,7 +374,7 @@ class StreamRecorder:
         self._count.inc()
 
     def abandoned(self) -> None:
-        self._abandon()
+        self._inference.abandon(self._call)
 
     def ended(self, stream: Stream) -> None:
         end_stream_span(
@@ -414,17 +384,14 @@ class StreamRecorder:
         record.triton_s = max(record.duration_s - stream.own_s - record.queue_s, 0.0)
         record.stream_ended = time.perf_counter()
         record.exit_early(stream.early_exit)
-        if (tokens := self._answer.tokens) is not None:
-            self._count_tokens(tokens)
+        if (tokens := self.answer.tokens) is not None:
+            record.add_tokens(tokens)
+            if tokens.completion > 1:
+                seconds = (self._last_at - self._first_at) / (tokens.completion - 1)
+                self._metrics.time_per_output_token.observe(seconds)
         if stream.error is not None:
             record.fail(stream.error)
         self._slot.leave(stream.error)
-
-    def _count_tokens(self, tokens: Tokens) -> None:
-        self._record.add_tokens(tokens)
-        if tokens.completion > 1:
-            seconds = (self._last_at - self._first_at) / (tokens.completion - 1)
-            self._metrics.time_per_output_token.observe(seconds)
 
 
 class ResumableRecorder(StreamRecorder):

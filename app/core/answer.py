@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
@@ -41,10 +41,11 @@ class Tokens(Struct):
         return Tokens(sum(known) if known else None, self.completion + other.completion)
 
 
-class Answer(Protocol):
+class Answer:
     """Converts the responses of one request, without I/O. After an error of :meth:`add`, add no further response.
 
-    The answer of a stream writes an output for each response. A whole answer writes its only output at the end.
+    The answer of a stream writes an output for each response. A whole answer writes its only output at the end. This
+    base class writes none.
     """
 
     @property
@@ -73,9 +74,13 @@ class Answer(Protocol):
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the output of a response; None if nothing is to be written. Raises GatewayError."""
+        return None
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Called after the last response, or after an error. Raises the error for the caller."""
+        if error is not None:
+            raise error
+        return Ending()
 
 
 _ends = ThreadPoolExecutor(1, "ends")

@@ -5,13 +5,13 @@ of all parts are written into one array for each output.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.answer import Answer, Ending
+from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, ModelChanged
 from app.core.inference import Array, InferenceRequest, InferenceResponse, new_request_id
 
@@ -21,34 +21,13 @@ class BatchPart(Struct, frozen=True, eq=False):
 
     items: range
     request: InferenceRequest
-    answer: Answer
-
-    def fail(self, error: GatewayError) -> None:
-        """Tells in the error which items failed."""
-        error.errors = (FieldProblem(name_of(self.items), "failed"), *error.errors)
 
 
 class PartEnd(InferenceResponse, frozen=True, eq=False):
-    """Stands after the last response of a part in a stream of several parts."""
+    """Stands after the last response of a part."""
 
     error: GatewayError | None = None
     """Why the part failed."""
-
-
-class Batch(Protocol):
-    """The parts of one request, and its answer. Each part's answer is complete after its own ``finish``."""
-
-    def __len__(self) -> int:
-        """The number of parts that :meth:`parts` yields."""
-
-    @property
-    def has_several(self) -> bool:
-        """Whether there are several parts. The error of a part then names its items."""
-
-    def parts(self) -> Iterator[BatchPart]: ...
-
-    def finish(self) -> Ending:
-        """Returns the end of the whole answer, after the last part."""
 
 
 def name_of(items: range) -> str:
@@ -72,45 +51,72 @@ def part_of(request: InferenceRequest, items: range) -> InferenceRequest:
     return replace(request, inputs=inputs, request_id=new_request_id() if items.start else request.request_id)
 
 
-class OneVersion:
-    """The version of the model that answered every part so far. A response without outputs may have none."""
+class Batch(Answer):
+    """The answer of a request whose items run as parts, each with an answer of its own.
 
-    def __init__(self) -> None:
-        self._version = ""
-
-    def check(self, response: InferenceResponse) -> None:
-        """Raises ModelChanged."""
-        self._version = self._version or response.version
-        if response.version not in ("", self._version):
-            raise ModelChanged(
-                f"The parts of the request were answered by the versions {self._version} and {response.version}."
-            )
-
-
-class WholeBatch:
-    """Base class of batches whose parts are all known: those of one request."""
+    ``choice`` of each response is the number of the first item of its part. A :class:`PartEnd` follows the last one.
+    """
 
     def __init__(self, request: InferenceRequest, call_items: int, count: int | None = None) -> None:
         """``call_items``: the most items of a call. ``count``: of all items; None for those of the request."""
-        self.version = OneVersion()
         self.count = items_of(request) if count is None else count
         self._request = request
         self._ranges = ranges_of(self.count, call_items)
+        self._running: dict[int, tuple[BatchPart, Answer]] = {}
+        self._tokens: Tokens | None = None
+        self._version = ""
+        """The version of the model that answered every part so far. A response without outputs may have none."""
 
     def __len__(self) -> int:
+        """The number of parts that :meth:`parts` yields."""
         return len(self._ranges)
 
     @property
     def has_several(self) -> bool:
+        """Whether there are several parts. The error of a part then names its items."""
         return len(self) > 1
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """Those of the parts that have ended."""
+        return self._tokens
 
     def parts(self) -> Iterator[BatchPart]:
         for items in self._ranges:
-            yield self.part(items, part_of(self._request, items))
+            part = BatchPart(items, self.request_of(items))
+            self._running[items.start] = part, self.answer_of(part)
+            yield part
 
-    def part(self, items: range, request: InferenceRequest) -> BatchPart:
-        """The part with its answer. ``request``: for these items."""
+    def request_of(self, items: range) -> InferenceRequest:
+        return part_of(self._request, items)
+
+    def answer_of(self, part: BatchPart) -> Answer:
+        """The answer of one part."""
         raise NotImplementedError
+
+    def put(self, items: range, answer: Answer, ending: Ending) -> Values | None:
+        """Takes the end of a part. Returns the output to write, None for none. Raises ContractViolation."""
+        raise NotImplementedError
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Raises ModelChanged, and the errors of the part's answer, which name its items."""
+        part, answer = self._running[response.choice]
+        try:
+            if isinstance(response, PartEnd):
+                del self._running[response.choice]
+                ending = answer.finish(response.error)
+                if answer.tokens is not None:
+                    self._tokens = answer.tokens if self._tokens is None else self._tokens + answer.tokens
+                return self.put(part.items, answer, ending)
+            self._version = self._version or response.version
+            if response.version not in ("", self._version):
+                versions = f"{self._version} and {response.version}"
+                raise ModelChanged(f"The parts of the request were answered by the versions {versions}.")
+            return answer.add(response)
+        except GatewayError as exc:
+            if self.has_several:
+                exc.errors = (FieldProblem(name_of(part.items), "failed"), *exc.errors)
+            raise
 
 
 def check_rows(tensor: str, rows: int, items: range) -> None:

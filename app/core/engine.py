@@ -4,7 +4,7 @@ The interface for observers of inference calls: metrics, the tensor log, tracing
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -67,6 +67,7 @@ class InferenceServer(Engine, Protocol):
 
 
 Call = Callable[[InferenceRequest, Deadline], AsyncGenerator[InferenceResponse]]
+Put = Callable[[InferenceResponse], Awaitable[None]]
 
 
 def responses_of(
@@ -80,7 +81,7 @@ def responses_of(
     """
     call: Call = engine.infer_stream if decoupled else partial(_only_response, engine)
     if len(requests) > 1:
-        return _merged(call, requests, deadline)
+        return merged(partial(_read_all, call, requests, deadline), len(requests))
     responses, sequence = call(requests[0], deadline), requests[0].sequence
     return responses if sequence is None else _read_to_the_end(responses, sequence)
 
@@ -110,36 +111,44 @@ async def _read_to_the_end(
         raise
 
 
-async def _merged(
-    call: Call, requests: Sequence[InferenceRequest], deadline: Deadline
-) -> AsyncGenerator[InferenceResponse]:
-    arrived = asyncio.Queue[InferenceResponse | Exception | None](maxsize=len(requests))
-
+async def _read_all(call: Call, requests: Sequence[InferenceRequest], deadline: Deadline, put: Put) -> None:
     async def read(choice: int, request: InferenceRequest) -> None:
-        try:
-            async with aclosing(call(request, deadline)) as responses:
-                async for response in responses:
-                    await arrived.put(replace(response, choice=choice))
-            await arrived.put(None)
-        except GatewayError as exc:
-            exc.forget_frames()  # they refer to the queue, and to the request
-            await arrived.put(exc)
+        async with aclosing(call(request, deadline)) as responses:
+            async for response in responses:
+                await put(replace(response, choice=choice))
 
-    reading = [asyncio.create_task(read(choice, request)) for choice, request in enumerate(requests)]
+    async with asyncio.TaskGroup() as group:
+        for choice, request in enumerate(requests):
+            group.create_task(read(choice, request))
+
+
+async def merged(run: Callable[[Put], Awaitable[None]], size: int) -> AsyncGenerator[InferenceResponse]:
+    """Yields the responses that ``run`` puts, until it ends. Raises its error, the first one of a group.
+
+    ``size``: how many responses may wait for the reader. Closing the generator cancels ``run``.
+    """
+    arrived = asyncio.Queue[InferenceResponse | Exception | None](size)
+
+    async def fill() -> None:
+        try:
+            await run(arrived.put)
+        except Exception as exc:
+            error = exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc
+            if isinstance(error, GatewayError):
+                error.forget_frames()  # they refer to the queue, and to the request
+            await arrived.put(error)
+        else:
+            await arrived.put(None)
+
+    filling = asyncio.create_task(fill())
     try:
-        missing = len(requests)
-        while missing:
-            item = await arrived.get()
+        while (item := await arrived.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            if item is None:
-                missing -= 1
-            else:
-                yield item
+            yield item
     finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
 
 
 async def discard_stream(engine: Engine, request: InferenceRequest, deadline: Deadline) -> None:

@@ -291,9 +291,11 @@ class Catalog:
         names = {entry.spec.model for entry in self.entries.values()} | listed
         self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
-        self.oip_models.in_flight = _in_flight_of(specs)
-        self.oip_models.first_output_s = _first_output_s_of(specs)
+        limits = _in_flight_of(specs), _first_output_s_of(specs)
+        if limits != (self.oip_models.in_flight, self.oip_models.first_output_s):
+            self.oip_models.in_flight, self.oip_models.first_output_s = limits
         self.oip_models.with_sessions = frozenset((spec.model, spec.version) for spec in specs if spec.session)
+        self.oip_models.cancel = {spec.model: spec.cancel for spec in specs if spec.cancel is not None}
         once = {spec.model for spec in specs if not spec.idempotent}
         self.oip_models.idempotent = frozenset(spec.model for spec in specs) - once
 

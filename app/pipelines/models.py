@@ -24,6 +24,7 @@ from app.core.model import (
 from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
 from app.core.text import nearest
 from app.pipelines.sessions import stateful_models
+from app.pipelines.spec import CancelSpec
 
 Answer = ModelConfig | Exception
 
@@ -146,10 +147,12 @@ _UNKNOWN = Capacity()
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The rules for requests to a model that depend on the models below it."""
+    """The rules for requests to a model that depend on the models below it, and on the pipelines over it."""
 
     sequence_ids: SequenceIds = field(default_factory=SequenceIds)
     takes_traceparent: bool = False
+    idempotent: bool = False
+    ends_by_hook: bool = False
 
 
 class OipModels:
@@ -160,11 +163,13 @@ class OipModels:
         self._capacities: dict[str, Capacity] = {}
         self._rules: dict[str, RequestRules] = {}
         self.in_flight: Mapping[str, int] = {}
-        """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
+        """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one has changed."""
         self.first_output_s: Mapping[str, float] = {}
         """Model -> the largest ``stream.first_output_s`` of its pipelines. Changes together with ``in_flight``."""
         self.idempotent: frozenset[str] = frozenset()
         """Models that may run a request twice: every pipeline over them says so."""
+        self.cancel: Mapping[str, CancelSpec] = {}
+        """Model -> what a pipeline over it declares: Triton would not stop a step of the model."""
         self.with_sessions: frozenset[ModelKey] = frozenset()
         """The models of the pipelines with sessions."""
         self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
@@ -236,6 +241,7 @@ class OipModels:
         if self._capacities.get(config.name) != capacity:
             self._capacities[config.name] = capacity
         ids = self._sequence_ids_of(config, models)
-        rules = RequestRules(ids, takes_traceparent(config, models))
+        name = config.name
+        rules = RequestRules(ids, takes_traceparent(config, models), name in self.idempotent, name in self.cancel)
         if self._rules.get(config.name) != rules:
             self._rules[config.name] = rules

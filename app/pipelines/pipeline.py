@@ -29,7 +29,7 @@ from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of
-from app.pipelines.spec import ADAPTER, BatchSpec, PipelineSpec, StreamSpec
+from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
 
@@ -151,11 +151,34 @@ def _batch_size(tensors: Sequence[Tensor], most: int, problems: _Problems) -> in
     return size
 
 
-@dataclass(frozen=True, eq=False)
-class Pipeline:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Target:
+    """What a call runs: a pipeline, or a model by its own name, which is a pipeline without fields."""
+
     name: str
+    """In metrics and spans."""
     spec: PipelineSpec
     config: ModelConfig
+    capacity: Capacity = dataclasses.field(default_factory=Capacity)
+    coalescing: Coalescing | None = None
+    """None if each request has a call of its own."""
+
+    @property
+    def stream_terms(self) -> StreamSpec:
+        """The limits of a stream, also for one that is not declared."""
+        return self.spec.stream or STREAM_DEFAULTS
+
+    def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+        """The request as it is sent."""
+        name = self.spec.deadline_parameter
+        if name is not None:  # Triton tells no step the deadline
+            expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
+            request = request.with_parameter(name, expires_at_ms)
+        return request if self.coalescing is None else request.coalesced(self.coalescing)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pipeline(Target):
     graph: Graph
     inputs: tuple[InputField, ...]
     parameters: tuple[ParameterField, ...]
@@ -182,10 +205,7 @@ class Pipeline:
     """Divides the answers under ``/v1/pipelines``."""
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
-    capacity: Capacity = dataclasses.field(default_factory=Capacity)
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
-    coalescing: Coalescing | None = None
-    """None if each request has a call of its own."""
     session: SessionTerms | None = None
     """None if the pipeline has no sessions."""
     is_of_session: bool = False
@@ -249,14 +269,6 @@ class Pipeline:
             f"/v2/models/{self.spec.model}/infer with the parameters `sequence_id`, `sequence_start` and "
             "`sequence_end`.",
         )
-
-    def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-        """The request as it is sent."""
-        name = self.spec.deadline_parameter
-        if name is not None:  # Triton tells no step the deadline
-            expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
-            request = request.with_parameter(name, expires_at_ms)
-        return request if self.coalescing is None else request.coalesced(self.coalescing)
 
     @property
     def longest_timeout_s(self) -> float:

@@ -1,13 +1,13 @@
 """Runs one unary request of a pipeline, and converts the responses of any request to the caller's values.
 
-A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request. Both determine how the
-answer ended. ``Canceller`` cancels abandoned requests, and ``run_sample`` runs a pipeline's sample.
+A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request.
+``Canceller`` cancels abandoned requests, and ``run_sample`` runs a pipeline's sample.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Tokens, Values, ending_of
 from app.core.batch import items_of, part_of
-from app.core.engine import Engine, discard_stream, responses_of
+from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
 from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.outputs import OutputField
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.trial import run_trial
 
 
@@ -50,8 +50,8 @@ class TokenCount:
             self.tokens.completion = int(written.array.flat[-1])
 
 
-class ResponseReader(Answer):
-    """Converts the responses of one request to the caller's values, and determines how its answer ended."""
+class Collector(Answer):
+    """The answer of a stream: the values of each response. Determines how the answer ended."""
 
     _item_count = 1
     _without_elements: ContractViolation | None = None
@@ -84,7 +84,7 @@ class ResponseReader(Answer):
         if self._token_count is not None:
             self._token_count.add(response)
 
-    def values_of(self, response: InferenceResponse) -> Values | None:
+    def add(self, response: InferenceResponse) -> Values | None:
         """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
@@ -103,11 +103,11 @@ class ResponseReader(Answer):
                 values[name] = (values[name] or "") + rest
         return values
 
-    def ending(self, error: GatewayError | None) -> Ending:
-        """Called after the last response, or after an error.
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """An early exit before any output has the empty result.
 
-        An early exit before any output has the empty result. Raises the error for the caller, or ContractViolation if
-        a model that is not decoupled omitted an output, or wrote it without its elements.
+        Raises the error for the caller, or ContractViolation if a model that is not decoupled omitted an output, or
+        wrote it without its elements.
         """
         if error is not None:
             return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
@@ -166,19 +166,7 @@ class ResponseReader(Answer):
         return "" if self._decoupled and field.is_text_run else field.empty_value
 
 
-class Collector(ResponseReader):
-    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`."""
-
-    def add(self, response: InferenceResponse) -> Values | None:
-        """Raises the errors of :meth:`values_of`."""
-        return self.values_of(response)
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`ending`."""
-        return self.ending(error)
-
-
-class WholeAnswer(ResponseReader):
+class WholeAnswer(Collector):
     """The answer of a unary request: one output, with each output of a decoupled model joined as it declares."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
@@ -186,16 +174,16 @@ class WholeAnswer(ResponseReader):
         self._values: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`values_of`."""
-        values = self.values_of(response)
+        """Raises the errors of :meth:`Collector.add`."""
+        values = super().add(response)
         if not self._decoupled:
             self._values = values or self._values
         elif values is not None:
             self._join(values)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`ending`."""
-        ending = self.ending(error)
+        """Raises the errors of :meth:`Collector.finish`."""
+        ending = super().finish(error)
         if not self._decoupled:
             return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
@@ -247,21 +235,19 @@ def _whole(field: OutputField, joined: Any) -> Any:
 
 
 async def run(
-    engine: Engine,
-    requests: Sequence[InferenceRequest],
-    deadline: Deadline,
     answer: Answer,
-    responded: Callable[[], None] | None,
+    responses: Awaitable[InferenceResponse] | AsyncGenerator[InferenceResponse],
+    responded: Callable[[], None] | None = None,
 ) -> Ending:
-    """Runs the requests of one unary answer. Raises GatewayError; cancelling the task cancels the work in Triton.
+    """Runs one unary answer. Raises GatewayError; cancelling the task cancels the work in Triton.
 
-    ``responded``: is called for each response; None for a model that is not decoupled.
+    ``responded``: is called for each of several responses.
     """
     try:
-        if responded is None and len(requests) == 1:
-            answer.add(await engine.infer(requests[0], deadline))
+        if isinstance(responses, Awaitable):
+            answer.add(await responses)
         else:
-            async with aclosing(responses_of(engine, requests, deadline, decoupled=responded is not None)) as responses:
+            async with aclosing(responses):
                 async for response in responses:
                     if responded is not None:
                         responded()
@@ -288,12 +274,12 @@ class Canceller:
         self._engine = engine
         self._calls = BackgroundTasks()
 
-    def cancel(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+    def cancel(self, target: Target, request: InferenceRequest) -> None:
         """Starts the call and returns at once. A no-op for a pipeline without ``cancel``."""
-        if pipeline.spec.cancel is None:
-            return
-        tensor = Tensor(pipeline.spec.cancel.input, BYTES, bytes_array([request.request_id.encode()], (1,)))
-        self._calls.start(self._call(InferenceRequest(pipeline.spec.cancel.model, (tensor,), about=request.request_id)))
+        hook = target.spec.cancel
+        if hook is not None:
+            tensor = Tensor(hook.input, BYTES, bytes_array([request.request_id.encode()], (1,)))
+            self._calls.start(self._call(InferenceRequest(hook.model, (tensor,), about=request.request_id)))
 
     async def close(self) -> None:
         """Waits for the running calls."""
@@ -317,12 +303,8 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     request = replace(pipeline.probe_of(body), is_probe=True)
     if pipeline.batch is not None:
         request = part_of(request, range(pipeline.call_items))
-    responded = _ignore if pipeline.config.decoupled else None
     deadline = Deadline.after(pipeline.sample_timeout_s)
-    await run(engine, [request], deadline, WholeAnswer(pipeline, request), responded)
+    call = engine.infer_stream if pipeline.config.decoupled else engine.infer
+    await run(WholeAnswer(pipeline, request), call(request, deadline))
     if pipeline.coalescing is not None:
         await run_trial(engine, pipeline, pipeline.coalescing, folder)
-
-
-def _ignore() -> None:
-    pass

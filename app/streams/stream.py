@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
@@ -38,27 +39,13 @@ _ABANDONED = frozenset(
 """Outcomes that the gateway decides while the model may still be computing."""
 
 
-class StreamObserver(Protocol):
-    """Receives the events of one stream's life."""
-
-    def responded(self) -> None:
-        """Called for each response of the model, before its output is written."""
-
-    def output_written(self) -> None: ...
-    def abandoned(self) -> None:
-        """Called when the gateway needs no further response, but the model may still be computing."""
-
-    def ended(self, stream: "Stream") -> None:
-        """Called once, after the terminal event was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """The parts of a stream.
+@dataclass(kw_only=True, eq=False)
+class StreamPlan(ABC):
+    """What a stream runs. A subclass is told what happens to it.
 
     ``first_s``: longest time until the model's first response, in seconds. ``progress_s``: longest time between two
     later responses. ``lag_s``: longest time for which Triton keeps responses because the reader is slower than the
-    model.
+    model. ``responded``: called for each response of the model, before its output is written.
     """
 
     request_id: str
@@ -69,7 +56,18 @@ class StreamPlan:
     progress_s: float
     lag_s: float
     problem_of: ProblemOf
-    observer: StreamObserver
+    responded: Callable[[], None]
+
+    @abstractmethod
+    def output_written(self) -> None: ...
+
+    @abstractmethod
+    def abandoned(self) -> None:
+        """Called when the gateway needs no further response, but the model may still be computing."""
+
+    @abstractmethod
+    def ended(self, stream: "Stream") -> None:
+        """Called once, after the terminal event was written."""
 
 
 class Stream:
@@ -133,7 +131,7 @@ class Stream:
             with silence:
                 async with aclosing(self._plan.responses) as responses:
                     async for response in responses:
-                        self._plan.observer.responded()
+                        self._plan.responded()
                         await self._add(response)
                         if self._lag_s and not response.is_behind:
                             self._lag_s = 0.0
@@ -151,7 +149,7 @@ class Stream:
 
     def _leave_rest(self, response: InferenceResponse) -> None:
         if not response.is_final:
-            self._plan.observer.abandoned()
+            self._plan.abandoned()
 
     async def _wait_for_reader(self) -> None:
         """Waits while Triton buffers the model's responses. :meth:`end` and the deadline interrupt the wait."""
@@ -175,7 +173,7 @@ class Stream:
     def _write_output(self, text: bytes) -> None:
         self._append("output", text)
         self.outputs += 1
-        self._plan.observer.output_written()
+        self._plan.output_written()
 
     async def _finish(self, error: GatewayError | None = None) -> None:
         try:
@@ -197,15 +195,15 @@ class Stream:
             "request_id": self._plan.request_id,
         }
         self._append("done", json_of(done))
-        self._plan.observer.ended(self)
+        self._plan.ended(self)
 
     def _end_with(self, error: GatewayError) -> None:
         error.forget_frames()
         self.error, self.outcome = error, error.outcome
         if error.outcome in _ABANDONED:
-            self._plan.observer.abandoned()
+            self._plan.abandoned()
         self._append("error", json_of(self._plan.problem_of(error, self.request_id)))
-        self._plan.observer.ended(self)
+        self._plan.ended(self)
 
     def _append(self, name: EventName, text: bytes) -> None:
         # A copy, because orjson's result keeps eight times its length in memory.

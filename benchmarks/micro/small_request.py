@@ -87,7 +87,7 @@ def parts() -> dict[str, Part]:
     heads.learn("identity", answer, message, response_of(message))
 
     def run_small() -> Coroutine[Any, Any, Ending]:
-        return run(quick, [request], deadline, WholeAnswer(pipeline, request), None)
+        return run(WholeAnswer(pipeline, request), quick.infer(request, deadline))
 
     values = _result_of(run_small()).outputs[0]
     return {

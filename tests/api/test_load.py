@@ -275,7 +275,7 @@ async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start:
 def _admissions(api: Served) -> list:
     inference = api.gateway.inference
     for name in ("read", "write"):
-        inference.target_of(inference.catalog.pipeline(name))
+        inference.admission_of(inference.catalog.pipeline(name))
     return list(inference.admission.pipelines.values())
 
 

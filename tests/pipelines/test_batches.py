@@ -8,8 +8,9 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from app.core.batch import JoinedRows, name_of, part_of, ranges_of
+from app.core.batch import BatchPart, JoinedRows, PartEnd, name_of, part_of, ranges_of
 from app.core.errors import ContractViolation, ModelChanged
 from app.core.inference import DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
 from app.core.model import Step
@@ -32,6 +33,12 @@ def batch_of(p: Pipeline, count: int) -> PipelineBatch:
 
 def echo(sent: Tensor, version: str = "1") -> InferenceResponse:
     return InferenceResponse({"Y": Tensor("Y", sent.datatype, sent.array)}, version=version)
+
+
+def answered(batch: PipelineBatch, part: BatchPart, answer: InferenceResponse) -> None:
+    """The part has this response, and ends."""
+    batch.add(replace(answer, choice=part.items.start))
+    batch.add(PartEnd({}, choice=part.items.start))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from(NUMBERS), st.lists(st.integers(0, 3), max_size=3))
@@ -79,19 +86,21 @@ def test_items_are_named_by_their_numbers() -> None:
 
 
 def test_all_parts_must_have_one_version() -> None:
-    first, second = batch_of(doubling(), 8).parts()
-    first.answer.add(echo(first.request.inputs[0]))
+    batch = batch_of(doubling(), 8)
+    first, second = batch.parts()
+    answered(batch, first, echo(first.request.inputs[0]))
     with pytest.raises(ModelChanged, match="versions 1 and 2") as caught:
-        second.answer.add(echo(second.request.inputs[0], version="2"))
+        answered(batch, second, echo(second.request.inputs[0], version="2"))
     assert caught.value.retryable
+    assert [each.field for each in caught.value.errors] == ["items[4..7]"]
 
 
 @pytest.mark.parametrize("rows", [0, 3, 5])
 def test_a_part_with_other_rows_is_a_violation_that_names_the_output(rows: int) -> None:
-    part = next(batch_of(doubling(), 8).parts())
-    part.answer.add(response(tensor("Y", "FP32", np.zeros((rows, 2)))))
+    batch = batch_of(doubling(), 8)
+    part = next(batch.parts())
     with pytest.raises(ContractViolation, match=f"'Y' has {rows} rows for 4 items"):
-        part.answer.finish()
+        answered(batch, part, response(tensor("Y", "FP32", np.zeros((rows, 2)))))
 
 
 @pytest.mark.parametrize("written", [lambda rows: rows[:, 0], lambda rows: rows[None], lambda rows: rows.squeeze()])
@@ -99,8 +108,7 @@ def test_rows_without_their_dimension_of_size_1_are_joined(written: Callable[[Ar
     p = pipeline(model("X FP32 [1]", "Y FP32 [1]", max_batch_size=2), batch=True)
     batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
     for part in batch.parts():
-        part.answer.add(response(tensor("Y", "FP32", written(part.request.inputs[0].array))))
-        part.answer.finish()
+        answered(batch, part, response(tensor("Y", "FP32", written(part.request.inputs[0].array))))
     assert [float(each) for each in batch.finish().outputs[0]["Y"]] == [1, 2, 3]
 
 
@@ -108,16 +116,14 @@ def test_rows_without_elements_are_empty_lists() -> None:
     p = pipeline(model("X FP32 [1]", "Y FP32 [-1]", max_batch_size=2), batch=True)
     batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
     for part in batch.parts():
-        part.answer.add(response(tensor("Y", "FP32", np.zeros((len(part.items), 0)))))
-        part.answer.finish()
-    assert batch.finish().outputs == ({"Y": [[], [], []]},)
+        answered(batch, part, response(tensor("Y", "FP32", np.zeros((len(part.items), 0)))))
+    assert batch.finish().outputs == [{"Y": [[], [], []]}]
 
 
 def test_one_part_is_not_copied() -> None:
     batch = batch_of(doubling(), 4)
     (part,) = batch.parts()
-    part.answer.add(echo(part.request.inputs[0]))
-    part.answer.finish()
+    answered(batch, part, echo(part.request.inputs[0]))
     assert np.shares_memory(batch.finish().outputs[0]["Y"], part.request.inputs[0].array)
 
 

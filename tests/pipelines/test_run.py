@@ -30,8 +30,8 @@ async def ran(p: Pipeline, *answers: Answer) -> tuple[dict[str, Any], str | None
 
 
 async def run_with(engine: FakeEngine, p: Pipeline) -> Ending:
-    request, responded = p.request_of_json(b"{}"), (lambda: None) if p.config.decoupled else None
-    return await run(engine, [request], Deadline.after(20), WholeAnswer(p, request), responded)
+    request, call = p.request_of_json(b"{}"), engine.infer_stream if p.config.decoupled else engine.infer
+    return await run(WholeAnswer(p, request), call(request, Deadline.after(20)))
 
 
 def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool = True) -> InferenceResponse:

@@ -16,7 +16,7 @@ from app.streams.events import Event, ReplayLog
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream
-from tests.toolkit.streams import SeenByObserver, plan_of
+from tests.toolkit.streams import plan_of
 
 RESUME_S = 0.1
 LONG_S = 60.0
@@ -253,12 +253,12 @@ async def test_the_events_of_a_dropped_stream_are_freed_without_a_garbage_collec
     gc.disable()
     try:
         async with MemoryStore(KeepLimits(max_streams=1)) as store:
-            observer = SeenByObserver()
-            stream = Stream(plan_of(responses(3, then_wait=False), Numbers(), observer=observer), store.new_log())
+            plan = plan_of(responses(3, then_wait=False), Numbers())
+            stream = Stream(plan, store.new_log())
             await store.keep(stream, LONG_S)
             await stream.start()
             log = weakref.ref(stream.log)
-            observer.ends.clear()
+            plan.ends.clear()
             del stream
             await ended(store)
             assert log() is None

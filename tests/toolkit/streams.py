@@ -11,7 +11,7 @@ from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import EventLog, ReplayLog
-from app.streams.stream import Stream, StreamObserver, StreamPlan
+from app.streams.stream import Stream, StreamPlan
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
 
@@ -48,17 +48,14 @@ class FakeAnswer(answer.Answer):
         return Ending(ending.early_exit, [{"T": []}]) if ending.early_exit and not self.has_output else ending
 
 
-@dataclass
-class SeenByObserver:
-    """Implements StreamObserver and records every call."""
+class SeenPlan(StreamPlan):
+    """Records everything that the stream tells its plan."""
 
-    responses: list[None] = field(default_factory=list)
-    outputs: list[None] = field(default_factory=list)
-    abandonments: list[None] = field(default_factory=list)
-    ends: list[Stream] = field(default_factory=list)
-
-    def responded(self) -> None:
-        self.responses.append(None)
+    def __init__(self, **parts: Any) -> None:
+        self.outputs: list[None] = []
+        self.abandonments: list[None] = []
+        self.ends: list[Stream] = []
+        super().__init__(**parts)
 
     def output_written(self) -> None:
         self.outputs.append(None)
@@ -72,11 +69,11 @@ class SeenByObserver:
 
 @dataclass
 class Life:
-    """A stream and all calls of its observer."""
+    """A stream and what it told its plan."""
 
     stream: Stream
     log: EventLog
-    seen: SeenByObserver
+    seen: SeenPlan
     engine: FakeEngine
 
     @property
@@ -116,27 +113,25 @@ def live(
 ) -> Life:
     """Starts a stream over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
-    seen = SeenByObserver()
     log = log or ReplayLog()
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline, first_s=first_s, lag_s=lag_s)
+    plan = plan_of(responses, answer or FakeAnswer(), progress_s, deadline, first_s=first_s, lag_s=lag_s)
     stream = Stream(plan, log)
     stream.start()
-    return Life(stream, log, seen, engine)
+    return Life(stream, log, plan, engine)
 
 
 def plan_of(
     responses: AsyncGenerator[InferenceResponse],
     answer: FakeAnswer,
     progress_s: float = 60,
-    observer: StreamObserver | None = None,
     deadline: Deadline | None = None,
     *,
     first_s: float | None = None,
     lag_s: float = 60,
-) -> StreamPlan:
+) -> SeenPlan:
     """``first_s``: ``progress_s`` if None."""
-    return StreamPlan(
+    return SeenPlan(
         request_id="rid",
         responses=responses,
         answer=answer,
@@ -145,7 +140,7 @@ def plan_of(
         progress_s=progress_s,
         lag_s=lag_s,
         problem_of=problem_of,
-        observer=observer or SeenByObserver(),
+        responded=lambda: None,
     )
 
 

@@ -2,20 +2,15 @@
 
 from operator import is_
 
-from msgspec.structs import replace
-
 from app.api.access import check_model
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall, Target
+from app.api.inference import Inference, InferenceCall
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Answer, Ending
 from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, UnknownModel
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.observability.metrics import NO_PIPELINE
+from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.error_hints import public_text
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.spec import STREAM_DEFAULTS, StreamSpec
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, and so does infer; "
@@ -42,74 +37,45 @@ class OneResponse(Answer):
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises ``error``, or InvalidRequest if there is not exactly one response."""
-        if error is not None:
-            raise error
+        ending = super().finish(error)
         if self.has_enough or not self.responses:
             raise InvalidRequest(ONE_RESPONSE)
-        return Ending()
+        return ending
 
 
 class ModelCalls:
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
-        self._signatures: dict[str, Signature] = {}
-        self._targets: dict[str, tuple[tuple[object, ...], Target]] = {}
+        self._signatures: dict[str, tuple[tuple[object, ...], Signature]] = {}
 
-    @property
-    def timeout_s(self) -> float:
-        return self.inference.catalog.context.timeout_s
-
-    def admit(self, exchange: Exchange, model: str, transport: str) -> Signature:
+    def begin(self, exchange: Exchange, model: str, transport: str) -> tuple[Signature, InferenceCall]:
         """The request counts as work until its last byte is sent, under no pipeline's name.
 
-        Raises Forbidden, Draining, UnknownModel or ModelNotReady.
+        Raises Forbidden, Draining, UnknownModel, ModelNotReady, and the errors of :meth:`Inference.call`.
         """
         exchange.record.transport = transport
         check_model(exchange, self.inference.catalog, model)
         signature = self._signature_of(model)
         self.inference.workload.begin(exchange.work)
-        return signature
+        unary_s = self.inference.catalog.context.timeout_s
+        timeout_s = signature.stream_terms.timeout_s if transport == "stream" else unary_s
+        return signature, self.inference.call(exchange, signature, timeout_s)
 
     def _signature_of(self, model: str) -> Signature:
-        """Compiled when the configuration is first used."""
-        models = self.inference.catalog.oip_models
-        config, rules, known = models.config(model), models.rules(model), self._signatures.get(model)
-        if known is None or known.config is not config or known.rules is not rules:
-            known = self._signatures[model] = Signature.compile(config, rules)
-        return known
-
-    def target_of(self, signature: Signature) -> Target:
-        """Returns the same object until the model's configuration or limit changes."""
-        models, model = self.inference.catalog.oip_models, signature.config.name
-        parts, known = (signature, models.capacity(model), models.in_flight), self._targets.get(model)
+        """Returns the same object until the model's configuration, or a pipeline over it, changes."""
+        catalog = self.inference.catalog
+        models = catalog.oip_models
+        config, rules = models.config(model), models.rules(model)
+        coalescing = catalog.coalescing_of(model) if rules.idempotent else None
+        parts = config, rules, models.capacity(model), models.in_flight, coalescing
+        known = self._signatures.get(model)
         if known is None or not all(map(is_, known[0], parts)):
-            known = self._targets[model] = parts, self._new_target(signature)
+            known = self._signatures[model] = parts, Signature.compile(model, models, coalescing)
         return known[1]
 
-    def _new_target(self, signature: Signature) -> Target:
-        model = signature.config.name
-        return Target(
-            admission=self.inference.admission_of(
-                NO_PIPELINE, model, self.inference.catalog.oip_models.capacity(model)
-            ),
-            decoupled=signature.config.decoupled,
-            stream=self._stream_of(model),
-            prepared=self._prepared,
-            abandon=self._abandon,
-            commits=False,
-        )
-
-    def _stream_of(self, model: str) -> StreamSpec:
-        """The defaults, with the longest ``first_output_s`` that a pipeline over the model declares."""
-        first_output_s = self.inference.catalog.oip_models.first_output_s.get(model)
-        return STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s})
-
-    async def answer(
-        self, exchange: Exchange, target: Target, request: InferenceRequest, deadline: Deadline
-    ) -> InferenceResponse:
+    async def answer(self, call: InferenceCall, request: InferenceRequest) -> InferenceResponse:
         """The one response. Raises GatewayError, which the caller may see."""
-        answer = OneResponse(decoupled=target.decoupled)
-        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller)
+        call.requests, call.answer = [request], (answer := OneResponse(decoupled=call.target.config.decoupled))
         try:
             await self.inference.answer(call)
         except GatewayError as exc:
@@ -133,28 +99,6 @@ class ModelCalls:
             error.detail, error.hint = public_text(error.upstream.message), None
         elif error.fault is not None and not error.detail.startswith(named):
             error.detail = named + error.detail[0].lower() + error.detail[1:]
-
-    def _prepared(self, request: InferenceRequest, _deadline: Deadline) -> InferenceRequest:
-        catalog = self.inference.catalog
-        if request.model in catalog.oip_models.idempotent:
-            request = replace(request, idempotent=True)
-        coalescing = catalog.coalescing_of(request.model) if request.idempotent else None
-        return request if coalescing is None else request.coalesced(coalescing)
-
-    def stoppable(self, request: InferenceRequest) -> InferenceRequest:
-        """The request of a stream, which ends without a cancellation if a ``cancel`` model can stop it."""
-        return replace(request, ends_by_hook=self._hook_of(request.model) is not None)
-
-    def _abandon(self, request: InferenceRequest) -> None:
-        pipeline = self._hook_of(request.model)
-        if pipeline is not None:
-            self.inference.canceller.cancel(pipeline, request)
-
-    def _hook_of(self, model: str) -> Pipeline | None:
-        """A pipeline over the model that declares ``cancel``: Triton would not stop a step of the model."""
-        entries = self.inference.catalog.entries.values()
-        pipelines = (entry.pipeline for entry in entries if entry.pipeline is not None)
-        return next((each for each in pipelines if each.spec.model == model and each.spec.cancel is not None), None)
 
 
 def _has_no_version(error: ModelNotReady, request: InferenceRequest) -> bool:

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from app.api.error_table import headers_of
 from app.api.oip.errors import is_of_model, message_of, status_of
 from app.api.oip.infer import MAX_ID, ParsedRequest, data_of
-from app.api.oip.parameters import checked, parameter_of
+from app.api.oip.parameters import parameter_of
 from app.api.oip.signature import Input, Signature
 from app.api.responses import JsonResponse
 from app.codecs.json_scan import WHITESPACE, members_of
 from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidRequest
-from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Parameter, Tensor
+from app.core.inference import BYTES, InferenceResponse, Parameter, Tensor
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 
@@ -54,14 +54,7 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Parse
             parameters[name] = parameter_of(name, text)
     given = tuple(tensors.values())
     signature.check_inputs(given)
-    inference = InferenceRequest(
-        model=signature.config.name,
-        version=version,
-        inputs=given,
-        parameters=checked(parameters, signature.rules.sequence_ids),
-        takes_traceparent=signature.rules.takes_traceparent,
-    )
-    return ParsedRequest(inference, own_id)
+    return ParsedRequest(signature.request_of(given, version, parameters), own_id)
 
 
 def _members_of(body: memoryview) -> Iterable[_Member]:
@@ -155,8 +148,7 @@ class Generated(Answer):
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
-        if error is not None:
-            raise error
+        super().finish(error)
         rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
         return Ending(outputs=[rests | self._frame] if rests else ())
 

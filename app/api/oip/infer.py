@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.api.exchange import Exchange, Header
-from app.api.oip.parameters import checked, parameter_of
+from app.api.oip.parameters import parameter_of
 from app.api.oip.signature import Input, Signature, not_json
 from app.api.responses import JSON, send_parts
 from app.codecs.json_scan import spans_of
@@ -123,14 +123,8 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     requested = _outputs_of(outputs, signature)
     # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
     all_outputs = map(RequestedOutput, signature.outputs) if requested and signature.config.is_ensemble else ()
-    inference = InferenceRequest(
-        model=signature.config.name,
-        version=version,
-        inputs=tuple(tensors),
-        parameters=checked(parameters, signature.rules.sequence_ids),
-        outputs=tuple(({each.name: each for each in all_outputs} | requested).values()),
-        takes_traceparent=signature.rules.takes_traceparent,
-    )
+    sent = {each.name: each for each in all_outputs} | requested
+    inference = signature.request_of(tensors, version, parameters, sent.values())
     # As in Triton, ``binary_data_output`` does not apply to listed outputs.
     is_all_binary, binary = all_binary and not outputs, dict(_binary_outputs(outputs))
     return ParsedRequest(inference, own_id, is_all_binary, binary, frozenset(requested) if requested else None)
@@ -149,14 +143,7 @@ def parse_raw_request(body: memoryview, signature: Signature, version: str) -> P
     (only,) = signature.inputs.values()
     shape = _shape_of_raw(body, only)
     tensor = only.of_bytes(body, shape) if only.itemsize else only.of_element(body, shape)
-    inference = InferenceRequest(
-        model=signature.config.name,
-        version=version,
-        inputs=(tensor,),
-        parameters=checked({}, signature.rules.sequence_ids),
-        takes_traceparent=signature.rules.takes_traceparent,
-    )
-    return ParsedRequest(inference, all_binary=True)
+    return ParsedRequest(signature.request_of([tensor], version, {}), all_binary=True)
 
 
 def _decoded(text: memoryview, *, is_whole: bool = True) -> _Body:

@@ -15,11 +15,10 @@ from starlette.types import Send
 from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
-from app.api.deadlines import deadline_of
 from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
-from app.api.inference import Inference, InferenceCall
+from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
@@ -42,7 +41,6 @@ from app.core.engine import Document
 from app.core.errors import GatewayError, InvalidInput, ModelNotReady, UnknownModel, UnsupportedMediaType
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.spec import STREAM_DEFAULTS
 from app.streams.events import Event
 
 _ENCODINGS = {"gzip", "deflate"}
@@ -155,23 +153,17 @@ class OipRoutes:
         ]
 
     async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
-        calls = self._calls
-        signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
-        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.admission.check(exchange.caller, deadline)
-        parsed = await read_request(exchange, signature, version, self._limits, deadline)
+        signature, call = self._calls.begin(exchange, found["model"], "unary")
+        parsed = await read_request(exchange, signature, version_of(found), self._limits, call.deadline)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, parsed.inference, deadline)
+            response = await self._calls.answer(call, parsed.inference)
         await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
-        calls = self._calls
-        signature = calls.admit(exchange, found["model"], "unary")
-        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.admission.check(exchange.caller, deadline)
-        parsed = await self._read(exchange, found, signature, deadline)
+        signature, call = self._calls.begin(exchange, found["model"], "unary")
+        parsed = await self._read(exchange, found, signature, call.deadline)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, parsed.inference, deadline)
+            response = await self._calls.answer(call, parsed.inference)
         await send_json(exchange, values_of(parsed, response))
 
     async def generate_stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
@@ -179,19 +171,17 @@ class OipRoutes:
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, found: Mapping[str, str]) -> StreamResponse:
-        calls, record = self._calls, exchange.record
-        signature = calls.admit(exchange, found["model"], "stream")
-        target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
-        target.admission.check(exchange.caller, deadline)
-        parsed = await self._read(exchange, found, signature, deadline)
+        calls = self._calls
+        signature, call = calls.begin(exchange, found["model"], "stream")
+        parsed = await self._read(exchange, found, signature, call.deadline)
 
         def problem_of(error: GatewayError, _request_id: str) -> Values:
             calls.complete(error, signature.config.name)
             return error_object(error)
 
-        request = calls.stoppable(parsed.inference)
-        record.triton_request_id = request.request_id  # is logged even if the request gets no slot
-        call = InferenceCall(target, request, Generated(parsed), deadline, record, exchange.caller, problem_of)
+        request = parsed.inference
+        call.requests, call.answer, call.problem_of = [request], Generated(parsed), problem_of
+        exchange.record.triton_request_id = request.request_id  # is logged even if the request gets no slot
         with CancelledOnDisconnect(exchange):
             try:
                 stream, opening = await self._inference.open_stream(call)

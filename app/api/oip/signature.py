@@ -7,15 +7,29 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from app.api.oip.parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, NumberLists, number_codec
+from app.core.coalescing import Coalescing
 from app.core.errors import InvalidInput, InvalidJson
-from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+from app.core.inference import (
+    BYTES,
+    DTYPE_BY_DATATYPE,
+    Array,
+    InferenceRequest,
+    Parameter,
+    RequestedOutput,
+    Tensor,
+    bytes_array,
+)
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
+from app.observability.metrics import NO_PIPELINE
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.models import RequestRules
+from app.pipelines.models import OipModels, RequestRules
+from app.pipelines.pipeline import Target
+from app.pipelines.spec import STREAM_DEFAULTS, PipelineSpec
 
 MAX_ELEMENTS = 65_536
 """Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""
@@ -36,7 +50,7 @@ class Input:
     """None for BYTES."""
 
     @classmethod
-    def compile(cls, spec: TensorSpec, config: ModelConfig, rules: RequestRules) -> "Input":
+    def compile(cls, spec: TensorSpec, config: ModelConfig) -> "Input":
         max_batch_size = config.max_batch_size
         dims = ((-1,) if max_batch_size else ()) + spec.dims
         is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
@@ -167,22 +181,50 @@ class Input:
         return InvalidInput(f"Input '{self.spec.name}' {problem}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    config: ModelConfig
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Signature(Target):
+    """A model that callers call by its own name, under no pipeline's name."""
+
     inputs: Mapping[str, Input]
     required: frozenset[str]
     outputs: Mapping[str, TensorSpec]
     rules: RequestRules
 
     @classmethod
-    def compile(cls, config: ModelConfig, rules: RequestRules) -> "Signature":
+    def compile(cls, model: str, models: OipModels, coalescing: Coalescing | None = None) -> "Signature":
+        """``coalescing``: of a model whose requests share calls. Raises UnknownModel or ModelNotReady."""
+        config, rules, first_output_s = models.config(model), models.rules(model), models.first_output_s.get(model)
+        never_s = 2 * STREAM_DEFAULTS.timeout_s  # the status of a stream is that of its first output
+        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s, "commit_s": never_s})
         return cls(
-            config,
-            {spec.name: Input.compile(spec, config, rules) for spec in config.inputs},
-            frozenset(spec.name for spec in config.inputs if not spec.optional),
-            {spec.name: spec for spec in config.outputs},
-            rules,
+            name=NO_PIPELINE,
+            spec=PipelineSpec(model=model, stream=stream, cancel=models.cancel.get(model)),
+            config=config,
+            capacity=models.capacity(model),
+            coalescing=coalescing,
+            inputs={spec.name: Input.compile(spec, config) for spec in config.inputs},
+            required=frozenset(spec.name for spec in config.inputs if not spec.optional),
+            outputs={spec.name: spec for spec in config.outputs},
+            rules=rules,
+        )
+
+    def request_of(
+        self,
+        inputs: Sequence[Tensor],
+        version: str,
+        parameters: Mapping[str, Parameter],
+        outputs: Iterable[RequestedOutput] = (),
+    ) -> InferenceRequest:
+        """Raises InvalidInput."""
+        return InferenceRequest(
+            model=self.config.name,
+            version=version,
+            inputs=tuple(inputs),
+            parameters=checked(parameters, self.rules.sequence_ids),
+            outputs=tuple(outputs),
+            takes_traceparent=self.rules.takes_traceparent,
+            idempotent=self.rules.idempotent,
+            ends_by_hook=self.rules.ends_by_hook,
         )
 
     @property

@@ -5,7 +5,7 @@ Collects the vectors of texts from batches of responses, and renders them as num
 
 import asyncio
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.codecs.kinds import declared_shape
 from app.core.answer import Answer, Ending, Tokens
-from app.core.batch import BatchPart, WholeBatch, check_rows
+from app.core.batch import Batch, BatchPart, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
@@ -41,8 +41,8 @@ _VECTORS_AT_ONCE = 64
 """Number of vectors that are rendered in one step of the event loop."""
 
 
-class EmbeddingsBatch(WholeBatch):
-    """The vectors of all texts, in order. Implements :class:`app.core.batch.Batch`."""
+class EmbeddingsBatch(Batch):
+    """The vectors of all texts, in order."""
 
     def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, requests: Sequence[InferenceRequest]) -> None:
         """``requests``: one with all texts, or one for each text of a model without batches."""
@@ -54,34 +54,33 @@ class EmbeddingsBatch(WholeBatch):
         self.form = form
         self.vectors: dict[int, Array] = {}
         """By the number of the text."""
-        self.tokens: Tokens | None = None
-        """None if the model does not count them."""
         self._early_exit: str | None = None
         self._requests = requests
 
-    def parts(self) -> Iterator[BatchPart]:
-        return super().parts() if self.form.tensor is not None else map(self.part, self._ranges, self._requests)
+    def request_of(self, items: range) -> InferenceRequest:
+        return super().request_of(items) if self.form.tensor is not None else self._requests[items.start]
 
-    def part(self, items: range, request: InferenceRequest) -> BatchPart:
-        return BatchPart(items, request, _PartAnswer(self, items, request))
+    def answer_of(self, part: BatchPart) -> Answer:
+        return _PartAnswer(self.pipeline, self.form, part)
 
-    def put(self, items: range, vectors: Sequence[Array], tokens: Tokens | None, early_exit: str | None) -> None:
-        self.vectors |= zip(items, vectors, strict=True)
-        if tokens is not None:
-            self.tokens = tokens if self.tokens is None else self.tokens + tokens
-        self._early_exit = self._early_exit or early_exit
+    def put(self, items: range, _answer: Answer, ending: Ending) -> None:
+        self.vectors |= zip(items, (values[self.form.embedding] for values in ending.outputs), strict=True)
+        self._early_exit = self._early_exit or ending.early_exit
 
-    def finish(self) -> Ending:
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the error."""
+        super().finish(error)
         return Ending(self._early_exit)
 
 
 class _PartAnswer(Answer):
     """Reads each item of a part like an answer of the pipeline."""
 
-    def __init__(self, batch: EmbeddingsBatch, items: range, request: InferenceRequest) -> None:
-        self._batch = batch
-        self._items = items
-        self._answers = [WholeAnswer(batch.pipeline, request) for _ in items]
+    def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, part: BatchPart) -> None:
+        self._pipeline = pipeline
+        self._form = form
+        self._items = part.items
+        self._answers = [WholeAnswer(pipeline, part.request) for _ in part.items]
 
     @property
     def tokens(self) -> Tokens | None:
@@ -89,9 +88,8 @@ class _PartAnswer(Answer):
         return sum(counts, Tokens()) if counts else None
 
     def add(self, response: InferenceResponse) -> None:
-        """Raises ModelChanged or ContractViolation."""
-        self._batch.version.check(response)
-        if self._batch.form.tensor is None:
+        """Raises ContractViolation."""
+        if self._form.tensor is None:
             self._answers[0].add(response)
             return
         outputs = [replace(each, array=self._rows(each)) for each in response.outputs.values()]
@@ -100,18 +98,18 @@ class _PartAnswer(Answer):
             answer.add(replace(response, outputs=own))
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the part makes its vectors empty."""
-        form = self._batch.form
-        with openai_names({"input": form.input, **form.field_by_parameter}):
+        """Returns the vector of each item. An early exit makes it empty.
+
+        Raises the errors of :meth:`WholeAnswer.finish`.
+        """
+        with openai_names({"input": self._form.input, **self._form.field_by_parameter}):
             endings = [answer.finish(error) for answer in self._answers]
-        vectors = [self._vector_of(ending) for ending in endings]
         early_exit = next((ending.early_exit for ending in endings if ending.early_exit), None)
-        self._batch.put(self._items, vectors, self.tokens, early_exit)
-        return Ending(early_exit)
+        return Ending(early_exit, [{self._form.embedding: self._vector_of(ending)} for ending in endings])
 
     def _vector_of(self, ending: Ending) -> Array:
         """Raises ContractViolation."""
-        name = self._batch.form.embedding
+        name = self._form.embedding
         value = ending.outputs[0][name]
         if value is None and ending.early_exit is not None:
             value = []
@@ -127,7 +125,7 @@ class _PartAnswer(Answer):
         """The array with one row for each item; an empty one is unchanged. Raises ContractViolation."""
         array, items = tensor.array, self._items
         if array.size and array.shape[:1] != (len(items),):
-            spec = self._batch.pipeline.config.output(tensor.name)
+            spec = self._pipeline.config.output(tensor.name)
             shape = None if spec is None else declared_shape(array.shape, (len(items), *spec.dims))
             array = array if shape is None else array.reshape(shape)
             check_rows(tensor.name, array.shape[0] if array.ndim else 0, items)
@@ -198,13 +196,12 @@ class EmbeddingsRoute:
         return request
 
     async def _answered(self, exchange: Exchange, request: EmbeddingsRequest) -> EmbeddingsBatch:
-        pipeline, first = request.pipeline, request.requests[0]
+        inference, pipeline = self.inference, request.pipeline
         batch = EmbeddingsBatch(pipeline, request.form, request.requests)
-        target, deadline = self.inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
-        answer = WholeAnswer(pipeline, first)
-        await self.inference.answer(
-            InferenceCall(target, first, answer, deadline, exchange.record, exchange.caller, batch=batch)
-        )
+        deadline = deadline_of(exchange, pipeline.timeout_s)
+        call = InferenceCall(pipeline, inference.admission_of(pipeline), deadline, exchange.record, exchange.caller)
+        call.requests, call.answer = request.requests, batch
+        await inference.answer(call)
         return batch
 
 

@@ -239,32 +239,19 @@ class TextRoute:
     async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
         """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
         read = await self._read(exchange)
-        call = self._call(exchange, read)
+        pipeline, deadline, inference = read.pipeline, read.deadline, self.inference
+        call = InferenceCall(pipeline, inference.admission_of(pipeline), deadline, exchange.record, exchange.caller)
+        call.requests, call.answer, call.problem_of = read.requests, read.collector, openai_error_of
         if read.streams:
-            return await self._opened(exchange, call)
+            exchange.record.transport = "stream"
+            with CancelledOnDisconnect(exchange):
+                opened = await inference.open_stream(call)
+            return ChunkResponse.of(*opened, self.limits)
         with CancelledOnDisconnect(exchange):
-            ending = await self.inference.answer(call)
+            ending = await inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
         await send_json(exchange, ending.outputs[0], *exit_header)
         return None
-
-    async def _opened(self, exchange: Exchange, call: InferenceCall) -> ChunkResponse:
-        exchange.record.transport = "stream"
-        with CancelledOnDisconnect(exchange):
-            stream, opening = await self.inference.open_stream(call)
-        return ChunkResponse.of(stream, opening, self.limits)
-
-    def _call(self, exchange: Exchange, read: "_Read") -> InferenceCall:
-        return InferenceCall(
-            target=self.inference.target_of(read.pipeline),
-            inference=read.requests[0],
-            answer=read.collector,
-            deadline=read.deadline,
-            record=exchange.record,
-            caller=exchange.caller,
-            problem_of=openai_error_of,
-            further=read.requests[1:],
-        )
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
@@ -305,7 +292,7 @@ class TextRoute:
 
         Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
         """
-        self.inference.target_of(pipeline).admission.check(exchange.caller, deadline)
+        self.inference.admission_of(pipeline).check(exchange.caller, deadline)
         size, most = 0, self.limits.of(pipeline).max_body_bytes
 
         def count(piece: int) -> None:

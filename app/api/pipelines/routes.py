@@ -15,7 +15,6 @@ from starlette.types import Send
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
-from app.api.deadlines import deadline_of
 from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
@@ -38,7 +37,7 @@ from app.core.errors import UnknownExample
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.statistics import no_requests
-from app.pipelines.batches import AnswerOf, answer_of, streamed_answer_of
+from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
@@ -97,7 +96,9 @@ class PipelineRoutes:
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
-        call = await self._call(exchange, pipeline, pipeline.timeout_s, answer_of)
+        call = self._inference.call(exchange, pipeline, pipeline.timeout_s)
+        request = await read_inference(exchange, pipeline, self._limits, call.deadline)
+        call.requests, call.answer = [request], answer_of(pipeline, request)
         if key is not None and pipeline.spec.idempotent:
             await self._run_once(exchange, pipeline, call, key)
             return
@@ -112,7 +113,7 @@ class PipelineRoutes:
             values, headers = rendered(pipeline, ending)
             return KeptAnswer(await body_of_values(values), headers, ending.early_exit)
 
-        digest = await asyncio.to_thread(digest_of, call.inference)
+        digest = await asyncio.to_thread(digest_of, call.requests[0])
         with CancelledOnDisconnect(exchange):
             named = AnswerKey(exchange.record.key, pipeline.name, key)
             answer = await self._answers.once(named, digest, call.deadline, run)
@@ -127,20 +128,12 @@ class PipelineRoutes:
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
-        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s, streamed_answer_of)
+        call = self._inference.call(exchange, pipeline, pipeline.stream_spec().timeout_s)
+        request = await read_inference(exchange, pipeline, self._limits, call.deadline)
+        call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
         with CancelledOnDisconnect(exchange):
-            stream, opening = await self._inference.open_stream(call)
-        return StreamResponse.of(stream, opening, self._limits)
-
-    async def _call(
-        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer_of: AnswerOf
-    ) -> InferenceCall:
-        """Starts the deadline, which includes the time to receive the body. Raises TooManyRequests."""
-        target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
-        target.admission.check(exchange.caller, deadline)
-        inference = await read_inference(exchange, pipeline, self._limits, deadline)
-        answer, batch = answer_of(pipeline, inference)
-        return InferenceCall(target, inference, answer, deadline, exchange.record, exchange.caller, batch=batch)
+            opened = await self._inference.open_stream(call)
+        return StreamResponse.of(*opened, self._limits)
 
     async def get_example(self, name: str, example: str, request: Request) -> Response:
         """Returns a declared request of a pipeline, with its files.

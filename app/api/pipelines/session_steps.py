@@ -1,19 +1,21 @@
 """Opens the sessions of pipelines, and runs their steps: each is a request of one sequence in Triton."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
+from app.admission.admission import PipelineAdmission
 from app.admission.keys import Caller
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall, Target
+from app.api.inference import Inference, InferenceCall
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.session_streams import StepCollector, StepStream
 from app.api.workload import Workload
 from app.core.errors import InvalidRequest
 from app.core.inference import Deadline, InferenceRequest
 from app.core.share import Share
+from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
@@ -30,10 +32,18 @@ class Served:
     """What the steps of a session run: its pipeline as it was when the session was opened."""
 
     pipeline: Pipeline
-    target: Target
+    admission: PipelineAdmission
 
 
 ServedSession = PipelineSession[Served]
+
+
+class StepCall(InferenceCall, eq=False, kw_only=True):
+    session: ServedSession
+
+    def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
+        """Makes the request the running step of the session's sequence."""
+        return self.session.prepared(super().prepared(request, trace))
 
 
 class SessionRecords:
@@ -85,7 +95,7 @@ class SessionSteps:
                 f"This pipeline has no sessions: POST /v1/pipelines/{name} runs a request.",
                 hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
             )
-        served = Served(pipeline.of_session(), self._inference.target_of(pipeline))
+        served = Served(pipeline.of_session(), self._inference.admission_of(pipeline))
         model = pipeline.spec.model, pipeline.spec.version
         owner = SessionOwner(exchange.caller.id, exchange.caller.limits.sessions)
         return self.sessions.open(name, model, terms, owner, served)
@@ -96,8 +106,8 @@ class SessionSteps:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
         pipeline = session.subject.pipeline
         deadline = Deadline.after(session.terms.triton_idle_s)
-        answer = WholeAnswer(pipeline, inference)
-        call = InferenceCall(_target_of(session), inference, answer, deadline, record, caller)
+        call = StepCall(pipeline, session.subject.admission, deadline, record, caller, session=session)
+        call.requests, call.answer = [inference], WholeAnswer(pipeline, inference)
         ending = await self._inference.answer(call)
         values, _ = rendered(pipeline, ending)
         return StepAnswer(await body_of_values(values), ending.early_exit)
@@ -116,16 +126,7 @@ class SessionSteps:
         deadline: Deadline,
     ) -> StepStream:
         """A step whose answer is a stream."""
-        answer = StepCollector(session.subject.pipeline, inference, session)
-        call = InferenceCall(_target_of(session), inference, answer, deadline, record, caller)
+        served = session.subject
+        call = StepCall(served.pipeline, served.admission, deadline, record, caller, session=session)
+        call.requests, call.answer = [inference], StepCollector(served.pipeline, inference, session)
         return StepStream(self._inference, session, call)
-
-
-def _target_of(session: ServedSession) -> Target:
-    """Makes each request the running step of the session's sequence."""
-    target = session.subject.target
-
-    def prepared(request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-        return session.prepared(target.prepared(request, deadline))
-
-    return replace(target, prepared=prepared)

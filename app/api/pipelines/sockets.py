@@ -15,7 +15,7 @@ from app.api.bodies import check_no_query, off_loop
 from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
+from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
 from app.api.pipelines.session_steps import ServedSession, SessionSteps
@@ -125,13 +125,12 @@ class PipelineMessageHandler:
         exchange, inference = self._exchange, self._inference
         self._check_key(exchange)
         pipeline = inference.allowed_pipeline(exchange, self._name)
-        target, streams = inference.target_of(pipeline), pipeline.spec.stream
-        deadline = deadline_of(exchange, pipeline.timeout_s if streams is None else streams.timeout_s)
-        target.admission.check(exchange.caller, deadline)
-        request = await read_message(exchange, pipeline, message, deadline)
+        streams = pipeline.spec.stream
+        call = inference.call(exchange, pipeline, pipeline.timeout_s if streams is None else streams.timeout_s)
+        call.record = record
+        request = await read_message(exchange, pipeline, message, call.deadline)
         is_whole = streams is None and pipeline.batch is None
-        answer, batch = (answer_of if is_whole else streamed_answer_of)(pipeline, request)
-        call = InferenceCall(target, request, answer, deadline, record, exchange.caller, batch=batch)
+        call.requests, call.answer = [request], (answer_of if is_whole else streamed_answer_of)(pipeline, request)
         stream, opening = await inference.open_stream(call)
         return Reply(stream.log, opening, stream.end, stream.ended)
 

@@ -99,12 +99,12 @@ class StreamRoutes:
         check_size(len(body), self._limits.of(pipeline))
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
-        target, (answer, batch) = self._inference.target_of(pipeline), streamed_answer_of(pipeline, inference)
-        call = InferenceCall(target, inference, answer, deadline, record, exchange.caller, batch=batch)
+        call = InferenceCall(pipeline, self._inference.admission_of(pipeline), deadline, record, exchange.caller)
+        call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)
         with CancelledOnDisconnect(exchange):
             await store.require_room(record.key)
             slot = await self._inference.take_slot(call)
-        stream_id = await self._inference.start_resumable(call, store, slot, start)
+        stream_id = await self._inference.start_resumable(call, slot, store, start)
         return StartedStream(stream_id, record.request_id)
 
     async def read_stream(self, stream_id: str, request: Request) -> Response:

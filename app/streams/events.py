@@ -151,6 +151,9 @@ class ReplayLog:
     ``after``: the id of the last event before the start of this log.
     """
 
+    __slots__ = ("__weakref__", "_bytes", "_events", "_grown", "_max_bytes", "changed", "has_ended", "last_id")
+    is_full = False
+
     def __init__(self, max_bytes: int = MAX_REPLAY_BYTES, *, after: Event | None = None) -> None:
         self._max_bytes = max_bytes
         self._events: deque[Event] = deque()
@@ -166,10 +169,6 @@ class ReplayLog:
     def size(self) -> int:
         """The memory of the events, in bytes."""
         return self._bytes + EVENT_BYTES * len(self._events)
-
-    @property
-    def is_full(self) -> bool:
-        return False
 
     def append(self, event: Event) -> None:
         self.extend([event])

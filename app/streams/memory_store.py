@@ -7,121 +7,87 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 from app.core.errors import StreamCancelled, UnknownStream
 from app.streams.events import Event, EventLog, ReplayLog
-from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream, Usage
-from app.streams.store import LONGEST_START_S, StartedStream, StartKey, key_reused, new_stream_id, start_in_progress
+from app.streams.quota import (
+    KEEP_LIMITS,
+    STREAM_BYTES,
+    EvictedStreams,
+    KeepLimits,
+    KeptStream,
+)
+from app.streams.store import StartedStream, StartKey, Starts, StreamStore, new_stream_id
 from app.streams.stream import Stream
 
 
-@dataclass(slots=True, eq=False)
-class _Start:
-    digest: str
-    changed: asyncio.Event
-    """Set when the stream was started, or its start failed."""
-    started: StartedStream | None = None
-
-
-class MemoryStarts:
+class MemoryStarts(Starts):
     """Has one entry for each running start and for each kept stream with a key."""
 
     def __init__(self) -> None:
-        self._starts: dict[tuple[str, str], _Start] = {}
+        self._starts: dict[tuple[str, str], tuple[str, StartedStream | None]] = {}
+        """The digest of the body, and the stream if it was started, by caller and key."""
 
-    async def claim(self, start: StartKey) -> StartedStream | None:
-        """Returns the stream that was started with this key; None if the key belongs to this request now.
-
-        Raises IdempotencyKeyReused or TooManyRequests.
-        """
-        try:
-            async with asyncio.timeout(LONGEST_START_S):
-                while (known := self._starts.get((start.caller, start.key))) is not None:
-                    if known.digest != start.digest:
-                        raise key_reused()
-                    if known.started is not None:
-                        return known.started
-                    await known.changed.wait()
-        except TimeoutError as exc:
-            raise start_in_progress() from exc
-        self._starts[start.caller, start.key] = _Start(start.digest, asyncio.Event())
-        return None
+    async def _claimed(self, start: StartKey) -> tuple[str, StartedStream | None] | None:
+        claimed = self._starts.get((start.caller, start.key))
+        if claimed is None:
+            self._starts[start.caller, start.key] = start.digest, None
+        return claimed
 
     def started(self, start: StartKey, stream: StartedStream) -> None:
-        known = self._starts[start.caller, start.key]
-        known.started = stream
-        known.changed.set()
+        self._starts[start.caller, start.key] = start.digest, stream
 
-    def release(self, start: StartKey) -> None:
-        """Frees a claimed key whose stream was not started."""
-        if self._starts[start.caller, start.key].started is None:
+    async def release(self, start: StartKey) -> None:
+        if self._starts[start.caller, start.key][1] is None:
             self.forget(start)
 
     def forget(self, start: StartKey) -> None:
         """Called when the stream is not kept any more."""
-        self._starts.pop((start.caller, start.key)).changed.set()
+        del self._starts[start.caller, start.key]
 
 
 FREED_BYTES = 1024 * 1024
 """Dropped streams are reported when they used this much together."""
 
 
-@dataclass(slots=True, eq=False)
-class _Kept:
-    entry: KeptStream
+SWEEP_S = 0.1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Kept(KeptStream):
     log: ReplayLog
     resume_s: float
     stream: Stream | None
     """None after the end: then only the events are kept."""
     start: StartKey | None
     readers: int = 0
-    idle: asyncio.TimerHandle | None = None
+    due: float = 0.0
+    """When the stream ends or is forgotten, unless a reader comes, on the monotonic clock."""
 
 
-class MemoryStore:
-    """Implements :class:`app.streams.store.StreamStore`.
-
-    ``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more.
-    """
+class MemoryStore(StreamStore):
+    """``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more."""
 
     def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] | None = None) -> None:
+        self._starts = MemoryStarts()
+        super().__init__(limits, self._starts)
         self._kept: dict[str, _Kept] = {}
         self._report_freed = freed
         self._freed = 0
-        self._quota = KeepQuota(limits)
         self._evicted = EvictedStreams()
-        self._starts = MemoryStarts()
-
-    @property
-    def usage(self) -> Usage:
-        return self._quota.total
 
     def new_log(self) -> EventLog:
         return ReplayLog()
-
-    async def require_room(self, caller: str) -> None:
-        """Evicts ended streams until a further one fits."""
-        while self._quota.is_over(caller, streams=1):
-            victim = self._quota.victim(caller, streams=1)
-            if victim is None:
-                raise self._quota.refusal(caller)
-            self._evict(victim)
-
-    async def claim(self, start: StartKey) -> StartedStream | None:
-        return await self._starts.claim(start)
-
-    async def release(self, start: StartKey) -> None:
-        self._starts.release(start)
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         await self.require_room(caller)
         stream_id = new_stream_id()
-        kept = self._kept[stream_id] = _Kept(KeptStream(stream_id, caller), stream.log, resume_s, stream, start)
+        kept = _Kept(stream_id, caller, log=stream.log, resume_s=resume_s, stream=stream, start=start)
+        self._kept[stream_id] = kept
         if start is not None:
             self._starts.started(start, StartedStream(stream_id, stream.request_id))
-        self._quota.add(kept.entry)
+        self._quota.add(kept)
         stream.log.changed = partial(self._log_changed, kept)
         self._await_reader(kept)
         return stream_id
@@ -129,13 +95,11 @@ class MemoryStore:
     async def reader(self, stream_id: str) -> "MemoryReader":
         kept = self._found(stream_id)
         kept.readers += 1
-        self._quota.mark(kept.entry, evictable=False)
-        if kept.idle is not None:
-            kept.idle.cancel()
+        self._quota.mark(kept, evictable=False)
         return MemoryReader(self, kept)
 
     async def caller_of(self, stream_id: str) -> str:
-        return self._found(stream_id).entry.caller
+        return self._found(stream_id).caller
 
     async def delete(self, stream_id: str) -> None:
         kept = self._found(stream_id)
@@ -144,17 +108,24 @@ class MemoryStore:
             kept.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
 
     async def run(self) -> None:
-        await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for due, stream_id in self._agenda.due():
+                kept = self._kept.get(stream_id)
+                if kept is None or kept.readers or kept.due != due:
+                    continue
+                if kept.stream is None:
+                    self._forget(kept)
+                else:
+                    kept.stream.end(StreamCancelled(f"No client read the stream for {kept.resume_s:g} s."))
+                    self._await_reader(kept)
 
     def left(self, kept: _Kept) -> None:
         """Called when a reader closes."""
         kept.readers -= 1
-        if not kept.readers and kept.entry.id in self._kept:
-            self._quota.mark(kept.entry, evictable=kept.log.has_ended)
+        if not kept.readers and kept.id in self._kept:
+            self._quota.mark(kept, evictable=kept.log.has_ended)
             self._await_reader(kept)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for kept in list(self._kept.values()):
@@ -170,51 +141,45 @@ class MemoryStore:
     def _log_changed(self, kept: _Kept) -> None:
         """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream."""
         self._account(kept)
-        while self._quota.is_over(kept.entry.caller):
-            victim = self._quota.victim(kept.entry.caller)
+        while self._quota.is_over(kept.caller):
+            victim = self._quota.victim(kept.caller)
             if victim is not None:
-                self._evict(victim)
-            elif not self._shrink_largest(kept.entry.caller):
+                self._drop(victim)
+            elif not self._shrink_largest(kept.caller):
                 break
         if kept.log.has_ended:
-            kept.stream = None
-            self._quota.mark(kept.entry, evictable=not kept.readers)
+            kept.stream = kept.log.changed = None
+            self._quota.mark(kept, evictable=not kept.readers)
 
     def _shrink_largest(self, caller: str) -> bool:
         """Returns whether the largest stream dropped events; only a stream of this caller if its share is used up."""
         is_own = self._quota.is_share_used_up(caller)
-        candidates = (each for each in self._kept.values() if not is_own or each.entry.caller == caller)
-        largest = max(candidates, key=lambda each: each.entry.size)
+        candidates = (each for each in self._kept.values() if not is_own or each.caller == caller)
+        largest = max(candidates, key=lambda each: each.size)
         has_shrunk = largest.log.drop_older_half()
         self._account(largest)
         return has_shrunk
 
     def _account(self, kept: _Kept) -> None:
-        self._quota.grow(kept.entry, STREAM_BYTES + kept.log.size - kept.entry.size)
+        self._quota.grow(kept, STREAM_BYTES + kept.log.size - kept.size)
 
-    def _evict(self, victim: KeptStream) -> None:
+    async def _evict(self, victim: KeptStream) -> None:
+        self._drop(victim)
+
+    def _drop(self, victim: KeptStream) -> None:
         self._forget(self._kept[victim.id])
         self._evicted.add(victim.id)
 
     def _await_reader(self, kept: _Kept) -> None:
-        kept.idle = asyncio.get_running_loop().call_later(kept.resume_s, self._nobody_came, kept)
-
-    def _nobody_came(self, kept: _Kept) -> None:
-        if kept.stream is None:
-            self._forget(kept)
-            return
-        kept.stream.end(StreamCancelled(f"No client read the stream for {kept.resume_s:g} s."))
-        self._await_reader(kept)
+        kept.due = self._agenda.add(kept.id, kept.resume_s)
 
     def _forget(self, kept: _Kept) -> None:
-        if kept.idle is not None:
-            kept.idle.cancel()
         kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection
-        del self._kept[kept.entry.id]
+        del self._kept[kept.id]
         if kept.start is not None:
             self._starts.forget(kept.start)
-        self._quota.remove(kept.entry)
-        self._freed += kept.entry.size
+        self._quota.remove(kept)
+        self._freed += kept.size
         if self._report_freed is not None and self._freed >= FREED_BYTES:
             self._report_freed(self._freed)
             self._freed = 0
@@ -223,13 +188,11 @@ class MemoryStore:
 class MemoryReader:
     """Implements :class:`app.streams.store.Reader`."""
 
+    is_full = False
+
     def __init__(self, store: MemoryStore, kept: _Kept) -> None:
         self._store = store
         self._kept = kept
-
-    @property
-    def is_full(self) -> bool:
-        return False
 
     async def resume(self, after: int) -> bool:
         return self._kept.log.resume(after)

@@ -3,7 +3,9 @@
 Ended streams without a reader can be evicted, so that they never keep a new stream from starting.
 """
 
+import time
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from app.core.errors import StreamEvicted, TooManyRequests
 
@@ -127,6 +129,26 @@ class KeepQuota:
             "The running streams use up the memory for resumable streams.",
             hint="Read or delete streams, or raise GATEWAY_MAX_KEPT_BYTES and GATEWAY_MAX_KEPT_STREAMS.",
         )
+
+
+class Agenda:
+    """When to look at kept streams again: one list for all of them instead of a timer for each."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, str]] = []
+
+    def add(self, stream_id: str, after_s: float) -> float:
+        """Returns the time of this entry, on the monotonic clock."""
+        at = time.monotonic() + after_s
+        heappush(self._entries, (at, stream_id))
+        return at
+
+    def due(self) -> list[tuple[float, str]]:
+        """Takes the entries whose time has come."""
+        now, due = time.monotonic(), []
+        while self._entries and self._entries[0][0] <= now:
+            due.append(heappop(self._entries))
+        return due
 
 
 class EvictedStreams:

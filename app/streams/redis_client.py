@@ -1,4 +1,4 @@
-"""The connections of resumable streams to Redis. Defines the keys, entries and scripts of a stream there.
+"""The connections of resumable streams to Redis (6.2 or newer), and the keys, entries and scripts of a stream there.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
@@ -7,22 +7,53 @@
 evicted their key, and only it).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
+``start:<hash>`` is a hash of an idempotency key: ``digest`` (of the body), ``owner`` (the process that starts the
+stream), ``stream`` (its id; empty until it is started). It expires with the stream.
 """
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import cast
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast
 
-from app.core.errors import StreamEvicted
-from app.core.redis_pool import PREFIX, redis_client, redis_errors_as
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+
+from app.core.errors import StreamEvicted, UpstreamUnavailable
 from app.streams.events import Event, EventName
+from app.streams.store import StartKey
 
+RedisClient = Any
+"""redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""
+
+PREFIX = "triton-gateway"
+"""The keys of all gateways begin with it."""
 REQUEST_CONNECTIONS = 8
 PUBLISH_CONNECTIONS = 16
+FREE_CONNECTION_S = 15.0
+"""Time limit for a free connection."""
+ANSWER_S = 2.0
+"""Time limit for Redis when a stream starts."""
 OUTAGE_S = 30.0
 """How long running streams and open readers wait while Redis does not answer."""
 RETRY_PAUSE_S = 0.25
+MAX_BATCH = 200
+"""Limit of the items in one Redis pipeline, because larger pipelines would block the event loop."""
 UNAVAILABLE = "The store of streams is not available; send the request again."
+
+
+@asynccontextmanager
+async def redis_errors(within_s: float | None = None) -> AsyncIterator[None]:
+    """Converts redis-py's errors to UpstreamUnavailable, without Redis' message, which may contain keys."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except (RedisError, OSError) as exc:
+        raise UpstreamUnavailable(UNAVAILABLE) from exc
 
 
 class Connections:
@@ -49,9 +80,47 @@ class Connections:
             await client.aclose()
 
 
-def redis_errors() -> AbstractContextManager[None]:
-    """Converts redis-py's errors to UpstreamUnavailable."""
-    return redis_errors_as(UNAVAILABLE)
+def redis_client(url: str, connections: int) -> RedisClient:
+    """Returns a client with at most this number of connections."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=FREE_CONNECTION_S,
+        protocol=2,
+        socket_connect_timeout=2,
+        socket_timeout=5,
+        retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2),
+    )
+    pool.connection_class = _cancellable(cast("Any", pool.connection_class))
+    return Redis.from_pool(pool)
+
+
+@cache
+def _cancellable(connection_class: Any) -> Any:
+    """Returns a subclass whose commands can be cancelled at any time.
+
+    redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
+    result. A task that runs until it is cancelled would then run forever.
+    """
+
+    class Cancellable(connection_class):  # type: ignore[misc]
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            task = asyncio.current_task()
+            requests = task.cancelling() if task else 0
+            await super().send_packed_command(command, check_health)
+            if task and task.cancelling() > requests:
+                await self.disconnect(nowait=True)  # its answer belongs to nobody
+                raise asyncio.CancelledError
+
+    return Cancellable
+
+
+_T = TypeVar("_T")
+
+
+def batches(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Yields batches of at most MAX_BATCH items."""
+    return (items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH))
 
 
 LEASE_MS = 30_000
@@ -108,8 +177,33 @@ return 1
 """Drops the events of an ended stream. Returns 0 if the stream has a reader, and does nothing then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+CLAIM = """
+local digest, owner, stream = unpack(redis.call('HMGET', KEYS[1], 'digest', 'owner', 'stream'))
+if digest and digest ~= ARGV[2] then return {digest} end
+if digest and stream ~= '' then
+  local fields = {'request_id', 'evicted', 'owner', 'written'}
+  local known = redis.call('HMGET', ARGV[1] .. ':' .. stream .. ':stream', unpack(fields))
+  if known[1] and not known[2] and (known[3] ~= '' or known[4]) then return {digest, stream, known[1]} end
+elseif digest and redis.call('EXISTS', ARGV[1] .. ':owner:' .. owner) == 1 then
+  return {digest}
+end
+redis.call('HSET', KEYS[1], 'digest', ARGV[2], 'owner', ARGV[3], 'stream', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return {}
+"""
+"""Arguments: prefix of all keys, digest, own name, lifetime.
+
+Returns nothing if the claim was made, also in place of the claim of a dead process or of a stream that is gone.
+Otherwise the digest of the claim that exists and, if its stream was started, the stream's id and request id.
+"""
+
+RELEASE = """
+local owner, stream = unpack(redis.call('HMGET', KEYS[1], 'owner', 'stream'))
+if owner == ARGV[1] and stream == '' then redis.call('DEL', KEYS[1]) end
+"""
+
+
+class Keys(NamedTuple):
     events: str
     stream: str
     readers: str
@@ -128,6 +222,12 @@ def wake_key(owner: str) -> str:
     return f"{PREFIX}:wake:{owner}"
 
 
+def start_key(start: StartKey) -> str:
+    """The idempotency key is hashed, because it is a secret of the caller."""
+    named = f"{len(start.caller)}:{start.caller}:{start.key}".encode()
+    return f"{PREFIX}:start:{hashlib.sha256(named).hexdigest()}"
+
+
 def entry_id(event_id: int) -> str:
     return f"{event_id}-1"
 
@@ -140,10 +240,6 @@ def event_of(entry: Entry) -> Event:
         return Event(int(entry_id.partition(b"-")[0]), name, fields[b"data"])
     except (KeyError, ValueError) as exc:
         raise StreamEvicted("An event of this stream in Redis cannot be read.") from exc
-
-
-def script_words(events: list[Event]) -> list[str | bytes | int]:
-    return [word for event in events for word in (event.id, event.name, event.data)]
 
 
 def lifetime_ms(resume_s: float) -> int:

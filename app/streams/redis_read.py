@@ -9,14 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import orjson
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
-from app.core.redis_pool import RedisClient, batches
 from app.streams.events import MAX_READ_BYTES, Event, ReplayLog, check_resume
 from app.streams.quota import evicted
 from app.streams.redis_client import (
@@ -26,6 +24,8 @@ from app.streams.redis_client import (
     RETRY_PAUSE_S,
     Entry,
     Keys,
+    RedisClient,
+    batches,
     entry_id,
     event_of,
     lifetime_ms,
@@ -50,16 +50,23 @@ MAX_PAUSE_S = 0.01
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The state of a stream when a reader opens it."""
+class Reference(NamedTuple):
+    """The description of a stream. ``start_key``: the key in Redis of its idempotency key, or empty."""
 
     keys: Keys
     owner: str
     request_id: str
     resume_s: float
-    start_key: str = ""
-    """The key in Redis of the stream's idempotency key; empty without one."""
+    start_key: str
+
+    @classmethod
+    def read(cls, keys: Keys, known: Mapping[bytes, bytes]) -> Self:
+        """Raises StreamEvicted for a description that no gateway wrote."""
+        try:
+            owner, request_id, resume_s = known[b"owner"], known[b"request_id"], int(known[b"resume_ms"]) / 1e3
+            return cls(keys, owner.decode(), request_id.decode(), resume_s, known.get(b"start", b"").decode())
+        except (KeyError, ValueError) as exc:
+            raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
 
 
 class Tail(ReplayLog):
@@ -95,9 +102,8 @@ class Tail(ReplayLog):
 
     @property
     def is_orphan(self) -> bool:
-        return (
-            not self.has_ended and self.orphaned_since is not None and time.monotonic() - self.orphaned_since > ORPHAN_S
-        )
+        since = self.orphaned_since
+        return not self.has_ended and since is not None and time.monotonic() - since > ORPHAN_S
 
 
 class Tailer:
@@ -137,8 +143,11 @@ class Tailer:
         while True:
             await self._has_tails.wait()
             try:
-                await self._touch_due()
-                await self._end_orphans()
+                now = time.monotonic()
+                for batch in batches([tail for tail in self._tails.values() if now - tail.touched >= TOUCH_S]):
+                    await self._touch(batch)
+                for orphan in [tail for tail in self._tails.values() if tail.is_orphan]:
+                    await self._end(orphan)
                 await self._read()
             except (RedisError, OSError):
                 self._note_outage()
@@ -166,12 +175,6 @@ class Tailer:
             _log.exception("a stream in Redis cannot be read", extra={"request_id": tail.stream.request_id})
             self._lose(tail)
 
-    async def _touch_due(self) -> None:
-        now = time.monotonic()
-        due = [tail for tail in self._tails.values() if now - tail.touched >= TOUCH_S]
-        for batch in batches(due):
-            await self._touch(batch)
-
     async def _touch(self, tails: Sequence[Tail]) -> None:
         """Renews the keys for readers, and checks the owners' heartbeats, and whether Redis still has the events."""
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -191,16 +194,15 @@ class Tailer:
             elif tail.orphaned_since is None:
                 tail.orphaned_since = now
 
-    async def _end_orphans(self) -> None:
-        """Writes the terminal event of each stream whose process died. If several processes try, one succeeds."""
-        for tail in [tail for tail in self._tails.values() if tail.is_orphan]:
-            stream = tail.stream
-            error = UpstreamUnavailable("The process that ran this stream has ended.")
-            data = orjson.dumps(self._problem_of(error, stream.request_id))
-            words = (lifetime_ms(stream.resume_s), tail.last_id, data)
-            newest = await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
-            if newest <= tail.last_id:
-                self._lose(tail)
+    async def _end(self, orphan: Tail) -> None:
+        """Writes the terminal event of a stream whose process died. If several processes try, one succeeds."""
+        stream = orphan.stream
+        error = UpstreamUnavailable("The process that ran this stream has ended.")
+        data = orjson.dumps(self._problem_of(error, stream.request_id))
+        words = (lifetime_ms(stream.resume_s), orphan.last_id, data)
+        newest = await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
+        if newest <= orphan.last_id:
+            self._lose(orphan)
 
     def _note_outage(self) -> None:
         now = time.monotonic()
@@ -228,64 +230,58 @@ FIRST_EVENTS = 16
 """Limit of the first fetch, before the size of the events is known."""
 
 
-class Held(NamedTuple):
-    """What Redis has of a stream: its oldest and newest event, and the number of events."""
-
-    first: Event | None = None
-    last: Event | None = None
-    events: int = 0
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether events between the oldest and the newest are lost."""
-        return self.first is not None and self.last is not None and self.events <= self.last.id - self.first.id
-
-
 class RedisReader:
     """A reader of one stream in Redis. Implements :class:`app.streams.store.Reader`.
 
     A reader that keeps up gets its events from a :class:`Tail`. A slower reader reads from Redis itself.
     """
 
-    def __init__(self, redis: RedisClient, tailer: Tailer, stream: Reference, held: "Held") -> None:
+    is_full = False
+
+    def __init__(self, redis: RedisClient, tailer: Tailer, keys: Keys) -> None:
         self._redis = redis
         self._tailer = tailer
-        self._stream = stream
-        self._held = held
+        self._keys = keys
         self._tail: Tail | None = None
         self._count = FIRST_EVENTS
         self._failing_since: float | None = None
 
-    @property
-    def is_full(self) -> bool:
-        return False
-
-    @classmethod
-    async def open(cls, redis: RedisClient, tailer: Tailer, keys: Keys) -> "RedisReader":
-        """Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
-        with redis_errors():
-            async with redis.pipeline(transaction=True) as pipe:
-                pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
-                known, oldest, newest, count = await pipe.xlen(keys.events).execute()
+    async def open(self) -> Self:
+        """Reads what Redis has of the stream. Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
+        keys = self._keys
+        async with redis_errors(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
+            known, oldest, newest, count = await pipe.xlen(keys.events).execute()
         if not known:
             raise UnknownStream("There is no such stream, or it has expired.")
         if b"evicted" in known:
             raise evicted()
         if b"written" in known and not newest:
             raise _lost()
-        held = Held(event_of(oldest[0]), event_of(newest[0]), count) if newest else Held()
-        return cls(redis, tailer, _reference(keys, known), held)
+        self._last = event_of(newest[0]) if newest else None
+        self._first_id = event_of(oldest[0]).id if oldest else 1
+        self._has_gap = self._last is not None and count <= self._last.id - self._first_id
+        self._stream = Reference.read(keys, known)
+        return self
 
     async def resume(self, after: int) -> bool:
-        first, last, has_gap = self._held.first, self._held.last, self._held.has_gap
-        self._held = Held()
+        """A failover of Redis may lose the newest events.
+
+        A reader that had received them then writes the terminal event after them, so that they are missing before it.
+        """
+        last, self._last = self._last, None
         has_ended = last is not None and last.is_terminal
-        is_left = check_resume(after, first.id if first else 1, last.id if last else 0, has_ended=has_ended)
-        if is_left and has_gap and last is not None and after < last.id:
-            await self._require(after + 1)
-        if is_left:
-            await self._follow(last)
-        return is_left
+        if not check_resume(after, self._first_id, last.id if last else 0, has_ended=has_ended):
+            return False
+        async with redis_errors():
+            if self._has_gap and last is not None and after < last.id:
+                following = entry_id(after + 1)
+                if not await self._redis.xrange(self._keys.events, following, following):
+                    raise _lost()
+            self._tail = self._tailer.open(self._stream, last)
+            if self._tail.readers == 1 and not self._tail.has_ended:
+                await self._tailer.wake(self._redis)
+        return True
 
     async def read(self, after: int) -> list[Event]:
         """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
@@ -311,29 +307,14 @@ class RedisReader:
         if tail is not None:
             self._tailer.close(tail)
 
-    async def _follow(self, newest: Event | None) -> None:
-        self._tail = self._tailer.open(self._stream, newest)
-        if self._tail.readers == 1 and not self._tail.has_ended:
-            with redis_errors():
-                await self._tailer.wake(self._redis)
-
-    async def _require(self, event_id: int) -> None:
-        """Raises StreamEvicted if Redis does not have the event. A failover of Redis may lose the newest events.
-
-        A reader that had received them then writes the terminal event after them, so that they are missing before it.
-        """
-        with redis_errors():
-            if not await self._redis.xrange(self._stream.keys.events, entry_id(event_id), entry_id(event_id)):
-                raise _lost()
-
     async def _replay(self, after: int) -> list[Event] | None:
         """Returns events that only Redis has, up to the first lost one; None during an outage.
 
         Raises UpstreamUnavailable after a long outage.
         """
         try:
-            with redis_errors():
-                found = await self._redis.xrange(self._stream.keys.events, min=entry_id(after + 1), count=self._count)
+            async with redis_errors():
+                found = await self._redis.xrange(self._keys.events, min=entry_id(after + 1), count=self._count)
         except UpstreamUnavailable:
             now = time.monotonic()
             self._failing_since = self._failing_since or now
@@ -348,15 +329,6 @@ class RedisReader:
 
 def _lost() -> StreamEvicted:
     return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
-
-
-def _reference(keys: Keys, known: Mapping[bytes, bytes]) -> Reference:
-    """Raises StreamEvicted for a description that no gateway wrote."""
-    try:
-        owner, request_id, resume_s = known[b"owner"], known[b"request_id"], int(known[b"resume_ms"]) / 1e3
-        return Reference(keys, owner.decode(), request_id.decode(), resume_s, known.get(b"start", b"").decode())
-    except (KeyError, ValueError) as exc:
-        raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
 
 
 def _count_for(events: list[Event]) -> int:

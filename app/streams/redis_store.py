@@ -6,39 +6,42 @@ event of its streams, so that every stream has one.
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from asyncio import timeout
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from app.core.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
-from app.core.redis_pool import RedisClient, batches
 from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
-from app.streams.quota import KEEP_LIMITS, KeepLimits, KeptStream, Usage, evicted
+from app.streams.quota import KEEP_LIMITS, KeepLimits, KeptStream, evicted
 from app.streams.redis_client import (
+    ANSWER_S,
+    CLAIM,
     DISOWN,
+    EVICT,
     OUTAGE_S,
+    PREFIX,
+    PRESENCE_MS,
     PUBLISH,
+    RELEASE,
     RETRY_PAUSE_S,
     UNAVAILABLE,
     Connections,
+    RedisClient,
+    batches,
     keys_of,
     lifetime_ms,
     owner_key,
     redis_errors,
-    script_words,
+    start_key,
 )
-from app.streams.redis_quota import KeptInRedis
 from app.streams.redis_read import RedisReader, Tailer
-from app.streams.redis_starts import RedisStarts, start_key
-from app.streams.store import StartedStream, StartKey, new_stream_id
+from app.streams.store import StartedStream, StartKey, Starts, StreamStore, new_stream_id
 from app.streams.stream import ProblemOf, Stream
 
 MAX_BATCH_BYTES = 256 * 1024
@@ -48,25 +51,77 @@ class StreamLost(Exception):
     """The stream in Redis cannot be written any more."""
 
 
+CLAIM_MS = 10_000
+"""Lifetime of a claim. Its process renews it until the stream is started; a claim of which no process knows expires."""
+
+
+class RedisStarts(Starts):
+    """``owner``: the name of this process."""
+
+    def __init__(self, redis: RedisClient, owner: str) -> None:
+        self._redis = redis
+        self._owner = owner
+        self._claims: set[str] = set()
+        """The keys in Redis of the claims whose streams are not started yet."""
+
+    async def release(self, start: StartKey) -> None:
+        self.settle(start)
+        async with redis_errors(ANSWER_S):
+            await self._redis.eval(RELEASE, 1, start_key(start), self._owner)
+
+    def settle(self, start: StartKey) -> None:
+        """Called when the stream was started: its process renews the key with the stream."""
+        self._claims.discard(start_key(start))
+
+    async def renew(self, heartbeat: RedisClient) -> None:
+        """Call this with each heartbeat. Raises redis-py's errors."""
+        for key in list(self._claims):
+            await heartbeat.pexpire(key, CLAIM_MS)
+
+    async def _claimed(self, start: StartKey) -> tuple[str, StartedStream | None] | None:
+        """If the client disconnects in the meantime, a claim that Redis has made is released."""
+        claiming = asyncio.create_task(self._claim(start))
+        try:
+            found = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await asyncio.wait([claiming])
+            if claiming.exception() is None and not claiming.result():
+                await self.release(start)
+            raise
+        if not found:
+            self._claims.add(start_key(start))
+            return None
+        digest, *stream = (each.decode() for each in found)
+        return digest, StartedStream(*stream) if stream else None
+
+    async def _claim(self, start: StartKey) -> list[bytes]:
+        async with redis_errors(ANSWER_S):
+            found: list[bytes] = await self._redis.eval(
+                CLAIM, 1, start_key(start), PREFIX, start.digest, self._owner, CLAIM_MS
+            )
+        return found
+
+
 class Publisher:
     """Writes the events of one stream of this process to Redis.
 
-    ``read_at``: time of the last known reader, on the monotonic clock.
+    ``start_key``: the key in Redis of its idempotency key, or empty. ``read_at``: time of the last known reader, on
+    the monotonic clock.
     """
 
     def __init__(
         self,
         stream: Stream,
-        room: KeptInRedis,
+        grow: Callable[[KeptStream, int], Awaitable[bool]],
         kept: KeptStream,
         resume_s: float,
+        start_key: str,
     ) -> None:
         self.stream = stream
-        self.start_key = ""
-        """The key in Redis of the stream's idempotency key; empty without one."""
+        self.start_key = start_key
         self.kept = kept
         self.keys = keys_of(kept.id)
-        self._room = room
+        self._grow = grow
         self.resume_s = resume_s
         self.read_at = time.monotonic()
         self._sizes: deque[tuple[int, int]] = deque()
@@ -90,7 +145,7 @@ class Publisher:
         Raises StreamLost.
         """
         await self._account_for(batch)
-        words = (lifetime_ms(self.resume_s), self._sizes[0][0], *script_words(batch))
+        words = (lifetime_ms(self.resume_s), self._sizes[0][0], *(word for event in batch for word in event))
         started = time.monotonic()
         ends, ends_if_full = started + OUTAGE_S, started + STALL_S
         while True:
@@ -113,7 +168,7 @@ class Publisher:
         while self._total > MAX_REPLAY_BYTES and len(self._sizes) > least:
             self._drop_oldest()
         with suppress(RedisError, OSError):
-            while not await self._room.grow(self.kept, self._total - before) and len(self._sizes) > 1:
+            while not await self._grow(self.kept, self._total - before) and len(self._sizes) > 1:
                 before = self._total
                 for _ in range(len(self._sizes) // 2):
                     self._drop_oldest()
@@ -140,8 +195,6 @@ OUTAGE_NOTICED_S = 1.0
 """If heartbeats are further apart, Redis was away, and the streams' readers get their full time again."""
 ENDED_S = 30.0
 """How long ended streams are remembered: a failover of Redis loses only events that were written shortly before it."""
-KEEP_S = 2.0
-"""Time limit for Redis when a stream starts."""
 OWNER_MS = 4_000
 """How long a heartbeat is valid, in milliseconds."""
 MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
@@ -152,8 +205,8 @@ LAST_EVENTS_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class RedisStore:
-    """Implements :class:`app.streams.store.StreamStore`."""
+class RedisStore(StreamStore):
+    """An ended stream is looked at when it should have expired: another process that reads it renews its keys."""
 
     def __init__(self, url: str, problem_of: ProblemOf, limits: KeepLimits = KEEP_LIMITS) -> None:
         self._connections = Connections(url)
@@ -161,8 +214,10 @@ class RedisStore:
         self._beat_at = time.monotonic()
         """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._connections.tail, self._owner, problem_of)
-        self._room = KeptInRedis(self._connections.requests, limits)
         self._starts = RedisStarts(self._connections.requests, self._owner)
+        super().__init__(limits, self._starts)
+        self._kept: dict[str, KeptStream] = {}
+        """The ended streams of this process, until their keys are gone from Redis."""
         self._owned: dict[str, Publisher] = {}
         self._publishing: set[asyncio.Task[None]] = set()
         self._disowned: set[str] = set()
@@ -170,27 +225,16 @@ class RedisStore:
         self._ended: dict[str, float] = {}
         """When each stream that ended shortly ago had its terminal event written, on the monotonic clock."""
 
-    @property
-    def usage(self) -> Usage:
-        return self._room.usage
-
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
 
     async def require_room(self, caller: str) -> None:
-        """Also rejects at once while Redis has not answered the last heartbeats, and after KEEP_S without an answer."""
-        if time.monotonic() - self._beat_at > HEARTBEAT_S + KEEP_S:
+        """Also rejects at once while Redis has not answered the last heartbeats, and later after ANSWER_S."""
+        if time.monotonic() - self._beat_at > HEARTBEAT_S + ANSWER_S:
             raise UpstreamUnavailable(UNAVAILABLE)
-        with redis_errors():
-            async with timeout(KEEP_S):
-                await self._connections.requests.ping()
-                await self._room.make_room_for_stream(caller)
-
-    async def claim(self, start: StartKey) -> StartedStream | None:
-        return await self._starts.claim(start)
-
-    async def release(self, start: StartKey) -> None:
-        await self._starts.release(start)
+        async with redis_errors(ANSWER_S):
+            await self._connections.requests.ping()
+            await super().require_room(caller)
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
         stream_id = new_stream_id()
@@ -202,19 +246,19 @@ class RedisStore:
             "caller": caller,
             "start": key,
         }
-        with redis_errors():
-            async with timeout(KEEP_S), self._connections.requests.pipeline(transaction=True) as pipe:
-                await self._room.make_room_for_stream(caller)
-                pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s))
-                if key:
-                    pipe.hset(key, "stream", stream_id).pexpire(key, lifetime_ms(resume_s))
-                try:
-                    await pipe.execute()
-                except BaseException:
-                    self._disowned.add(stream_id)  # Redis may have written it, but nothing runs it
-                    raise
-        self._owned[stream_id] = publisher = Publisher(stream, self._room, self._room.add(stream_id, caller), resume_s)
-        publisher.start_key = key
+        async with redis_errors(ANSWER_S), self._connections.requests.pipeline(transaction=True) as pipe:
+            await super().require_room(caller)
+            pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s))
+            if key:
+                pipe.hset(key, "stream", stream_id).pexpire(key, lifetime_ms(resume_s))
+            try:
+                await pipe.execute()
+            except BaseException:
+                self._disowned.add(stream_id)  # Redis may have written it, but nothing runs it
+                raise
+        kept = KeptStream(stream_id, caller)
+        self._quota.add(kept)
+        self._owned[stream_id] = publisher = Publisher(stream, self._grow, kept, resume_s, key)
         if start is not None:
             self._starts.settle(start)
         task = asyncio.create_task(self._publish(stream_id, publisher))
@@ -223,10 +267,10 @@ class RedisStore:
         return stream_id
 
     async def reader(self, stream_id: str) -> RedisReader:
-        return await RedisReader.open(self._connections.requests, self._tailer, keys_of(stream_id))
+        return await RedisReader(self._connections.requests, self._tailer, keys_of(stream_id)).open()
 
     async def caller_of(self, stream_id: str) -> str:
-        with redis_errors():
+        async with redis_errors():
             owner, caller = await self._connections.requests.hmget(keys_of(stream_id).stream, ["owner", "caller"])
         if owner is None:
             raise UnknownStream("There is no such stream, or it has expired.")
@@ -235,9 +279,8 @@ class RedisStore:
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
         key = keys_of(stream_id).stream
-        with redis_errors():
-            async with self._connections.requests.pipeline(transaction=True) as pipe:
-                is_evicted, is_deleted = await pipe.hexists(key, "evicted").delete(key).execute()
+        async with redis_errors(), self._connections.requests.pipeline(transaction=True) as pipe:
+            is_evicted, is_deleted = await pipe.hexists(key, "evicted").delete(key).execute()
         if is_evicted:
             raise evicted()
         if not is_deleted:
@@ -248,10 +291,6 @@ class RedisStore:
             tasks.create_task(self._watch())
             tasks.create_task(self._tailer.run())
 
-    async def __aenter__(self) -> Self:
-        """Does not wait for Redis: without it, the gateway serves everything but resumable streams."""
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         """Publishes the rest of ended streams, then removes this process's heartbeat."""
         publishing = set(self._publishing)
@@ -260,7 +299,7 @@ class RedisStore:
             for task in publishing:
                 task.cancel()
             await asyncio.wait(publishing)
-        with contextlib.suppress(RedisError, OSError):
+        with suppress(RedisError, OSError):
             await self._connections.heartbeat.delete(owner_key(self._owner))
         await self._connections.close()
 
@@ -278,7 +317,9 @@ class RedisStore:
             publisher.stream.end(Internal("The gateway failed. Its log shows the cause under the request's id."))
         finally:
             del self._owned[stream_id]
-            self._room.ended(publisher.kept, lifetime_ms(publisher.resume_s) / 1e3)
+            self._kept[stream_id] = publisher.kept
+            self._quota.mark(publisher.kept, evictable=True)
+            self._agenda.add(stream_id, lifetime_ms(publisher.resume_s) / 1e3)
 
     async def _watch(self) -> None:
         is_away = False
@@ -299,32 +340,26 @@ class RedisStore:
     async def _heartbeat(self) -> None:
         """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""
         await self._connections.heartbeat.set(owner_key(self._owner), 1, px=OWNER_MS)
-        self._note_heartbeat(time.monotonic())
-        for batch in batches(list(self._owned.values())):
-            await self._check(batch)
-        for disowned in batches(list(self._disowned)):
-            await self._disown(disowned)
-        await self._starts.renew(self._connections.heartbeat)
-        await self._room.refresh()
-
-    async def _disown(self, stream_ids: Sequence[str]) -> None:
-        async with self._connections.heartbeat.pipeline(transaction=False) as pipe:
-            for stream_id in stream_ids:
-                pipe.eval(DISOWN, 1, keys_of(stream_id).stream)
-            await pipe.execute()
-        self._disowned.difference_update(stream_ids)
-
-    def _note_heartbeat(self, now: float) -> None:
-        """After an outage no stream counts as unread, because no client could read it.
-
-        The outage may have been a failover that lost terminal events: readers may write them again.
-        """
+        now = time.monotonic()
         if now - self._beat_at > OUTAGE_NOTICED_S:
+            # No client could read meanwhile. It may have been a failover that lost terminal events: readers may write
+            # them again.
             for owned in self._owned.values():
                 owned.read_at = now
             self._disowned |= self._ended.keys()
         self._ended = {stream_id: at for stream_id, at in self._ended.items() if now - at < ENDED_S}
         self._beat_at = now
+        for batch in batches(list(self._owned.values())):
+            await self._check(batch)
+        for disowned in batches(list(self._disowned)):
+            async with self._connections.heartbeat.pipeline(transaction=False) as pipe:
+                for stream_id in disowned:
+                    pipe.eval(DISOWN, 1, keys_of(stream_id).stream)
+                await pipe.execute()
+            self._disowned.difference_update(disowned)
+        await self._starts.renew(self._connections.heartbeat)
+        for kept in batches([self._kept[each] for _, each in self._agenda.due() if each in self._kept]):
+            await self._look_at(kept)
 
     async def _check(self, owned: Sequence[Publisher]) -> None:
         async with self._connections.heartbeat.pipeline(transaction=False) as pipe:
@@ -334,16 +369,44 @@ class RedisStore:
                 pipe.pexpire(keys.stream, lifetime).pexpire(keys.events, lifetime)
                 pipe.pexpire(each.start_key or keys.stream, lifetime)
             seen: list[Any] = await pipe.execute()
-        for each, owner, has_reader in zip(owned, seen[::5], seen[1::5], strict=True):
-            self._end_if_unwanted(each, owner=owner, has_reader=bool(has_reader))
-
-    def _end_if_unwanted(self, owned: Publisher, *, owner: bytes | None, has_reader: bool) -> None:
         now = time.monotonic()
-        if has_reader:
-            owned.read_at = now
-        if owner is None:
-            owned.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
-        elif owner != self._owner.encode():
-            owned.stream.end(StreamCancelled("The stream was ended because this process missed its heartbeats."))
-        elif now - owned.read_at > owned.resume_s:
-            owned.stream.end(StreamCancelled(f"No client read the stream for {owned.resume_s:g} s."))
+        for each, owner, has_reader in zip(owned, seen[::5], seen[1::5], strict=True):
+            if has_reader:
+                each.read_at = now
+            if owner is None:
+                each.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
+            elif owner != self._owner.encode():
+                each.stream.end(StreamCancelled("The stream was ended because this process missed its heartbeats."))
+            elif now - each.read_at > each.resume_s:
+                each.stream.end(StreamCancelled(f"No client read the stream for {each.resume_s:g} s."))
+
+    async def _grow(self, kept: KeptStream, size: int) -> bool:
+        """Accounts for events. Returns whether there is room for them. Raises redis-py's errors."""
+        self._quota.grow(kept, size)
+        return await self._make_room(kept.caller)
+
+    async def _evict(self, victim: KeptStream) -> None:
+        """Raises redis-py's errors."""
+        self._quota.mark(victim, evictable=False)
+        keys = keys_of(victim.id)
+        if await self._connections.requests.eval(EVICT, 3, keys.events, keys.stream, keys.readers):
+            self._remove(victim)
+        else:
+            self._agenda.add(victim.id, PRESENCE_MS / 1e3)
+
+    async def _look_at(self, batch: Sequence[KeptStream]) -> None:
+        async with self._connections.requests.pipeline(transaction=False) as pipe:
+            for kept in batch:
+                keys = keys_of(kept.id)
+                pipe.pttl(keys.events).exists(keys.readers)
+            seen: list[Any] = await pipe.execute()
+        for kept, left_ms, has_reader in zip(batch, seen[::2], seen[1::2], strict=True):
+            if left_ms <= 0:
+                self._remove(kept)
+            elif kept.id in self._kept:
+                self._quota.mark(kept, evictable=not has_reader)
+                self._agenda.add(kept.id, PRESENCE_MS / 1e3 if has_reader else left_ms / 1e3)
+
+    def _remove(self, kept: KeptStream) -> None:
+        if self._kept.pop(kept.id, None) is not None:
+            self._quota.remove(kept)

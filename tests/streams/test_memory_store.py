@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -44,9 +45,17 @@ async def responses(count: int, *, then_wait: bool) -> AsyncGenerator[InferenceR
         await asyncio.Event().wait()
 
 
+@asynccontextmanager
+async def running() -> AsyncIterator[MemoryStore]:
+    async with MemoryStore() as store:
+        work = asyncio.create_task(store.run())
+        yield store
+        work.cancel()
+
+
 @pytest.fixture
 async def store() -> AsyncIterator[MemoryStore]:
-    async with MemoryStore() as store:
+    async with running() as store:
         yield store
 
 
@@ -167,8 +176,8 @@ async def test_an_unknown_stream_id_raises_unknown_stream(store: MemoryStore) ->
         await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
 
 
-async def test_closing_the_store_leaves_no_timer() -> None:
-    async with MemoryStore() as store:
+async def test_a_closed_store_ends_no_stream() -> None:
+    async with running() as store:
         stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
     await asyncio.sleep(2 * RESUME_S)
     assert stream.outcome is None
@@ -277,7 +286,7 @@ async def test_dropped_streams_report_the_memory_that_they_free(monkeypatch: pyt
 
 
 async def test_usage_is_zero_after_every_stream_was_deleted_or_has_expired() -> None:
-    async with MemoryStore() as store:
+    async with running() as store:
         await store.delete(await ended(store))
         _, stream_id = await kept(store, runs_on=True)
         await store.delete(stream_id)

@@ -18,12 +18,11 @@ from app.core.errors import (
     UnknownStream,
     UpstreamUnavailable,
 )
-from app.streams import redis_quota, redis_read, redis_starts, redis_store
+from app.streams import redis_read, redis_store
 from app.streams import redis_store as redis_store_module
 from app.streams.events import Event, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
-from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of
-from app.streams.redis_starts import start_key
+from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of, start_key
 from app.streams.redis_store import RedisStore
 from app.streams.store import StartKey
 from app.streams.stream import Stream
@@ -400,7 +399,7 @@ async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "lifetime_ms", lambda resume_s: round(resume_s * 1e3))
-    monkeypatch.setattr(redis_quota, "PRESENCE_MS", 100)
+    monkeypatch.setattr(redis_store, "PRESENCE_MS", 100)
     async with running(redis) as here:
         stream_ids = [await ended(here, resume_s=0.5) for _ in range(2)]
         await here.delete(stream_ids[1])
@@ -484,7 +483,7 @@ class TestIdempotencyKeys:
     async def test_a_claim_lives_while_its_stream_waits(
         self, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(redis_starts, "CLAIM_MS", 1_200)
+        monkeypatch.setattr(redis_store, "CLAIM_MS", 1_200)
         start = replace(self.START, key="waiting")
         async with running(redis) as here, running(redis) as there:
             assert await here.claim(start) is None

@@ -17,7 +17,7 @@ from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, paths_in
 from app.pipelines.file import GatewayFile
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai.mapping import SKIPS_SPECIAL_TOKENS
+from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.resolve import with_recognized_preset
 from app.pipelines.sessions import session_terms_of

@@ -17,8 +17,7 @@ from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.graph import graph_of
 from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
-from app.pipelines.openai.mapping import compile_openai
-from app.pipelines.openai.reasoning_output import ReasoningOutput
+from app.pipelines.openai_mapping import ReasoningOutput, compile_openai
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder

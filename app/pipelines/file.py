@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app.config.document import ConfigError, Lines, Location, complaint_at, read_regular_file, read_spec
 from app.config.watch import FollowedFile, Stamp, stamp_of
-from app.pipelines.openai.spec import ChatSpec
-from app.pipelines.openai.tokenizer import EXTRA, MAX_TEMPLATE_BYTES, files_of, read_folder
+from app.llm.tokenizer import EXTRA, MAX_TEMPLATE_BYTES, files_of, read_folder
+from app.pipelines.openai_spec import ChatSpec
 from app.pipelines.spec import GatewaySpec, PipelineSpec
 
 _log = logging.getLogger(__name__)

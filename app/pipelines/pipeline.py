@@ -23,9 +23,8 @@ from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
 from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField
-from app.pipelines.openai.mapping import OpenAIMapping
-from app.pipelines.openai.reasoning_output import ReasoningOutput
-from app.pipelines.openai.spec import UsageSpec
+from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
+from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.refusals import refusal_of

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from app.core.model import ModelConfig
+from app.llm.tokenizer import read_folder
 from app.pipelines.mismatch import mismatch_at
-from app.pipelines.openai.spec import ChatSpec
-from app.pipelines.openai.tokenizer import read_folder
+from app.pipelines.openai_spec import ChatSpec
 from app.pipelines.preset import Preset, preset_of, recognized
 from app.pipelines.spec import InputSpec, LimitsSpec, OutputSpec, ParameterSpec, PipelineSpec, StreamSpec
 

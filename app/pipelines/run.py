@@ -22,7 +22,7 @@ from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
-from app.pipelines.openai.spec import UsageSpec
+from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.trial import run_trial

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from app.config.document import JsonValue, Name, Section
 from app.core.errors import FailureCode
-from app.pipelines.openai.spec import OpenAISpec
+from app.pipelines.openai_spec import OpenAISpec
 from app.pipelines.preset import PresetName, with_preset
 
 Kind = Literal["number", "text", "json", "image", "binary"]

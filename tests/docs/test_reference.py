@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from app.pipelines import openai_spec as spec_module
 from app.pipelines import spec
-from app.pipelines.openai import spec as spec_module
 from app.pipelines.spec import GatewaySpec
 from app.settings import PREFIX, Settings
 from deploy.reference import default_text, pages

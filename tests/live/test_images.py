@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from app.cli import main
 from app.launcher.server import EmbeddedTriton
-from tests.pipelines.openai.test_contents import LLAVA
+from tests.llm.test_contents import LLAVA
 from tests.toolkit.image_host import GIF, PNG
 from tests.toolkit.llm_backends import TEMPLATE, running_backends
 from tests.toolkit.processes import running_gateway

@@ -237,7 +237,7 @@ def test_a_missing_tokenizers_package_is_logged_once(
         (path.parent / "llama" / name).write_text("x")
     warn_without_counter(read_gateway_file(path))
     assert caplog.messages == []
-    monkeypatch.setattr("app.pipelines.openai.tokenizer.find_spec", lambda _name: None)
+    monkeypatch.setattr("app.llm.tokenizer.find_spec", lambda _name: None)
     warn_without_counter(read_gateway_file(path))
     assert caplog.messages == ["tokens cannot be counted with tokenizer.json: pip install '.[tokenizers]'"]
 

@@ -11,10 +11,10 @@ from app.core.answer import Values
 from app.core.errors import ContractViolation, InvalidInput
 from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig
+from app.llm.tokenizer import read_folder
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai.spec import ChatSpec
-from app.pipelines.openai.tokenizer import read_folder
+from app.pipelines.openai_spec import ChatSpec
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.preset import recognized
 from app.pipelines.resolve import derived_spec
@@ -247,7 +247,7 @@ def test_the_tokenizer_is_not_read_if_the_model_counts(broken_tokenizer: dict[st
 
 
 def test_a_counter_is_optional(broken_tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.pipelines.openai.tokenizer.find_spec", lambda _name: None)
+    monkeypatch.setattr("app.llm.tokenizer.find_spec", lambda _name: None)
     folder = broken_tokenizer["chat"].folder
     without = {"chat": broken_tokenizer["chat"].with_folder(read_folder(folder.tokenizer_json.parent))}
     assert served("tensorrt_llm_api", openai=without).openai is not None

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from app.core.answer import Values
 from app.core.errors import ToolCallMissing
-from app.pipelines.openai.tool_calls.formats import AnswerParser
-from app.pipelines.openai.tool_calls.parser import Part
+from app.llm.answer_parser import Parser, Part
 
 AT_ONCE = 4096
 """Characters that are read at once. This takes at most about 5 ms."""
@@ -42,7 +41,7 @@ class AnswerReader:
     """``is_required``: an answer without a call is an error. ``is_parallel``: further calls are left out if not."""
 
     def __init__(
-        self, parser: AnswerParser, *, is_required: bool, is_named: bool, is_parallel: bool, has_short_ids: bool
+        self, parser: Parser, *, is_required: bool, is_named: bool, is_parallel: bool, has_short_ids: bool
     ) -> None:
         """``is_named``: the request names the function. ``has_short_ids``: as Mistral's templates want them."""
         self._parser = parser

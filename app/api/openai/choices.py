@@ -12,8 +12,9 @@ from app.api.openai.response_format import FormatCheck
 from app.core.answer import Tokens, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
-from app.pipelines.openai.mapping import TextForm
-from app.pipelines.openai.tokenizer import COUNTED_AT_ONCE
+from app.llm.answer_parser import begun_at
+from app.llm.tokenizer import COUNTED_AT_ONCE
+from app.pipelines.openai_mapping import TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
@@ -87,7 +88,7 @@ class StopMatcher:
             self.has_stopped, self._held = True, ""
             end, start = min(found)
             return text[: end if self._keeps_stop else start]
-        certain = len(text) - self._length_in_doubt(text)
+        certain = begun_at(text, 0, self._stops)
         self._held = text[certain:]
         return text[:certain]
 
@@ -95,16 +96,6 @@ class StopMatcher:
         """Returns the kept text after the last piece."""
         held, self._held = self._held, ""
         return held
-
-    def _length_in_doubt(self, text: str) -> int:
-        """The length of the longest suffix of the text that is a prefix of a stop text."""
-        longest = 0
-        for stop in self._stops:
-            start = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
-            while start >= 0 and not stop.startswith(text[start:]):
-                start = text.find(stop[0], start + 1)
-            longest = max(longest, len(text) - start if start >= 0 else 0)
-        return longest
 
 
 class Choice:

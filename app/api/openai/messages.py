@@ -12,9 +12,9 @@ from app.api.openai.members import Labels, Members, required, take
 from app.api.openai.tools import Turn, members_of_turns
 from app.codecs.kinds import bytes_of_base64, check_image
 from app.core.errors import FieldProblem
+from app.llm.contents import IMAGE, Content
 from app.pipelines.body import refused
-from app.pipelines.openai.contents import IMAGE, Content
-from app.pipelines.openai.mapping import TextForm
+from app.pipelines.openai_mapping import TextForm
 
 MAX_MESSAGE_ELEMENTS = 16_384
 """Limit of roles, contents and parts of contents together."""

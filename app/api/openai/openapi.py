@@ -36,7 +36,7 @@ from app.core.errors import GatewayError
 from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of, with_types
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import example_of
-from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
+from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from app.pipelines.parameters import TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema

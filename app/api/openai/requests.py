@@ -36,12 +36,11 @@ from app.api.openai.tools import reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
 from app.core.inference import Deadline, InferenceRequest, new_request_id
 from app.core.text import nearest
+from app.llm.answer_schema import AnswerSchema
+from app.llm.tokenizer import COUNTED_AT_ONCE, TokenCounter
 from app.pipelines.body import Body, refused
 from app.pipelines.catalog import Catalog
-from app.pipelines.openai.answer_schema import AnswerSchema
-from app.pipelines.openai.guided import guided_fields
-from app.pipelines.openai.mapping import OpenAIMapping, TextForm
-from app.pipelines.openai.tokenizer import COUNTED_AT_ONCE, TokenCounter
+from app.pipelines.openai_mapping import OpenAIMapping, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ADAPTER
 
@@ -160,7 +159,7 @@ def chat_requests(
     text = form.template.render(conversation.messages, tools.described, variables)
     conversation.messages.clear()  # frees the memory before the requests are made
     schema, name = (tools.schema, "tools") if format_.guided is None else (format_.guided, RESPONSE_FORMAT)
-    guided = {} if schema is None else guided_fields(form, schema)
+    guided = {} if schema is None else form.guided_fields(schema)
     prompt = replace(
         _prompt_of(text, "messages", form, options),
         reader=None if format_.guided else reader_of(form, tools, text),

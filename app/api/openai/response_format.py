@@ -13,15 +13,15 @@ from app.api.openai.members import NOT_SUPPORTED, Members, take
 from app.api.openai.tools import MAX_SCHEMA_DEPTH, FunctionName, ToolUse, is_deeper
 from app.core.errors import FieldProblem, FormatMismatch
 from app.core.text import shown
-from app.pipelines.body import refused
-from app.pipelines.openai.answer_schema import (
+from app.llm.answer_schema import (
     CAN_CHECK,
     MAX_ANSWER_CHARACTERS,
     TOO_LARGE,
     AnswerSchema,
     check_references,
 )
-from app.pipelines.openai.mapping import TextForm
+from app.pipelines.body import refused
+from app.pipelines.openai_mapping import TextForm
 
 FIELD = "response_format"
 MAX_FORMAT_BYTES = 128 * 1024

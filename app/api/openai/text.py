@@ -41,7 +41,7 @@ from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.errors import DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.pipelines.openai.mapping import OpenAIMapping, TextForm
+from app.pipelines.openai_mapping import OpenAIMapping, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.streams.events import Event
 

@@ -16,11 +16,11 @@ from app.api.openai.members import NOT_SUPPORTED, Members, take
 from app.codecs.json_scan import has_more_elements
 from app.core.errors import FieldProblem, InvalidJson
 from app.core.text import shown
+from app.llm.answer_formats import PROMPT_END, calls_schema, parser_of
+from app.llm.answer_parser import Parser, Tools
+from app.llm.tool_calls import GuidedParser
 from app.pipelines.body import refused
-from app.pipelines.openai.guided import calls_schema
-from app.pipelines.openai.mapping import TextForm
-from app.pipelines.openai.tool_calls.formats import PROMPT_END, AnswerParser, guided_parser_of, parser_of
-from app.pipelines.openai.tool_calls.parser import Tools
+from app.pipelines.openai_mapping import TextForm
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 * 1024
@@ -178,9 +178,9 @@ def members_of_turns(turns: Sequence[Turn], form: TextForm) -> Sequence[Mapping[
 
 def reader_of(form: TextForm, use: ToolUse, prompt: str) -> Callable[[], AnswerReader] | None:
     """Returns a function that makes the reader of one choice; None if the answer is only text."""
-    parser: Callable[[], AnswerParser | None]
+    parser: Callable[[], Parser | None]
     if use.is_required and form.guided is not None:
-        parser = partial(guided_parser_of, use.callable, is_named=use.is_named)
+        parser = partial(GuidedParser, use.callable, is_named=use.is_named)
     else:
         parser = partial(parser_of, form.tools, use.callable, form.reasoning, prompt[-PROMPT_END:])
     if parser() is None:

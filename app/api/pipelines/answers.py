@@ -17,7 +17,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd, GraphStep
 from app.pipelines.inputs import InputField
-from app.pipelines.openai.mapping import OpenAIMapping
+from app.pipelines.openai_mapping import OpenAIMapping
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline

@@ -12,7 +12,7 @@ import pytest
 from app.api.openai.logprobs import completion_logprobs
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
-from app.pipelines.openai.tokenizer import TokenCounter
+from app.llm.tokenizer import TokenCounter
 from tests.api.openai.conftest import chunks, refusal
 from tests.pipelines.test_presets import LLM_API, VLLM
 from tests.toolkit.engine import FakeEngine

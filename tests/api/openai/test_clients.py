@@ -11,7 +11,7 @@ import pytest
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
 from tests.api.openai.test_tools import NAMED, TOOLS, Gateways, chat, gateways, message_of, sampling, steps_of
-from tests.pipelines.openai.test_tool_calls import CALLS, written
+from tests.llm.test_tool_calls import CALLS, written
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
 from tests.toolkit.models import model, response, tensor

@@ -10,7 +10,7 @@ from app.api.openai.choices import Choice
 from app.api.openai.requests import Prompt, ResponseOptions
 from app.api.openai.text import ChatRendering, ChunkCollector, TextCollector
 from app.core.inference import InferenceResponse
-from app.pipelines.openai.mapping import TextForm
+from app.pipelines.openai_mapping import TextForm
 from tests.api.openai.conftest import WRITER
 from tests.toolkit.models import pipeline, response, tensor
 

@@ -18,8 +18,8 @@ import pytest
 
 from app.api.openai.calls import MAX_CHECKED_CHARACTERS, AnswerReader
 from app.core.errors import ToolCallMissing
-from app.pipelines.openai.answer_schema import AnswerSchema
-from app.pipelines.openai.tool_calls.formats import parser_of
+from app.llm.answer_formats import parser_of
+from app.llm.answer_schema import AnswerSchema
 from tests.api.openai.conftest import refusal
 from tests.api.openai.test_response_format import CHECKED, schema_of
 from tests.api.openai.test_tools import ASKED, WEATHER, Gateways, chat, gateways, message_of, steps_of

@@ -14,7 +14,7 @@ from app.api.openai.members import read_members
 from app.api.openai.messages import Conversation, take_conversation
 from app.api.openai.requests import NamedRequest, chat_requests, completion_requests, take_options
 from app.core.errors import InvalidInput
-from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
+from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
 from tests.toolkit.models import pipeline
 

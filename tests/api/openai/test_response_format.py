@@ -25,7 +25,7 @@ from tests.api.openai.test_tools import (
     sampling,
     steps_of,
 )
-from tests.pipelines.openai.test_tool_calls import CALLS, written
+from tests.llm.test_tool_calls import CALLS, written
 
 __all__ = ["gateways"]
 

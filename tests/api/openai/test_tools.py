@@ -18,7 +18,7 @@ from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
 from tests.api.openai.test_fields import engine_step
-from tests.pipelines.openai.test_tool_calls import CALLS, FORMATS, written
+from tests.llm.test_tool_calls import CALLS, FORMATS, written
 from tests.pipelines.test_presets import CONFIGS, answer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai.spec import OpenAISpec
+from app.pipelines.openai_spec import OpenAISpec
 from app.pipelines.pipeline import Pipeline
 from tests.toolkit.models import model, pipeline
 

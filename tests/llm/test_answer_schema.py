@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pipelines.openai import answer_schema
-from app.pipelines.openai.answer_schema import AnswerSchema
+from app.llm import answer_schema
+from app.llm.answer_schema import AnswerSchema
 
 
 def chained(links: int, of: str, end: dict[str, Any] | None = None) -> dict[str, Any]:

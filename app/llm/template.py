@@ -8,7 +8,8 @@ how much work a conversation can cause.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from app.core.errors import FieldProblem, InvalidInput
-from app.pipelines.openai.contents import Content, Message, content_form_of
+from app.llm.contents import Content, Message, content_form_of
 
 MAX_STEPS = 20_000
 """Turns of loops and calls of functions, for one conversation."""
@@ -55,45 +56,42 @@ Tool = Mapping[str, Any]
 """A function in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """``strips_bos``: remove a leading ``bos_token``, for a model that adds its own to every prompt.
+@dataclass(eq=False)
+class ChatTemplate:
+    """Compiled once. May render in several threads at a time.
 
-    ``image_marker``: the text of an image, for a template that takes only texts.
+    Raises ValueError if the text is not a template, or does not render a conversation of one message.
     """
 
+    text: str
+    variables: InitVar[Mapping[str, Any]]
+    """Of the operator."""
     strips_bos: bool = False
+    """Remove a leading ``bos_token``, for a model that adds its own to every prompt."""
     image_marker: str | None = None
+    """The text of an image, for a template that takes only texts."""
+    tool_use: "ChatTemplate | None" = None
+    """The template for conversations with tools."""
+    has_tools: bool = False
+    """Whether this is such a template."""
 
-
-class ChatTemplate:
-    """Compiled once. May render in several threads at a time."""
-
-    def __init__(
-        self,
-        text: str,
-        variables: Mapping[str, Any],
-        options: "TemplateOptions | None" = None,
-        *,
-        tool_use: "ChatTemplate | None" = None,
-        has_tools: bool = False,
-    ) -> None:
-        """``tool_use``: the template for conversations with tools. ``has_tools``: this is such a template.
-
-        Raises ValueError if the text is not a template, or does not render a conversation of one message.
-        """
+    def __post_init__(self, variables: Mapping[str, Any]) -> None:
         try:
-            self._template = _compiled(text)
+            tree = _Counting().visit(_ENVIRONMENT.parse(self.text))
         except TemplateSyntaxError as exc:
             raise ValueError(f"is not a template: line {exc.lineno}: {exc.message}") from exc
-        options = options or TemplateOptions()
-        self._text = text
+        tree.set_environment(_ENVIRONMENT)
+        code = _ENVIRONMENT.compile(tree)
+        self._template = Template.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))
         self._variables = {"bos_token": "", "eos_token": "", "documents": None, **variables}
-        self._bos = str(self._variables["bos_token"]) if options.strips_bos else ""
-        self._tool_use = tool_use
-        self._trial_tools = [_TRIAL_TOOL] if has_tools else None
-        self._check_trial()
-        self._contents = content_form_of(self._tried, options.image_marker)
+        self._bos = str(self._variables["bos_token"]) if self.strips_bos else ""
+        self._trial_tools = [_TRIAL_TOOL] if self.has_tools else None
+        try:
+            with suppress(_Refused):  # a template may refuse the conversation
+                self._rendered(_TRIAL, self._trial_tools)
+        except Exception as exc:
+            raise ValueError(f"does not render one message of a user: {type(exc).__name__}: {exc}") from exc
+        self._contents = content_form_of(self._tried, self.image_marker)
 
     @property
     def reserved(self) -> frozenset[str]:
@@ -103,7 +101,7 @@ class ChatTemplate:
     @property
     def takes_images(self) -> bool:
         """Whether messages may have parts of the type ``image``, also in conversations with tools."""
-        return self._contents.takes_images and (self._tool_use is None or self._tool_use.takes_images)
+        return self._contents.takes_images and (self.tool_use is None or self.tool_use.takes_images)
 
     def render(
         self,
@@ -111,16 +109,18 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """``messages``: with contents as in :mod:`app.pipelines.openai.contents`.
+        """``messages``: with contents as in :mod:`app.llm.contents`.
 
         ``variables``: of the caller, none of them reserved. Raises InvalidInput.
         """
-        if tools is not None and self._tool_use is not None:
-            return self._tool_use.render(messages, tools, variables)
+        if tools is not None and self.tool_use is not None:
+            return self.tool_use.render(messages, tools, variables)
         try:
             prompt = self._rendered(self._contents.fitted(messages), tools, variables).removeprefix(self._bos)
         except _Refused as exc:
-            raise _invalid(self._words_of(exc)) from exc
+            words = str(exc)  # shown only if none of them comes from the messages
+            shown = f" by the model's chat template: {words}" if words in self.text else ""
+            raise _invalid(f"are refused{shown}") from exc
         except _TooMuch as exc:
             raise _invalid("are too many or too long for the model's chat template") from exc
         except Exception as exc:  # a template can raise anything
@@ -138,8 +138,11 @@ class ChatTemplate:
     ) -> str:
         given = _characters_in(messages) + _characters_in(tools)
         most = MAX_TEMPLATE_CHARACTERS + GROWTH * given
+        names = {**variables, **self._variables, "messages": list(messages), "add_generation_prompt": True}
+        if tools is not None or "tools" not in self._variables:  # a variable of the operator counts without tools
+            names["tools"] = None if tools is None else list(tools)
+        names[_BUDGET] = _Budget(MAX_COPIED_CHARACTERS + COPIES * given)
         pieces: list[str] = []
-        names = {**variables, **self._given(messages, tools), _BUDGET: _Budget(MAX_COPIED_CHARACTERS + COPIES * given)}
         for piece in self._template.generate(names):
             pieces.append(piece)
             most -= len(piece)
@@ -147,33 +150,12 @@ class ChatTemplate:
                 raise _TooMuch
         return "".join(pieces)
 
-    def _given(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> dict[str, Any]:
-        """A variable ``tools`` of the operator counts if the conversation has none."""
-        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True}
-        if tools is not None or "tools" not in given:
-            given["tools"] = None if tools is None else list(tools)
-        return given
-
     def _tried(self, content: Content) -> str:
         """Returns the prompt of one message of a user; empty if the template fails."""
         try:
             return self._rendered([{"role": "user", "content": content}], self._trial_tools)
         except Exception:  # a template can raise anything
             return ""
-
-    def _check_trial(self) -> None:
-        """A template may refuse the conversation. Raises ValueError if it fails otherwise."""
-        try:
-            self._rendered(_TRIAL, self._trial_tools)
-        except _Refused:
-            return
-        except Exception as exc:
-            raise ValueError(f"does not render one message of a user: {type(exc).__name__}: {exc}") from exc
-
-    def _words_of(self, refused: "_Refused") -> str:
-        """The template's own words, if none of them comes from the messages."""
-        words = str(refused)
-        return f"are refused by the model's chat template: {words}" if words in self._text else "are refused"
 
 
 class _Refused(TemplateError):
@@ -196,12 +178,13 @@ class _Budget:
         if self._steps < 0:
             raise _TooMuch
 
-    def copied(self, value: Any) -> None:
-        """Counts the characters of a text, or the items of a list, that an expression has made."""
+    def copied(self, value: Any) -> Any:
+        """Returns what an expression has made, and counts the characters of a text or the items of a list."""
         if isinstance(value, str | list | tuple):
             self._characters -= len(value)
             if self._characters < 0:
                 raise _TooMuch
+        return value
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -212,9 +195,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
         budget: _Budget = __context.parent[_BUDGET]
         budget.spend()
-        value = super().call(__context, __obj, *args, **kwargs)
-        budget.copied(value)
-        return value
+        return budget.copied(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
@@ -236,23 +217,18 @@ def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 @pass_context
 def _measured(context: Context, value: Any) -> Any:
-    context.parent[_BUDGET].copied(value)
-    return value
+    return context.parent[_BUDGET].copied(value)
+
+
+def _tojson(
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = 0
+) -> str:
+    """Unlike jinja2's filter, does not escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(words: str) -> NoReturn:
     raise _Refused(str(words))
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's filter, does not escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Namespace(Namespace):
@@ -261,20 +237,14 @@ class _Namespace(Namespace):
     def __init__(*args: Any, **attributes: Any) -> None:
         """Without ``self``, which a template may use as the name of an attribute."""
         namespace, *given = args
-        values = dict(*given, **attributes)
-        for name in values:
-            _check_attribute(name)
-        Namespace.__init__(namespace, values)
+        Namespace.__init__(namespace)
+        for name, value in dict(*given, **attributes).items():
+            namespace[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
+        if name.startswith("_"):
+            raise SecurityError("a namespace cannot have names that begin with an underscore")
         super().__setitem__(name, value)
-
-
-def _check_attribute(name: str) -> None:
-    """Raises SecurityError."""
-    if name.startswith("_"):
-        raise SecurityError("a namespace cannot have names that begin with an underscore")
 
 
 class _Generation(Extension):
@@ -288,18 +258,17 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-    environment.filters |= {"counted": _counted, "measured": _measured, "tojson": _tojson}
-    environment.globals |= {
-        "namespace": _Namespace,
-        "raise_exception": _refuse,
-        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
-    }
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+_ENVIRONMENT.filters |= {
+    "counted": _counted,
+    "measured": _measured,
+    "tojson": _tojson,
+}
+_ENVIRONMENT.globals |= {
+    "namespace": _Namespace,
+    "raise_exception": _refuse,
+    "strftime_now": lambda pattern: datetime.now().strftime(pattern),
+}
 
 
 class _Counting(NodeTransformer):
@@ -321,13 +290,6 @@ class _Counting(NodeTransformer):
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-def _compiled(text: str) -> Template:
-    """The template, whose work is counted. Raises TemplateSyntaxError."""
-    tree = _Counting().visit(_ENVIRONMENT.parse(text))
-    tree.set_environment(_ENVIRONMENT)
-    return Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
 
 
 def _characters_in(value: Any) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidInput
-from app.pipelines.openai.contents import IMAGE
-from app.pipelines.openai.template import ChatTemplate, TemplateOptions
+from app.llm.contents import IMAGE
+from app.llm.template import ChatTemplate
 
 TEXT = "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% endfor %}"
 JSON = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
@@ -43,7 +43,7 @@ SEVERAL: list[dict[str, Any]] = [
 
 
 def made(template: str, marker: str | None = None) -> ChatTemplate:
-    return ChatTemplate(template, {}, TemplateOptions(image_marker=marker))
+    return ChatTemplate(template, {}, image_marker=marker)
 
 
 @pytest.mark.parametrize("template", [TEXT, JSON, CONCATENATES, ONLY_TEXT_PARTS, NEEDS_A_SYSTEM])

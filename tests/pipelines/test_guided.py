@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai.guided import guided_fields
 from app.pipelines.pipeline import Pipeline
 from tests.pipelines.test_presets import sampling, sent, served
 from tests.toolkit.models import model
@@ -17,7 +16,7 @@ TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
 def guided(p: Pipeline) -> dict[str, Any]:
     assert p.openai is not None
     assert p.openai.completions is not None
-    return guided_fields(p.openai.completions, SCHEMA)
+    return p.openai.completions.guided_fields(SCHEMA)
 
 
 def test_vllm_gets_an_object_as_a_text() -> None:

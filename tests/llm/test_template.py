@@ -3,8 +3,8 @@
 import pytest
 
 from app.core.errors import InvalidInput
-from app.pipelines.openai import template
-from app.pipelines.openai.template import ChatTemplate, TemplateOptions
+from app.llm import template
+from app.llm.template import ChatTemplate
 
 CHATML = """\
 {%- for message in messages %}
@@ -214,10 +214,5 @@ def test_only_a_leading_bos_token_is_removed_and_only_once() -> None:
     text = "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}"
     variables = {"bos_token": "<s>"}
     assert ChatTemplate(text, variables).render(conversation("<s>a")) == "<s><s><s>a"
-    assert ChatTemplate(text, variables, TemplateOptions(strips_bos=True)).render(conversation("<s>a")) == "<s><s>a"
-    assert (
-        ChatTemplate("a{{ bos_token }}", {"bos_token": "<s>"}, TemplateOptions(strips_bos=True)).render(
-            conversation("b")
-        )
-        == "a<s>"
-    )
+    assert ChatTemplate(text, variables, strips_bos=True).render(conversation("<s>a")) == "<s><s>a"
+    assert ChatTemplate("a{{ bos_token }}", {"bos_token": "<s>"}, strips_bos=True).render(conversation("b")) == "a<s>"

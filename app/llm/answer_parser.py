@@ -7,7 +7,7 @@ decided is limited by MAX_HELD, white space by MAX_SPACE, and given text is only
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -34,19 +34,39 @@ class Part(Struct, frozen=True):
     text: str
 
 
+def begun_at(text: str, start: int, markers: Sequence[str]) -> int:
+    """Where the longest end of the text behind ``start`` begins that begins a marker; the text's length if none."""
+    first = len(text)
+    for marker in markers:
+        place = text.find(marker[0], max(start, len(text) - len(marker) + 1))
+        while place >= 0 and not marker.startswith(text[place:]):
+            place = text.find(marker[0], place + 1)
+        first = first if place < 0 else min(first, place)
+    return first
+
+
 class Markers(NamedTuple):
-    """Markers to look for. ``begun``: a beginning of one, of at most ``longest`` characters, at the end of a text."""
+    """Markers to look for. ``begun``: where the end of a text, behind a place, may be the beginning of one."""
 
     whole: re.Pattern[str]
-    begun: re.Pattern[str]
-    longest: int
+    begun: Callable[[str, int], int]
 
     @classmethod
     @lru_cache
-    def of(cls, *markers: str) -> "Markers":
-        begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
-        whole, partial = ("|".join(map(re.escape, sorted(each, key=len, reverse=True))) for each in (markers, begun))
-        return cls(re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers)) - 1)
+    def of(cls, *markers: str, whole: str = "", begun: str = r"(?!)", longest: int = 0) -> "Markers":
+        """``whole``: a further marker as an expression; ``begun``: its beginning, of at most ``longest`` characters."""
+        search = re.compile(begun, re.ASCII).search
+
+        def begun_in(text: str, start: int) -> int:
+            found = search(text, max(start, len(text) - longest)) if longest else None
+            return min(begun_at(text, start, markers), len(text) if found is None else found.start())
+
+        texts = [re.escape(each) for each in sorted(markers, key=len, reverse=True)]
+        return cls(re.compile("|".join([*texts, whole] if whole else texts), re.ASCII), begun_in)
+
+
+NOTHING = Markers.of(whole=r"(?!)")
+"""Gives out the rest."""
 
 
 class Parser(ABC):
@@ -93,26 +113,21 @@ class Parser(ABC):
         return True
 
     def _give(self, kind: Kind, text: str) -> None:
+        """Keeps white space at the end of a text back."""
         if kind == "text":
-            text = self._without_space(text)
+            bare = text.rstrip()
+            space = text[len(bare) :] if bare else self._space + text
+            text = self._space + bare if bare else ""
+            self._is_long_space = len(space) > MAX_SPACE or (self._is_long_space and not bare)
+            if self._is_long_space:
+                text, space = text + space, ""
+            self._space = space
         elif kind == "call":
             self._space, self._is_long_space, self._calls = "", False, self._calls + 1
             if self._calls == MAX_CALLS:
                 self._tools = {}
         if text:
             self._parts.append(Part(kind, text))
-
-    def _without_space(self, text: str) -> str:
-        """Keeps white space at the end back."""
-        bare = text.rstrip()
-        space = text[len(bare) :] if bare else self._space + text
-        bare = self._space + bare if bare else ""
-        self._is_long_space = len(space) > MAX_SPACE or (self._is_long_space and not bare)
-        if self._is_long_space:
-            self._space = ""
-            return bare + space
-        self._space = space
-        return bare
 
     def _next(self, length: int = 1) -> str:
         """The next characters, as far as they are known."""
@@ -126,22 +141,14 @@ class Parser(ABC):
     def _until(self, marks: Markers, kind: Kind = "text", as_written: Callable[[str], str] = str) -> Steps[str]:
         """Gives text out up to the first marker. Takes and returns the marker; empty at the end of the text."""
         while True:
-            length = len(self._text)
             found = marks.whole.search(self._text, self._at)
-            first = found or marks.begun.search(self._text, max(self._at, length - marks.longest))
-            self._give(kind, as_written(self._take((first.start() if first else length) - self._at)))
+            first = found.start() if found else marks.begun(self._text, self._at)
+            self._give(kind, as_written(self._take(first - self._at)))
             if found:
                 return self._take(len(found[0]))
             if not (yield from self._more()):
                 self._give(kind, as_written(self._take(MAX_HELD)))
                 return ""
-
-    def _everything(self) -> Steps[None]:
-        """Gives out the rest as text."""
-        while True:
-            self._give("text", self._take(len(self._text)))
-            if not (yield from self._more()):
-                return
 
     def _starts(self, *texts: str) -> Steps[str]:
         """Takes and returns the one of these that comes next; empty if none does. None begins with another."""

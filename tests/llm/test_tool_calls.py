@@ -7,8 +7,9 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from app.pipelines.openai.tool_calls.formats import AnswerParser, ToolFormat, guided_parser_of, parser_of
-from app.pipelines.openai.tool_calls.parser import MAX_CALLS, MAX_HELD, Parser, Part
+from app.llm.answer_formats import ToolFormat, parser_of
+from app.llm.answer_parser import MAX_CALLS, MAX_HELD, Parser, Part
+from app.llm.tool_calls import GuidedParser
 from tests.toolkit.work import CountedText, grows_with
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
@@ -58,7 +59,7 @@ def written(format_: str, *calls: str) -> str:
     return before + between.join(calls) + after
 
 
-def parser(format_: ToolFormat) -> AnswerParser:
+def parser(format_: ToolFormat) -> Parser:
     made = parser_of(format_, TOOLS, None, "")
     assert made is not None
     return made
@@ -75,7 +76,7 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return whole
 
 
-def parts_of(made: AnswerParser, pieces: Iterable[str]) -> list[Part]:
+def parts_of(made: Parser, pieces: Iterable[str]) -> list[Part]:
     return merged([*(part for piece in pieces for part in made.add(piece)), *made.finish()])
 
 
@@ -292,7 +293,7 @@ class TestReasoning:
     def read(text: str, *, reasoning: Any = "qwen3", prompt: str = "", tools: bool = False) -> list[tuple[str, str]]:
         format_: ToolFormat | None = "hermes" if tools else None
 
-        def made() -> AnswerParser:
+        def made() -> Parser:
             found = parser_of(format_, TOOLS if tools else {}, reasoning, prompt)
             assert found is not None
             return found
@@ -330,16 +331,16 @@ class TestGuided:
         calls = [{"name": "weather", "parameters": CALL[1]}, {"name": "time", "parameters": {}}]
         text = json.dumps(calls)
         for pieces in ([text], text):
-            assert calls_in(parts_of(guided_parser_of(TOOLS, is_named=False), pieces)) == [CALL, TIME]
+            assert calls_in(parts_of(GuidedParser(TOOLS, is_named=False), pieces)) == [CALL, TIME]
 
     def test_the_arguments_of_one(self) -> None:
         for pieces in ([f" {JSON}"], f" {JSON}"):
-            parts = parts_of(guided_parser_of({"weather": {}}, is_named=True), pieces)
+            parts = parts_of(GuidedParser({"weather": {}}, is_named=True), pieces)
             assert parts == [Part("call", "weather"), Part("arguments", JSON)]
 
     @pytest.mark.parametrize("is_named", [True, False])
     def test_another_text_is_kept(self, is_named: bool) -> None:
-        assert parts_of(guided_parser_of(TOOLS, is_named=is_named), ["No. {}"]) == [Part("text", "No. {}")]
+        assert parts_of(GuidedParser(TOOLS, is_named=is_named), ["No. {}"]) == [Part("text", "No. {}")]
 
 
 HOSTILE: dict[str, Callable[[int], str]] = {
@@ -375,7 +376,6 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 def test_little_of_a_hostile_text_is_held(format_: ToolFormat, name: str) -> None:
     text = HOSTILE[name](60_000)
     made = parser(format_)
-    assert isinstance(made, Parser)
     for start in range(0, len(text), 7):
         made.add(text[start : start + 7])
         assert made.held <= MAX_HELD + 512
@@ -387,9 +387,9 @@ def test_little_of_a_hostile_text_is_held(format_: ToolFormat, name: str) -> Non
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("piece", [0, pytest.param(1, marks=pytest.mark.full)], ids=["whole", "characters"])
 def test_the_work_grows_with_the_length_only(format_: str, name: str, piece: int) -> None:
-    def made() -> AnswerParser:
+    def made() -> Parser:
         if format_ == "guided":
-            return guided_parser_of(TOOLS, is_named=True)
+            return GuidedParser(TOOLS, is_named=True)
         found = (
             parser_of(None, {}, "qwen3", "<think>") if format_ == "reasoning" else parser(cast("ToolFormat", format_))
         )

@@ -12,15 +12,15 @@ import pytest
 
 from app.api.openai.tools import Turn, members_of_turns
 from app.core.errors import InvalidInput
-from app.pipelines.openai import template
-from app.pipelines.openai.mapping import TextForm
-from app.pipelines.openai.spec import ChatSpec, OpenAISpec
-from app.pipelines.openai.template import ChatTemplate
-from app.pipelines.openai.tokenizer import read_folder
+from app.llm import template
+from app.llm.template import ChatTemplate
+from app.llm.tokenizer import read_folder
+from app.pipelines.openai_mapping import TextForm
+from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.spec import PipelineSpec
 from tests.conftest import Require
-from tests.pipelines.openai import transformers_program
-from tests.pipelines.openai.transformers_program import TODAY, conversations_in
+from tests.llm import transformers_program
+from tests.llm.transformers_program import TODAY, conversations_in
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.models import model, pipeline_of
 

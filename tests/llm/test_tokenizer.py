@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.pipelines.openai import tokenizer
-from app.pipelines.openai.tokenizer import files_of, read_folder
+from app.llm import tokenizer
+from app.llm.tokenizer import files_of, read_folder
 
 WORDS = {"model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "[BOS]": 1, "a": 2, "list": 3}, "unk_token": "[UNK]"}}
 TOKENIZER = {

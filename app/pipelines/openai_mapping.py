@@ -1,0 +1,362 @@
+"""``openai:`` of a pipeline, compiled against the pipeline's fields."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from app.core.answer import Values
+from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, InferenceRequest
+from app.core.json import json_of
+from app.core.model import ModelConfig
+from app.core.text import nearest
+from app.llm.answer_formats import PROMPT_END, Reasoning, ToolFormat, parser_of
+from app.llm.answer_parser import Parser, Part
+from app.llm.template import ChatTemplate
+from app.llm.tokenizer import TokenizerFolder
+from app.pipelines.inputs import InputField
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
+from app.pipelines.openai_spec import (
+    ChatSpec,
+    CompletionsSpec,
+    EmbeddingsSpec,
+    GuidedSpec,
+    LogprobsSpec,
+    OpenAISpec,
+    UsageSpec,
+)
+from app.pipelines.outputs import OutputField
+from app.pipelines.parameters import ParameterField
+from app.pipelines.spec import ADAPTER
+
+FINISH_REASON = "finish_reason"
+SKIPS_SPECIAL_TOKENS = "skip_special_tokens"
+"""vLLM's parameter: false keeps special tokens in the text."""
+
+Field = InputField | ParameterField
+Found = TypeVar("Found", InputField, OutputField, ParameterField, Field)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesForm:
+    """The input of a pipeline for the images of messages."""
+
+    input: str
+    most: int
+    """The largest number of images in a request."""
+    is_single: bool
+    """Whether the input is one image instead of a list."""
+    may_be_empty: bool
+    """Whether a request without images has an empty list, because the model requires a list of any length."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """A pipeline that writes a text: the names of its fields, and of the model's tensors that count tokens."""
+
+    prompt: str
+    text: str
+    finish_reason: str | None
+    usage: UsageSpec | None
+    field_by_parameter: Mapping[str, str]
+    """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
+    ignored: frozenset[str] = frozenset()
+    """OpenAI's names of fields that the model does not have and requests may set."""
+    template: ChatTemplate | None = None
+    logprobs: LogprobsSpec | None = None
+    tokenizer: TokenizerFolder | None = None
+    """Of ``chat``; counts tokens, if it can."""
+    guided: GuidedSpec | None = None
+    tools: ToolFormat | None = None
+    reasoning: Reasoning | None = None
+    """How the model writes tool calls and reasoning. Only of ``chat``; None if it does not."""
+    special_tokens: str | None = None
+    """The parameter that keeps special tokens in the text, if these formats need it and there is one."""
+    images: ImagesForm | None = None
+    """Only of ``chat``; None if messages cannot have images."""
+
+    def guided_fields(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the fields that hold the model's answer to a schema; empty if the model cannot be guided."""
+        guided = self.guided
+        if guided is None:
+            return {}
+        value = json_of(schema).decode() if guided.member is None else {guided.member: schema}
+        return {guided.parameter: value, **guided.also}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsForm:
+    """A pipeline that turns a text into a vector: the names of its fields."""
+
+    input: str
+    takes_tokens: bool
+    """Whether a text may be given as its token ids."""
+    tensor: str | None
+    """The tensor of the texts; None if each text is a request of its own."""
+    embedding: str
+    length: int
+    """The size of a vector; -1 means any."""
+    counts_tokens: bool
+    field_by_parameter: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIMapping:
+    completions: TextForm | None = None
+    chat: TextForm | None = None
+    embeddings: EmbeddingsForm | None = None
+
+
+def compile_openai(
+    spec: OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
+) -> OpenAIMapping:
+    """Raises PipelineMismatch."""
+    usage, folder = spec.usage, spec.chat.folder if spec.chat is not None else None
+    for key in ("prompt_tokens", "completion_tokens"):
+        name: str | None = getattr(usage, key, None)
+        if name is not None:
+            tensor = tensor_named(config.outputs, name, ("openai", "usage", key))
+            if tensor.datatype not in INTEGER_DATATYPES:
+                raise _mismatch(("usage", key), f"'{name}' has datatype {tensor.datatype}; an integer type is needed")
+    if usage is None and folder is not None and folder.count_tokens is not None:
+        try:
+            folder.count_tokens.load()  # so that a broken file is an error at start, and not of the first answer
+        except ValueError as exc:
+            raise _mismatch(("chat", "tokenizer"), f"cannot be used: {exc}") from exc
+    names = _Names(spec, fields, outputs)
+    return OpenAIMapping(
+        completions=names.text_form(spec.completions, "completions") if spec.completions else None,
+        chat=names.chat_form(spec.chat) if spec.chat else None,
+        embeddings=names.embeddings_form(spec.embeddings, config) if spec.embeddings else None,
+    )
+
+
+class _Names:
+    """The pipeline's fields by name, as ``openai:`` refers to them. Every method raises PipelineMismatch."""
+
+    def __init__(self, spec: OpenAISpec, fields: Sequence[Field], outputs: Sequence[OutputField]) -> None:
+        self._spec = spec
+        self._fields = {field.name: field for field in fields}
+        self._inputs = {field.name: field for field in fields if isinstance(field, InputField)}
+        self._parameters = {field.name: field for field in fields if isinstance(field, ParameterField)}
+        self._outputs = {field.name: field for field in outputs}
+        renamed = {str(name): field for name, field in spec.parameters.items()}
+        for name, field in renamed.items():
+            _named(field, self._fields, "an input or parameter", ("parameters", name))
+        self._by_parameter = {name: name for name in self._fields if name not in renamed.values()} | renamed
+        """Every field is known by its own name, if it has no name of OpenAI's."""
+
+    def text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
+        _check_text(_named(spec.prompt, self._inputs, "an input", (key, "prompt")), (key, "prompt"))
+        _check_text(self._output(spec.text, (key, "text")), (key, "text"))
+        return TextForm(
+            prompt=spec.prompt,
+            text=spec.text,
+            finish_reason=self._finish_reason(),
+            usage=self._spec.usage,
+            field_by_parameter=self._settable(spec.prompt, key),
+            ignored=frozenset(self._spec.ignored),
+            logprobs=self._logprobs(),
+            tokenizer=self._spec.chat.folder if self._spec.chat else None,
+            guided=self._guided(),
+        )
+
+    def chat_form(self, spec: ChatSpec) -> TextForm:
+        form, template, given = self.text_form(spec, "chat"), _template_of(spec), self._spec.reasoning
+        reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
+        field = self._parameters.get(SKIPS_SPECIAL_TOKENS)
+        is_special = self._spec.format_of_special_tokens is not None and field is not None
+        return replace(
+            form,
+            template=template,
+            tools=self._spec.tools,
+            reasoning=None if reasoning == "none" else reasoning,
+            special_tokens=SKIPS_SPECIAL_TOKENS if is_special and field and field.spec.type == "boolean" else None,
+            images=self._images(spec, template),
+        )
+
+    def _images(self, spec: ChatSpec, template: ChatTemplate) -> ImagesForm | None:
+        """The input for images, if the template has places for them.
+
+        A template without such places is an error if the pipeline needs images or says how they are written: most
+        models of a backend with an optional input for images have none.
+        """
+        usable = {
+            name: field
+            for name, field in self._inputs.items()
+            if field.spec.kind == "image" and (field.is_bare or (not field.batched and len(field.tensor.dims) == 1))
+        }
+        name = spec.images or (next(iter(usable)) if len(usable) == 1 else None)
+        if name is None:
+            if spec.image_marker is not None:
+                text = "must name the input for the images, because not exactly one input has kind: image"
+                raise _mismatch(("chat", "images"), text)
+            return None
+        if name not in usable:
+            text = f"'{name}' is not an image or a list of images{nearest(name, list(usable))}"
+            raise _mismatch(("chat", "images"), text)
+        field = usable[name]
+        if not template.takes_images:
+            if spec.images is None and not field.is_required:
+                return None
+            text = f"is required: the chat template has no place for the images of '{name}'"
+            raise _mismatch(("chat", "image_marker"), text)
+        size = 1 if field.is_bare else field.tensor.dims[0]
+        most = spec.max_images if size == -1 else min(size, spec.max_images)
+        return ImagesForm(name, most, field.is_bare, may_be_empty=field.is_required and size == -1)
+
+    def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
+        parameter = self._parameters.get(spec.input)
+        if parameter is None or parameter.spec.type not in ("string", "text_or_tokens"):
+            location = ("embeddings", "input")
+            _check_text(_named(spec.input, self._inputs, "an input", location), location)
+        if config.decoupled and config.max_batch_size:
+            raise _mismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
+        output = self._output(spec.embedding, ("embeddings", "embedding"))
+        is_vector = output.tensor.datatype in FLOAT_DATATYPES and output.depth == 1
+        if not is_vector and not (output.spec.kind == "json" and output.is_bare):
+            text = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
+            raise _mismatch(("embeddings", "embedding"), text)
+        texts = self._inputs[spec.input].tensor if spec.input in self._inputs else None
+        is_batched = texts is not None and texts.datatype == BYTES and config.max_batch_size > 0
+        return EmbeddingsForm(
+            input=spec.input,
+            takes_tokens=parameter is not None and parameter.spec.type == "text_or_tokens",
+            tensor=texts.name if texts is not None and is_batched else None,
+            embedding=spec.embedding,
+            length=output.tensor.dims[-1] if is_vector else -1,
+            counts_tokens=self._spec.usage is not None,
+            field_by_parameter=self._settable(spec.input, "embeddings"),
+        )
+
+    def _settable(self, prompt: str, key: str) -> dict[str, str]:
+        others = {prompt, ADAPTER, self._spec.logprobs.parameter if self._spec.logprobs else None}
+        names = {name: field for name, field in self._by_parameter.items() if field not in others}
+        if key == "chat" and "max_tokens" in names:
+            names.setdefault("max_completion_tokens", names["max_tokens"])
+        return names
+
+    def _output(self, name: str, location: tuple[str, ...]) -> OutputField:
+        return _named(name, self._outputs, "an output", location)
+
+    def _logprobs(self) -> LogprobsSpec | None:
+        spec = self._spec.logprobs
+        if spec is not None:
+            _named(spec.parameter, self._fields, "a parameter", ("logprobs", "parameter"))
+            output = self._output(spec.output, ("logprobs", "output"))
+            if output.spec.kind != "json" or not output.is_bare:
+                raise _mismatch(("logprobs", "output"), f"'{spec.output}' must have kind: json and one element")
+        return spec
+
+    def _guided(self) -> GuidedSpec | None:
+        spec = self._spec.guided
+        if spec is None:
+            return None
+        type_, location = "string" if spec.member is None else "object", ("guided", "parameter")
+        if _named(spec.parameter, self._parameters, "a parameter", location).spec.type != type_:
+            raise _mismatch(location, f"'{spec.parameter}' must have type: {type_}")
+        for name, value in spec.also.items():
+            field = _named(name, self._parameters, "a parameter", ("guided", "also", name))
+            with mismatch_at("openai", "guided", "also", name):
+                field.converted(value)
+        return spec
+
+    def _finish_reason(self) -> str | None:
+        name = self._spec.finish_reason
+        if name is None:
+            return FINISH_REASON if FINISH_REASON in self._outputs else None
+        output = self._output(name, ("finish_reason",))
+        if not output.is_count:
+            _check_text(output, ("finish_reason",))
+        return name
+
+
+def _named(name: str, fields: Mapping[str, Found], what: str, location: tuple[str, ...]) -> Found:
+    if name not in fields:
+        raise _mismatch(location, f"'{name}' is not {what} of the pipeline{nearest(name, list(fields))}")
+    return fields[name]
+
+
+def _check_text(field: InputField | OutputField, location: tuple[str, ...]) -> None:
+    if field.spec.kind != "text" or not field.is_bare:
+        raise _mismatch(location, f"'{field.name}' must be a single text: kind: text with one element")
+
+
+def _template_of(spec: ChatSpec) -> ChatTemplate:
+    """Of a folder, the template ``default``, with ``tool_use`` for conversations with tools."""
+    folder = spec.folder
+    if folder is None:
+        with mismatch_at("openai", "chat", "template" if spec.template is not None else "template_text"):
+            return ChatTemplate(spec.template_text or "", spec.variables, spec.strips_bos, spec.image_marker)
+    variables = {**folder.special_tokens, **spec.variables}
+
+    def made(name: str, text: str, tool_use: ChatTemplate | None = None) -> ChatTemplate:
+        is_tool_use = name == "tool_use"
+        try:
+            return ChatTemplate(text, variables, spec.strips_bos, spec.image_marker, tool_use, has_tools=is_tool_use)
+        except ValueError as exc:
+            text = f"cannot be used: {folder.sources[name]} {exc}"
+            raise _mismatch(("chat", "tokenizer"), text) from exc
+
+    tool_use = folder.named_templates.get("tool_use")
+    return made("default", folder.template, None if tool_use is None else made("tool_use", tool_use))
+
+
+def _mismatch(location: tuple[str, ...], text: str) -> PipelineMismatch:
+    return PipelineMismatch(("openai", *location), text)
+
+
+REASONING = "reasoning"
+"""The output of a chat pipeline under ``/v1/pipelines`` with what a model writes before its text."""
+
+
+class Division:
+    """Divides the text of one answer into its reasoning and the rest, for any division of the text into pieces."""
+
+    def __init__(self, text: str, parser: Parser) -> None:
+        """``text``: the name of the output."""
+        self._text = text
+        self._parser = parser
+
+    def divided(self, values: Values) -> Values:
+        """Returns the values of one response, with what is certain of its text."""
+        return {**values, **self._named(self._parser.add(values[self._text] or ""))}
+
+    def rests(self, rests: Mapping[str, str]) -> Mapping[str, str]:
+        """``rests``: the remaining texts by output; those of this answer are divided. Empty ones are left out."""
+        parts = [*self._parser.add(rests.get(self._text, "")), *self._parser.finish()]
+        return {name: rest for name, rest in {**rests, **self._named(parts)}.items() if rest}
+
+    def _named(self, parts: Sequence[Part]) -> dict[str, str]:
+        reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+        return {self._text: "".join(part.text for part in parts if part.kind == "text"), REASONING: reasoning}
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOutput:
+    """``text``: the output that has the reasoning. ``prompt``: the tensor of the prompt."""
+
+    text: str
+    prompt: str
+    reasoning: Reasoning
+
+    @classmethod
+    def of(
+        cls, openai: OpenAIMapping | None, inputs: Sequence[InputField], outputs: Sequence[OutputField]
+    ) -> "ReasoningOutput | None":
+        """Returns None for a pipeline without ``openai: reasoning``, or with an own output of this name."""
+        chat = None if openai is None else openai.chat
+        if chat is None or chat.reasoning is None or any(field.name == REASONING for field in outputs):
+            return None
+        prompt = next(field.tensor.name for field in inputs if field.name == chat.prompt)
+        return cls(chat.text, prompt, chat.reasoning)
+
+    def field(self, outputs: Sequence[OutputField]) -> OutputField:
+        text = next(field for field in outputs if field.name == self.text)
+        described = text.spec.model_copy(update={"description": "What the model wrote before the text."})
+        return replace(text, name=REASONING, spec=described, is_reasoning=True)
+
+    def division_of(self, request: InferenceRequest) -> Division | None:
+        tensors = (each.array for each in request.inputs if each.name == self.prompt and each.array.size)
+        prompt = bytes(next((array.flat[-1] for array in tensors), b""))[-PROMPT_END:].decode("utf-8", "replace")
+        parser = parser_of(None, {}, self.reasoning, prompt)
+        return None if parser is None else Division(self.text, parser)

@@ -16,7 +16,7 @@ from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.cli import command_parser
 from app.core.errors import GatewayError
-from app.lint.findings import SOLUTION_BY_CODE, Code, Finding
+from app.lint.findings import Check, Code, checks
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from deploy.bootstrap import ROOT
@@ -50,9 +50,9 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Returns the current text of each page. Keeps the parts that are written by hand."""
-    checks = (FOLDER / "checks.md").read_text()
-    for code in Code:
-        checks = with_finding(checks, Finding(code, ""), SOLUTION_BY_CODE[code])
+    findings = (FOLDER / "checks.md").read_text()
+    for code, check in checks().items():
+        findings = with_finding(findings, code, check)
     tables: dict[str, tuple[str, Iterable[Row]]] = {
         "settings.md": ("Settings", rows_of_settings()),
         "errors.md": ("Codes", [row_of_error(error) for error in ROW_BY_ERROR]),
@@ -60,7 +60,7 @@ def pages() -> dict[Path, str]:
         "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
     }
     written = {name: with_table((FOLDER / name).read_text(), *table) for name, table in tables.items()}
-    written |= {"checks.md": checks, "command-line.md": commands()}
+    written |= {"checks.md": findings, "command-line.md": commands()}
     return {FOLDER / name: text for name, text in written.items()}
 
 
@@ -71,11 +71,11 @@ def with_table(page: str, heading: str, rows: Iterable[Row]) -> str:
     return head + re.sub(r"(\|.*\n\|[-|]+\|\n)(?:\|.*\n)*", lambda found: found[1] + lines, section, count=1)
 
 
-def with_finding(page: str, finding: Finding, solution: str) -> str:
+def with_finding(page: str, code: Code, check: Check) -> str:
     """Replaces severity and solution in the section of a finding. Raises ValueError if there is no such section."""
-    head, section = re.split(rf"(?<=\n## {finding.code}\n)", page, maxsplit=1)
-    section = f"`{finding.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
-    return head + re.sub(r"(?m)^\*\*Solution\*\*: .*$", lambda _: f"**Solution**: {solution}", section, count=1)
+    head, section = re.split(rf"(?<=\n## {code}\n)", page, maxsplit=1)
+    section = f"`{check.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
+    return head + re.sub(r"(?m)^\*\*Solution\*\*: .*$", lambda _: f"**Solution**: {check.solution}", section, count=1)
 
 
 def rows_of_settings() -> Iterator[Row]:

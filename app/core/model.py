@@ -4,9 +4,11 @@ Source: Triton's ``model_config.proto``. The gateway uses the configuration beca
 ``decoupled`` and the steps of an ensemble.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Node = TypeVar("Node")
 
 ModelKey = tuple[str, str]
 """A model's name and version; an empty version means the newest."""
@@ -143,20 +145,26 @@ class ModelConfig:
         return self.names_in("early_exits")
 
 
-def reached(
-    config: ModelConfig,
-    models: Mapping[str, ModelConfig],
-    names_of: Callable[[ModelConfig], Iterable[str]] = lambda config: config.calls,
-) -> list[ModelConfig]:
-    """The model and the models below it that ``models`` has. ``names_of``: the models directly below a model."""
-    found = {config.name: config}
-    waiting = [config]
+def walk(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yields each node once, the first ones first, each before what follows it."""
+    waiting, seen = [*starts][::-1], set[Node]()
     while waiting:
-        for name in names_of(waiting.pop()):
-            if name in models and name not in found:
-                found[name] = models[name]
-                waiting.append(models[name])
-    return list(found.values())
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [*following(node)][::-1]
+
+
+def reached(config: ModelConfig, models: Mapping[str, ModelConfig], *, by_steps: bool = False) -> list[ModelConfig]:
+    """The model and the models below it that ``models`` has. ``by_steps``: without the calls of scripts."""
+    known = {**models, config.name: config}
+
+    def below(name: str) -> Iterator[str]:
+        names = (step.model for step in known[name].steps) if by_steps else known[name].calls
+        return (each for each in names if each in known)
+
+    return [known[name] for name in walk([config.name], below)]
 
 
 def takes_traceparent(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
@@ -254,7 +262,7 @@ def largest_batch(config: ModelConfig, models: Mapping[str, ModelConfig]) -> int
     """
     if not config.max_batch_size:
         return 0
-    below = reached(config, models, lambda each: [step.model for step in each.steps])
+    below = reached(config, models, by_steps=True)
     return min(each.max_batch_size for each in below if each.max_batch_size)
 
 

@@ -143,7 +143,7 @@ def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> S
     A step of an ensemble gets the id of the request. A BLS script may pass the id on, or use its own.
     """
     below = reached(config, models)
-    given_id = reached(config, models, lambda each: [step.model for step in each.steps])
+    given_id = reached(config, models, by_steps=True)
     datatypes = {each.sequence.id_datatype for each in below if _needs_id(each) and each.sequence}
     largest = [_LARGEST[each] for each in datatypes if each in _LARGEST]
     return SequenceIds(

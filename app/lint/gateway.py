@@ -1,166 +1,194 @@
-"""Checks of gateway.yaml against the models of a repository.
+"""Checks of pipelines against the models of a repository: their keys, samples, sessions, batches and LLM backends.
 
-Checks of each pipeline's ``sample`` and ``examples``: their files can be read, and the pipeline accepts them.
+docs/how-to/llm-backends.md describes the backends.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 
-from app.config.document import read_regular_file
+from app.config.document import Location, read_regular_file
 from app.core.errors import GatewayError
-from app.core.model import ModelConfig, reached
+from app.core.inference import BYTES
+from app.core.model import ModelConfig, SequenceBatching, reached
+from app.core.sequence import sequence_ids_of
+from app.core.session import reach_s
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
 from app.lint.findings import Code, Finding
 from app.pipelines.coalescing import coalescing_of
 from app.pipelines.compile import CompileContext, compile_pipeline
-from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, paths_in
+from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.resolve import with_recognized_preset
-from app.pipelines.sessions import session_terms_of
-from app.pipelines.spec import PipelineSpec
+from app.pipelines.preset import preset_of, recognized
+from app.pipelines.resolve import left_out, resolved, with_recognized_preset
+from app.pipelines.sessions import session_terms_of, stateful_models
+from app.pipelines.spec import SAMPLE, PipelineSpec, SessionSpec
 
-Misfit = tuple[tuple[str, ...], str]
-"""The path of a key within the request, and a description of the problem."""
+Declared = tuple[str | None, PipelineSpec]
+"""The name in gateway.yaml, or None without a file, and the declaration."""
+Fault = tuple[Code, str]
+Misfit = tuple[Location, str]
+"""The path of a key, and a description of the problem."""
 
-
-def sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
-    spec = pipeline.spec
-    if spec.sample is not None:
-        yield from _misfits(file, pipeline, ("sample",), spec.sample)
-    for name, values in spec.examples.items():
-        yield from _misfits(file, pipeline, ("examples", name), values)
-
-
-def _misfits(file: GatewayFile, pipeline: Pipeline, key: tuple[str, ...], values: Values) -> Iterator[Finding]:
-    """``key``: where the pipeline declares the request with these values."""
-    files, unreadable = _read_files(file, pipeline, values)
-    misfits = [*_unknown_fields(pipeline, values), *unreadable]
-    for location, text in misfits or _refusals(pipeline, values, files):
-        complaint = file.complaint(("pipelines", pipeline.name, *key, *location), text)
-        yield Finding(Code.SAMPLE, complaint, model=pipeline.spec.model, pipeline=pipeline.name)
-
-
-def _unknown_fields(pipeline: Pipeline, values: Values) -> Iterator[Misfit]:
-    names = [*(field.name for field in pipeline.inputs), *(field.name for field in pipeline.parameters)]
-    for name in values:
-        if name not in names:
-            yield (name,), f"is not a field of the pipeline{nearest(name, names)}"
-
-
-def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[dict[str, bytes], list[Misfit]]:
-    """Returns the content of the files by field name, and the files that cannot be read."""
-    contents: dict[str, bytes] = {}
-    unreadable: list[Misfit] = []
-    for name, relative_path in paths_in(pipeline, values).items():
-        path = file.path.parent / relative_path
-        try:
-            contents[name] = read_regular_file(path, MAX_FILE_BYTES)
-        except OSError as exc:
-            unreadable.append(((name,), f"names a file that cannot be read: {path}: {exc.strerror or exc}"))
-    return contents, unreadable
-
-
-def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> Iterator[Misfit]:
-    try:
-        pipeline.probe_of(body_with(pipeline, values, files))
-    except GatewayError as exc:
-        misfits: list[Misfit] = [((each.field,), each.problem) for each in exc.errors]
-        yield from misfits or [((), exc.detail)]
-    except (TypeError, ValueError) as exc:
-        yield (), f"cannot be sent: {exc}"
-
-
+HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
+_JOIN_REQUESTS_THEMSELVES = ("vllm", "tensorrtllm")
 _ANY_KEY = b"only to compile: what it is matters to no check"
 
 
-def misfits(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
-    """``unreadable``: the models that are there, but not in ``models``."""
+def pipeline_faults(pipelines: Iterable[Declared], models: Models, decoupled: Set[str]) -> Iterator[Finding]:
+    """Checks sessions and presets. ``decoupled``: the models that are, as decoupled_models finds them."""
+    for pipeline, given in pipelines:
+        config = models[given.model]
+        faults = list(_of_session(pipeline, given, given.session, config, models) if given.session else ())
+        ids = sequence_ids_of(config, models)
+        if given.session is None and ids.needed_by:
+            by = "" if ids.needed_by == config.name else f" because it runs '{ids.needed_by}'"
+            text = (
+                f"'{config.name}' needs a session{by}: declare `session: true`, or call it under /v2 with the "
+                f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
+            )
+            faults.append((Code.NEEDS_SESSION, text))
+        spec = with_recognized_preset(given, config)
+        if spec.preset is not None and not is_auto_completed(config):
+            faults += _of_preset(spec, config, is_decoupled=spec.model in decoupled)
+        yield from (Finding(code, text, spec.model, pipeline=pipeline) for code, text in faults)
+
+
+def _of_session(
+    pipeline: str | None, spec: PipelineSpec, session: SessionSpec, config: ModelConfig, models: Models
+) -> Iterator[Fault]:
+    stateful = stateful_models(config, models)
+    start = f"pipeline '{pipeline}': "
+    for model in stateful:
+        sequence = model.sequence or SequenceBatching()
+        name, longest_s = f"'{model.name}'", reach_s(sequence.idle_s)
+        limits = {"session.idle_s": session.idle_s, "timeout_s": spec.timeout_s or 0.0}
+        if spec.stream is not None and "timeout_s" in spec.stream.model_fields_set:
+            limits["stream.timeout_s"] = spec.stream.timeout_s
+        longer = " and ".join(f"`{key}` is {value:g} s" for key, value in limits.items() if value > longest_s)
+        if longer:
+            yield (
+                Code.SESSION_IDLE,
+                f"{start}{longer}, but Triton forgets a sequence of {name} {sequence.idle_s:g} s after its last "
+                f"request was queued: a step and the pause after it end after {longest_s:g} s",
+            )
+        if session.max_open is not None and session.max_open > model.sequence_slots:
+            yield (
+                Code.SESSION_PLACES,
+                f"{start}`session.max_open` is {session.max_open}, but {name} runs {model.sequence_slots} sequences at "
+                "a time: no more sessions are opened",
+            )
+        if not sequence.knows_starts:
+            text = f"{name} has no CONTROL_SEQUENCE_START and no `state`: it cannot tell where a sequence begins"
+            yield Code.SESSION_STATE, start + text
+        if sequence.id_datatype == BYTES and not sequence.candidates and model.max_batch_size > 1:
+            yield (
+                Code.SESSION_STATE,
+                f"{start}{name} gets its sequence id as a text, with the direct scheduler and max_batch_size "
+                f"{model.max_batch_size}: Triton 2.51 then fails steps while another session pauses",
+            )
+    run = reached(config, models, by_steps=True)
+    if len(stateful) > 1 and (spec.early_exit or any(not each.steps and each not in stateful for each in run)):
+        names = ", ".join(f"'{model.name}'" for model in stateful)
+        yield (
+            Code.SESSION_STATE,
+            f"{start}a step runs the stateful models {names} and others: if a model fails or exits early between "
+            "them, one has seen a step that the next one has not",
+        )
+
+
+def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[Fault]:
+    assert spec.preset is not None
+    absent, other = left_out(spec, config), recognized(config)
+    if absent.tensors:
+        *first, last = [f"'{name}'" for name in absent.tensors]
+        named = f"{', '.join(first)} and {last}" if first else last
+        text = f"the preset {spec.preset} uses {named}, which the model does not have"
+        text += f": the pipeline has no {', '.join(absent.fields)}" if absent.fields else ""
+        text += f"; the model has the tensors of the preset {other}" if other not in (None, spec.preset) else ""
+        yield Code.PRESET_MISMATCH, text
+    if spec.stream is None:
+        return
+    parameter = preset_of(spec.preset).accumulates_if
+    if not is_decoupled:
+        where = "model.yaml" if spec.preset == "tensorrt_llm_api" else "config.pbtxt"
+        text = f"the model is not decoupled, so a stream has one output: write `decoupled: true` in {where}"
+        yield Code.NOT_DECOUPLED, text
+    elif parameter and not any(each.accumulates for each in (resolved(spec, config).outputs or {}).values()):
+        remedy = "use tensorrt_llm_bls with" if config.is_ensemble else "set"
+        text = f"each token becomes a text of its own, which splits characters: {remedy} {parameter}: true"
+        yield Code.SPLIT_CHARACTERS, text
+
+
+def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
+    """``unreadable``: the models that are there, but not in ``models``; they have a finding of their own."""
     for name, spec in file.spec.pipelines.items():
         for location, text in _misfits_of(name, spec, models, unreadable):
             complaint = file.complaint(("pipelines", name, *location), text)
-            yield Finding(Code.GATEWAY_YAML, complaint, model=spec.model or None, pipeline=name)
-        if spec.model in models:
-            yield from _fields(name, spec, file, models)
+            yield Finding(Code.GATEWAY_YAML, complaint, spec.model or None, pipeline=name)
+        if spec.model not in models:
+            continue
+        if is_auto_completed(models[spec.model]):
+            text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
+            yield Finding(Code.UNKNOWN_EDGE, f"pipeline '{name}' {text}", spec.model, pipeline=name)
+        else:
+            with suppress(PipelineMismatch):  # is a finding of its own
+                yield from _sample_misfits(file, _compiled(name, spec, models))
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
         if model not in models and model not in unreadable:
             complaint = file.complaint(("oip", "models", index), _no_model(model, models))
-            yield Finding(Code.GATEWAY_YAML, complaint, model=model)
+            yield Finding(Code.GATEWAY_YAML, complaint, model)
+    for name, spec in file.spec.pipelines.items():
+        yield from (Finding(code, text, model, pipeline=name) for code, text, model in _risks(name, spec, models))
 
 
-def _fields(name: str, spec: PipelineSpec, file: GatewayFile, models: Models) -> Iterator[Finding]:
-    if is_auto_completed(models[spec.model]):
-        text = f"pipeline '{name}' relies on auto-completion: its fields are not checked (to check them, use --triton)"
-        yield Finding(Code.UNKNOWN_EDGE, text, spec.model, pipeline=name)
+def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[Code, str, str]]:
+    """Yields a code, a text and the model that it is about."""
+    cancel = spec.cancel.model if spec.cancel else ""
+    count = models[cancel].instance_count if cancel in models else 1
+    if count > 1:
+        text = f"which has {count} instances: the call may reach the wrong instance; use one instance"
+        yield Code.CANCEL_INSTANCES, f"pipeline '{name}' cancels by a call to '{cancel}', {text}", cancel
+    format_ = spec.openai.format_of_special_tokens if spec.openai is not None else None
+    if format_ is not None and SKIPS_SPECIAL_TOKENS not in spec.parameters:
+        text = (
+            f"pipeline '{name}' reads the special tokens of '{format_}', and has no parameter "
+            f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
+        )
+        yield Code.SPECIAL_TOKENS, text, spec.model
+    config = models.get(spec.model)
+    if config is None or spec.coalesce is not None or with_recognized_preset(spec, config).preset is not None:
         return
-    with suppress(PipelineMismatch):  # is a finding of its own
-        yield from sample_misfits(file, _compiled(name, spec, models))
-
-
-def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
-    for name, spec in file.spec.pipelines.items():
-        model = spec.cancel.model if spec.cancel else ""
-        count = models[model].instance_count if model in models else 1
-        if count > 1:
+    steps = reached(config, models, by_steps=True)
+    if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
+        return
+    for model in steps:
+        is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
+        if model.max_batch_size > 1 and not is_joined:
             text = (
-                f"pipeline '{name}' cancels by a call to '{model}', which has {count} instances: the call may reach "
-                "the wrong instance; use one instance"
+                f"runs each request of pipeline '{name}' alone, although it takes {model.max_batch_size} items at a "
+                "time: `dynamic_batching` would join requests in Triton, `coalesce` would join them in the gateway"
             )
-            yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
+            yield Code.BATCHES_OF_ONE, text, model.name
 
 
-_JOIN_REQUESTS_THEMSELVES = ("vllm", "tensorrtllm")
-
-
-def batches_of_one(file: GatewayFile, models: Models) -> Iterator[Finding]:
-    """Checks for models that take batches, although neither Triton nor the gateway joins requests to batches.
-
-    LLM backends join requests themselves.
-    """
-    for name, spec in file.spec.pipelines.items():
-        config = models.get(spec.model)
-        if config is None or spec.coalesce is not None or with_recognized_preset(spec, config).preset is not None:
-            continue
-        steps = reached(config, models, lambda each: [step.model for step in each.steps])
-        if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
-            continue
-        for model in steps:
-            is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
-            if model.max_batch_size > 1 and not is_joined:
-                yield Finding(Code.BATCHES_OF_ONE, _alone(name, model), model.name, pipeline=name)
-
-
-def _alone(pipeline: str, model: ModelConfig) -> str:
-    return (
-        f"runs each request of pipeline '{pipeline}' alone, although it takes {model.max_batch_size} items at a time: "
-        "`dynamic_batching` would join requests in Triton, `coalesce` would join them in the gateway"
-    )
-
-
-def special_tokens(file: GatewayFile) -> Iterator[Finding]:
-    for name, spec in file.spec.pipelines.items():
-        format_ = spec.openai.format_of_special_tokens if spec.openai is not None else None
-        if format_ is not None and SKIPS_SPECIAL_TOKENS not in spec.parameters:
-            text = (
-                f"pipeline '{name}' reads the special tokens of '{format_}', and has no parameter "
-                f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
-            )
-            yield Finding(Code.SPECIAL_TOKENS, text, spec.model, pipeline=name)
-
-
-def _misfits_of(
-    name: str, spec: PipelineSpec, models: Models, unreadable: Set[str]
-) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[Misfit]:
     if spec.model not in models:
         if spec.model not in unreadable:
             yield ("model",), _no_model(spec.model, models)
         return
-    if spec.cancel is not None and spec.cancel.model not in unreadable:
-        yield from _cancel_misfits(spec, models)
+    cancel = spec.cancel
+    if cancel is not None and cancel.model not in unreadable:
+        config = models.get(cancel.model)
+        if config is None:
+            yield ("cancel", "model"), _no_model(cancel.model, models)
+        elif config.input(cancel.input) is None and not is_auto_completed(config):
+            near = nearest(cancel.input, [each.name for each in config.inputs])
+            yield ("cancel", "input"), f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
     for index, step in enumerate(spec.rejects_input):
         if step not in models and step not in unreadable:
             yield ("rejects_input", index), _no_model(step, models)
@@ -178,23 +206,41 @@ def _compiled(name: str, spec: PipelineSpec, models: Models) -> Pipeline:
     return compile_pipeline(name, spec, models[spec.model], {}, CompileContext(early_exit_key=_ANY_KEY))
 
 
-def _cancel_misfits(spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    cancel = spec.cancel
-    if cancel is None:
-        return
-    config = models.get(cancel.model)
-    if config is None:
-        yield (
-            ("cancel", "model"),
-            f"'{cancel.model}' is not a model in the repository{nearest(cancel.model, list(models))}",
-        )
-    elif config.input(cancel.input) is None and not is_auto_completed(config):
-        inputs = [each.name for each in config.inputs]
-        yield (
-            ("cancel", "input"),
-            f"'{cancel.input}' is not an input of '{cancel.model}'{nearest(cancel.input, inputs)}",
-        )
-
-
 def _no_model(name: str, models: Models) -> str:
     return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"
+
+
+def _sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
+    """Checks that the files of ``sample`` and ``examples`` can be read, and that the pipeline accepts them."""
+    for name, values in declared_requests(pipeline.spec).items():
+        key = (SAMPLE,) if name == SAMPLE else ("examples", name)
+        files, misfits = _read_files(file, pipeline, values)
+        for location, text in misfits or _refusals(pipeline, values, files):
+            complaint = file.complaint(("pipelines", pipeline.name, *key, *location), text)
+            yield Finding(Code.SAMPLE, complaint, pipeline.spec.model, pipeline=pipeline.name)
+
+
+def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[dict[str, bytes], Sequence[Misfit]]:
+    """Returns the content of the files by field name, and unknown fields and files that cannot be read."""
+    names = pipeline.reader.names
+    misfits: list[Misfit] = [
+        ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
+    ]
+    contents: dict[str, bytes] = {}
+    for name, relative_path in paths_in(pipeline, values).items():
+        path = file.path.parent / relative_path
+        try:
+            contents[name] = read_regular_file(path, MAX_FILE_BYTES)
+        except OSError as exc:
+            misfits.append(((name,), f"names a file that cannot be read: {path}: {exc.strerror or exc}"))
+    return contents, misfits
+
+
+def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> Iterator[Misfit]:
+    try:
+        pipeline.probe_of(body_with(pipeline, values, files))
+    except GatewayError as exc:
+        misfits: list[Misfit] = [((each.field,), each.problem) for each in exc.errors]
+        yield from misfits or [((), exc.detail)]
+    except (TypeError, ValueError) as exc:
+        yield (), f"cannot be sent: {exc}"

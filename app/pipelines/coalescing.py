@@ -15,7 +15,7 @@ def coalescing_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, 
     """
     if spec.coalesce is None:
         return None
-    steps = reached(config, models, lambda each: (step.model for step in each.steps))
+    steps = reached(config, models, by_steps=True)
     refusal = next(_refusals(spec, config, steps), None)
     if refusal is not None:
         raise PipelineMismatch(("coalesce",), f"is on, but {refusal}")

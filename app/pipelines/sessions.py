@@ -11,7 +11,7 @@ from app.pipelines.spec import PipelineSpec
 
 def stateful_models(config: ModelConfig, models: Mapping[str, ModelConfig]) -> list[ModelConfig]:
     """The models with sequences that get the id of a request. ``models``: those that a request runs through."""
-    given_id = reached(config, models, lambda each: [step.model for step in each.steps])
+    given_id = reached(config, models, by_steps=True)
     return [each for each in given_id if each.sequence is not None and not each.sequence.is_iterative]
 
 

@@ -5,11 +5,11 @@ must also be known before the model runs, because Triton fails a call whose outp
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor
-from app.core.model import ModelConfig, ModelKey, Step, TensorSpec
+from app.core.model import ModelConfig, ModelKey, Step, TensorSpec, walk
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:
@@ -39,18 +39,9 @@ def _touched(step: Step, tensors: frozenset[str]) -> frozenset[str]:
 def _runs_alone(steps: tuple[Step, ...], step: int) -> bool:
     """Whether no other step can run at the same time as this step."""
     indexes = range(len(steps))
-    before = _reached(step, lambda i: [j for j in indexes if _feeds(steps[j], steps[i])])
-    after = _reached(step, lambda i: [j for j in indexes if _feeds(steps[i], steps[j])])
-    return len(before | after) == len(steps)
-
-
-def _reached(start: int, next_of: Callable[[int], Iterable[int]]) -> set[int]:
-    reached, waiting = {start}, [start]
-    while waiting:
-        new = set(next_of(waiting.pop())) - reached
-        reached |= new
-        waiting += new
-    return reached
+    before = walk([step], lambda i: [j for j in indexes if _feeds(steps[j], steps[i])])
+    after = walk([step], lambda i: [j for j in indexes if _feeds(steps[i], steps[j])])
+    return len({*before, *after}) == len(steps)
 
 
 def _feeds(first: Step, second: Step) -> bool:

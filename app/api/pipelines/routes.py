@@ -35,7 +35,7 @@ from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
 from app.core.text import nearest, without_nearest
-from app.lint.findings import SOLUTION_BY_CODE, Finding
+from app.lint.findings import Finding
 from app.observability.statistics import no_requests
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
@@ -205,7 +205,7 @@ class _View:
             step=finding.step,
             tensor=finding.tensor,
             text=text if self._key is None else without_nearest(text),
-            solution=SOLUTION_BY_CODE[finding.code],
+            solution=finding.solution,
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -94,21 +95,26 @@ def read_folder(path: Path) -> TokenizerFolder:
     if not path.is_dir():
         raise ValueError(f"'{path}' is not a folder")
     config = _json_of(path / _CONFIG)
-    templates = dict(_file_templates(path) or _processor_templates(path) or _config_templates(config))
+    templates = dict(
+        _file_templates(path)
+        or _templates_in(_json_of(path / _PROCESSOR), _PROCESSOR)
+        or _templates_in(config, _CONFIG)
+    )
     if not templates:
         raise ValueError(f"'{path}' has no chat template: no {_TEMPLATE}, and no key {_KEY} in {_CONFIG}")
     if "default" not in templates:
         raise ValueError(f"{next(iter(templates.values()))[1]}: there is no template with the name 'default'")
-    sources = {name: source for name, (_text, source) in templates.items()}
-    tokenizer = path / _TOKENIZER
-    counter = TokenCounter(tokenizer, stamp_of(tokenizer)) if tokenizer.is_file() and find_spec(EXTRA) else None
+    special_tokens = _tokens_in(config, _CONFIG)
+    if "added_tokens_decoder" not in config:  # else the configuration lists the added tokens itself
+        special_tokens |= _tokens_in(_json_of(path / _SPECIAL_TOKENS), _SPECIAL_TOKENS)
+    tokenizer = path / _TOKENIZER if (path / _TOKENIZER).is_file() else None
     return TokenizerFolder(
+        sources={name: source for name, (_text, source) in templates.items()},
         template=templates.pop("default")[0],
         named_templates={name: text for name, (text, _source) in templates.items()},
-        special_tokens=_special_tokens(path, config),
-        sources=sources,
-        tokenizer_json=tokenizer if tokenizer.is_file() else None,
-        count_tokens=counter,
+        special_tokens=special_tokens,
+        tokenizer_json=tokenizer,
+        count_tokens=TokenCounter(tokenizer, stamp_of(tokenizer)) if tokenizer and find_spec(EXTRA) else None,
     )
 
 
@@ -123,77 +129,51 @@ def _additional_files(path: Path) -> list[Path]:
 
 
 def _file_templates(path: Path) -> Templates:
+    """Raises ValueError."""
     default = {"default": path / _TEMPLATE} if (path / _TEMPLATE).exists() else {}
-    files = default | {file.stem: file for file in _additional_files(path)}
-    return {name: (_text_of(file, path), str(file.relative_to(path))) for name, file in files.items()}
-
-
-def _processor_templates(path: Path) -> Templates:
-    return _templates_in(_json_of(path / _PROCESSOR), _PROCESSOR)
-
-
-def _config_templates(config: Mapping[str, Any]) -> Templates:
-    return _templates_in(config, _CONFIG)
+    templates: dict[str, tuple[str, str]] = {}
+    for name, file in (default | {file.stem: file for file in _additional_files(path)}).items():
+        source = str(file.relative_to(path))
+        try:
+            templates[name] = read_regular_file(file, MAX_TEMPLATE_BYTES).decode("utf-8"), source
+        except (OSError, ValueError) as exc:
+            raise ValueError(f"{source} cannot be read: {exc}") from exc
+    return templates
 
 
 def _templates_in(values: Mapping[str, Any], file: str) -> Templates:
     """The templates under ``chat_template``: one text, or a list of ``{name, template}``. Raises ValueError."""
-    given = values.get(_KEY)
-    if given is None:
-        return {}
+    given, templates = values.get(_KEY), dict[str, tuple[str, str]]()
     if isinstance(given, str):
         return {"default": (given, f"{file}: {_KEY}")}
-    if not isinstance(given, list):
+    if not isinstance(given, list | NoneType):
         raise ValueError(f"{file}: {_KEY} must be a text, or a list of objects with name and template")
-    return dict(_named_template(each, f"{file}: {_KEY}.{index}") for index, each in enumerate(given))
-
-
-def _named_template(given: Any, source: str) -> tuple[str, tuple[str, str]]:
-    """Raises ValueError."""
-    values = given if isinstance(given, dict) else {}
-    name, template = values.get("name"), values.get("template")
-    if not isinstance(name, str) or not isinstance(template, str):
-        raise ValueError(f"{source} must be an object with the texts name and template")
-    return name, (template, source)
-
-
-def _special_tokens(path: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
-    """The older ``special_tokens_map.json`` counts only if the configuration does not list the added tokens itself."""
-    tokens = _tokens_in(config, _CONFIG)
-    if "added_tokens_decoder" not in config:
-        tokens |= _tokens_in(_json_of(path / _SPECIAL_TOKENS), _SPECIAL_TOKENS)
-    return tokens
+    for index, each in enumerate(given or ()):
+        source, entry = f"{file}: {_KEY}.{index}", each if isinstance(each, dict) else {}
+        name, template = entry.get("name"), entry.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ValueError(f"{source} must be an object with the texts name and template")
+        templates[name] = template, source
+    return templates
 
 
 def _tokens_in(values: Mapping[str, Any], file: str) -> dict[str, str]:
-    """Raises ValueError."""
+    """The tokens with a name of their own must be valid; other keys count if they are tokens. Raises ValueError."""
     named = {key: values[key] for key in _NAMED_TOKENS if values.get(key) is not None}
-    tokens = {key: _token(value, f"{file}: {key}") for key, value in named.items()}
-    further = {key: value for key, value in values.items() if key.endswith("_token") and _content_of(value) is not None}
+    others = {key: each for key, each in values.items() if key.endswith("_token") and _content_of(each) is not None}
     extra = values.get(_EXTRA_TOKENS)
-    further |= extra if isinstance(extra, dict) else {}
-    return {key: _token(value, f"{file}: {key}") for key, value in further.items()} | tokens
-
-
-def _token(value: Any, source: str) -> str:
-    """Raises ValueError."""
-    content = _content_of(value)
-    if content is None:
-        raise ValueError(f"{source} must be a text, or an object with the text content")
-    return content
+    tokens: dict[str, str] = {}
+    for key, value in {**others, **(extra if isinstance(extra, dict) else {}), **named}.items():
+        content = _content_of(value)
+        if content is None:
+            raise ValueError(f"{file}: {key} must be a text, or an object with the text content")
+        tokens[key] = content
+    return tokens
 
 
 def _content_of(value: Any) -> str | None:
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
-
-
-def _text_of(file: Path, folder: Path) -> str:
-    """Raises ValueError."""
-    try:
-        return read_regular_file(file, MAX_TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as exc:
-        raise ValueError(f"{file.relative_to(folder)} cannot be read: {exc}") from exc
 
 
 def _json_of(file: Path) -> Mapping[str, Any]:

@@ -41,17 +41,24 @@ class CatalogEntry:
         return (version for version in (self.served, self.coming) if version is not None)
 
     @property
+    def shown(self) -> PipelineVersion:
+        """The version that answers requests, or will."""
+        version = self.served or self.coming
+        assert version is not None
+        return version
+
+    @property
     def spec(self) -> PipelineSpec:
-        return self._shown.spec
+        return self.shown.spec
 
     @property
     def state(self) -> VersionState:
-        return self._shown.state
+        return self.shown.state
 
     @property
     def state_detail(self) -> str | None:
         """Why the pipeline is not ready, in words for callers; None if it is ready."""
-        return None if self.state is VersionState.READY else self._shown.detail
+        return None if self.state is VersionState.READY else self.shown.detail
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -104,12 +111,6 @@ class CatalogEntry:
             self.coming.stop()
             self.coming = None
 
-    @property
-    def _shown(self) -> PipelineVersion:
-        version = self.served or self.coming
-        assert version is not None
-        return version
-
 
 SAMPLES_WAIT_S = 1.0
 """How long one call waits for samples. Slower samples continue in the background."""
@@ -132,7 +133,6 @@ class Catalog:
     oip_models: OipModels = field(default_factory=OipModels, init=False)
     """The models that are served under ``/v2``."""
     _followed: FollowedFile[GatewayFile] | None = field(default=None, init=False)
-    _was_up: bool = field(default=False, init=False)
 
     def load_file(self) -> None:
         """Reads the file for the first time. Raises ConfigError."""
@@ -221,7 +221,7 @@ class Catalog:
 
     async def follow_file(self) -> None:
         """Takes a changed file: what it leaves out is gone at once, what it changes comes when it can be served."""
-        file = await self._followed.read_if_changed() if self._followed is not None else None
+        file = None if self._followed is None else await self._followed.read_if_changed()
         if file is not None:
             self._take(file)
 
@@ -243,14 +243,23 @@ class Catalog:
 
     async def follow_models(self) -> None:
         """Compiles what is new or whose models changed. What cannot be followed now is tried again at the next call."""
-        self.triton_is_up = await self.engine.is_live()
-        self._log_loss_and_return()
+        was_up, self.triton_is_up = self.triton_is_up, await self.engine.is_live()
+        named = f"Triton at {self.triton_url}" if self.triton_url else "Triton"
+        if was_up and not self.triton_is_up:
+            _log.error("%s stopped answering", named)
+        elif self.triton_is_up and not was_up:
+            _log.info("%s answers", named)
         lookup = await self._look_up() if self.triton_is_up else Lookup()
         for version in self._versions():
             version.follow(lookup, self.context)
         self.oip_models.follow(lookup)
         self._settle()
-        self._note_models(lookup)
+        # Without a file, an unloaded model is kept until Triton's index no longer contains it.
+        keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
+        unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
+        self.models = dict.fromkeys(unloaded, False) | {
+            model: all(lookup.is_ready(key) for key in keys if key[0] == model) for model, _ in keys
+        }
 
     async def warm_up(self) -> None:
         """Runs the samples that are due, and waits for them a while; a sample that fails is retried later.
@@ -273,9 +282,10 @@ class Catalog:
     async def _look_up(self) -> Lookup:
         index = await read_index(self.engine) if self.path is None or self._exposes_all else None
         if index is not None:
-            ready = {name for name, state in index.items() if state.ready}
+            ready = sorted(name for name, state in index.items() if state.ready)
             if self.path is None:
-                self._serve_ready_models(ready)
+                new = {name: CatalogEntry(coming=PipelineVersion(name, derived_spec(name))) for name in ready}
+                self._replace_entries({name: self.entries.get(name) or entry for name, entry in new.items()})
             self._expose(ready)
         wanted = {(version.spec.model, version.spec.version) for version in self._versions()}
         return await look_up(self.engine, wanted | {(name, "") for name in self.oip_models.names}, index)
@@ -288,24 +298,8 @@ class Catalog:
         """``ready``: the models that Triton has ready, as far as that is known and of interest."""
         oip = None if self.file is None else self.file.spec.oip
         listed = set(ready) if self.file is None or self._exposes_all else set(() if oip is None else oip.models)
-        names = {entry.spec.model for entry in self.entries.values()} | listed
-        self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
-        limits = _in_flight_of(specs), _first_output_s_of(specs)
-        if limits != (self.oip_models.in_flight, self.oip_models.first_output_s):
-            self.oip_models.in_flight, self.oip_models.first_output_s = limits
-        self.oip_models.with_sessions = frozenset((spec.model, spec.version) for spec in specs if spec.session)
-        self.oip_models.cancel = {spec.model: spec.cancel for spec in specs if spec.cancel is not None}
-        once = {spec.model for spec in specs if not spec.idempotent}
-        self.oip_models.idempotent = frozenset(spec.model for spec in specs) - once
-
-    def _serve_ready_models(self, ready: set[str]) -> None:
-        self._replace_entries(
-            {
-                name: self.entries.get(name) or CatalogEntry(coming=PipelineVersion(name, derived_spec(name)))
-                for name in sorted(ready)
-            }
-        )
+        self.oip_models.expose(sorted({spec.model for spec in specs} | listed), specs)
 
     def _replace_entries(self, entries: dict[str, CatalogEntry]) -> None:
         for name in self.entries.keys() - entries.keys():
@@ -319,32 +313,7 @@ class Catalog:
         for entry in self.entries.values():
             entry.settle()
 
-    def _note_models(self, lookup: Lookup) -> None:
-        """Without a file, an unloaded model is kept until Triton's index no longer contains it."""
-        keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
-        unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
-        self.models = dict.fromkeys(unloaded, False) | {
-            model: all(lookup.is_ready(key) for key in keys if key[0] == model) for model, _ in keys
-        }
-
-    def _log_loss_and_return(self) -> None:
-        if self._was_up and not self.triton_is_up:
-            _log.error("Triton %sstopped answering", f"at {self.triton_url} " if self.triton_url else "")
-        elif self.triton_is_up and not self._was_up:
-            _log.info("Triton %sanswers", f"at {self.triton_url} " if self.triton_url else "")
-        self._was_up = self.triton_is_up
-
     @property
     def folder(self) -> Path:
         """What the paths in the file are relative to."""
         return self.path.parent if self.path is not None else Path()
-
-
-def _in_flight_of(specs: Iterable[PipelineSpec]) -> dict[str, int]:
-    given = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
-    return dict(sorted(given, key=lambda each: each[1]))
-
-
-def _first_output_s_of(specs: Iterable[PipelineSpec]) -> dict[str, float]:
-    given = [(spec.model, spec.stream.first_output_s) for spec in specs if spec.stream and spec.stream.first_output_s]
-    return dict(sorted(given, key=lambda each: each[1]))

@@ -49,7 +49,12 @@ def compile_pipeline(
     inputs, sent, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
     parameters = [field for field in sent if field.is_settable]
     if spec.adapters:
-        parameters.append(_adapter_field(spec, sent))
+        fields = {field.name: field for field in sent}
+        for adapter, values in spec.adapters.items():
+            for field_name, value in values.items():
+                with mismatch_at("adapters", adapter, field_name):
+                    fields[field_name].converted(value)
+        parameters.append(adapter_field(list(spec.adapters)))
     graph, call_items = graph_of(config, models, spec.version), _call_items(spec, config, models)
     _check_whole(spec, config, inputs, sent)
     _check_rules(spec, config, has_key=context.early_exit_key is not None)
@@ -92,21 +97,24 @@ def compile_pipeline(
         coalescing=coalescing_of(spec, config, models),
         session=session_terms_of(spec, config, models),
     )
-    _check_ending(pipeline)
-    return pipeline
-
-
-def _check_ending(pipeline: Pipeline) -> None:
     try:
         pipeline.ending_request()
     except GatewayError as exc:
         problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
         raise PipelineMismatch(("session", "end_inputs"), f"is not a valid request: {problems}") from exc
+    return pipeline
 
 
 def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
+    taken = {name for each in spec.parameters.values() for name in (each.tensor, each.member_of)}
+    declared = spec.inputs
+    if declared is None:
+        free = [each for each in config.inputs if each.name not in taken]
+        declared = {
+            each.name: InputSpec(tensor=each.name, kind=_kind_of(each), optional=each.optional) for each in free
+        }
     fields, max_items = [], None if spec.batch is None else spec.batch.max_items
-    for name, given in (_derived_inputs(spec, config) if spec.inputs is None else spec.inputs).items():
+    for name, given in declared.items():
         tensor = _tensor(config.inputs, given, ("inputs", name))
         with mismatch_at("inputs", name):
             fields.append(
@@ -118,42 +126,31 @@ def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
 def _parameters(spec: PipelineSpec, config: ModelConfig) -> list[ParameterField]:
     fields = []
     for name, given in spec.parameters.items():
-        tensors = {
-            key: None if tensor is None else tensor_named(config.inputs, tensor, ("parameters", name, key))
+        tensor, json_tensor = (
+            None if tensor is None else tensor_named(config.inputs, tensor, ("parameters", name, key))
             for key, tensor in (("tensor", given.tensor), ("member_of", given.member_of))
-        }
+        )
         with mismatch_at("parameters", name):
-            fields.append(
-                ParameterField.compile(
-                    name,
-                    given,
-                    tensor=tensors["tensor"],
-                    json_tensor=tensors["member_of"],
-                    max_batch_size=config.max_batch_size,
-                )
-            )
+            fields.append(ParameterField.compile(name, given, tensor, json_tensor, config.max_batch_size))
     return fields
 
 
-def _adapter_field(spec: PipelineSpec, parameters: Iterable[ParameterField]) -> ParameterField:
-    fields = {field.name: field for field in parameters}
-    for adapter, values in spec.adapters.items():
-        for name, value in values.items():
-            with mismatch_at("adapters", adapter, name):
-                fields[name].converted(value)
-    return adapter_field(list(spec.adapters))
-
-
 def _outputs(spec: PipelineSpec, config: ModelConfig) -> list[OutputField]:
-    outputs = _derived_outputs(config) if spec.outputs is None else spec.outputs
+    declared = spec.outputs
+    if declared is None:
+        declared = {each.name: OutputSpec(tensor=each.name, kind=_kind_of(each)) for each in config.outputs}
     fields, has_rows = [], _has_rows(spec, config)
-    for name, given in outputs.items():
+    for name, given in declared.items():
         tensor = _tensor(config.outputs, given, ("outputs", name))
         with mismatch_at("outputs", name):
             fields.append(
                 OutputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=has_rows)
             )
     return fields
+
+
+def _kind_of(tensor: TensorSpec) -> Any:
+    return "text" if tensor.datatype == "BYTES" else "number"
 
 
 def _has_rows(spec: PipelineSpec, config: ModelConfig) -> bool:
@@ -173,31 +170,18 @@ def _call_items(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, Mo
     return 1 if config.decoupled else spec.batch.parts or most
 
 
-def _derived_inputs(spec: PipelineSpec, config: ModelConfig) -> dict[str, InputSpec]:
-    taken = {name for each in spec.parameters.values() for name in (each.tensor, each.member_of)}
-    return {
-        tensor.name: InputSpec(tensor=tensor.name, kind=_kind_of(tensor), optional=tensor.optional)
-        for tensor in config.inputs
-        if tensor.name not in taken
-    }
-
-
-def _derived_outputs(config: ModelConfig) -> dict[str, OutputSpec]:
-    return {tensor.name: OutputSpec(tensor=tensor.name, kind=_kind_of(tensor)) for tensor in config.outputs}
-
-
-def _kind_of(tensor: TensorSpec) -> Any:
-    return "text" if tensor.datatype == "BYTES" else "number"
-
-
 def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, location: tuple[str, str]) -> TensorSpec:
     tensor = tensor_named(tensors, given.tensor, (*location, "tensor"))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor):
         raise PipelineMismatch((*location, "kind"), _kind_problem(given.kind, tensor))
-    is_single = given.single and not is_one_content(given.kind, tensor)
-    return _single(tensor, (*location, "single")) if is_single else tensor
+    if not given.single or is_one_content(given.kind, tensor):
+        return tensor
+    if tensor.dims not in ((-1,), (1,), ()):
+        text = f"is on, but '{tensor.name}' has the dims {shape_text(tensor.dims)}; it needs [-1]"
+        raise PipelineMismatch((*location, "single"), text)
+    return replace(tensor, dims=(1,))  # which every check and schema knows as a single value
 
 
 def _kind_problem(kind: str, tensor: TensorSpec) -> str:
@@ -208,22 +192,14 @@ def _kind_problem(kind: str, tensor: TensorSpec) -> str:
     return f"'{kind}' does not fit {tensor.datatype}: leave `kind` out for a tensor of numbers"
 
 
-def _single(tensor: TensorSpec, location: tuple[str, ...]) -> TensorSpec:
-    """The tensor as one with the dims [1], which every check and schema knows as a single value."""
-    if tensor.dims not in ((-1,), (1,), ()):
-        text = f"is on, but '{tensor.name}' has the dims {shape_text(tensor.dims)}; it needs [-1]"
-        raise PipelineMismatch(location, text)
-    return replace(tensor, dims=(1,))
-
-
 def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
     """Checks across fields: duplicate names, missing or duplicate inputs, and a missing batch dimension."""
     _check_members(parameters)
-    for key, fields in (("inputs", inputs), ("parameters", parameters)):
-        for field in fields:
-            _check_optional(field, (key, field.name, "optional"))
+    fields: list[InputField | ParameterField] = [*inputs, *parameters]
+    for field in fields:
+        _check_optional(field, ("inputs" if isinstance(field, InputField) else "parameters", field.name, "optional"))
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
@@ -238,11 +214,11 @@ def _check_whole(
         if given.count(tensor.name) > 1:
             raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
     for name, output in (spec.outputs or {}).items():
-        if output.reaches is not None:
-            _check_limit(output.reaches, ("outputs", name, "reaches"), parameters)
+        _check_limit(output.reaches, ("outputs", name, "reaches"), parameters)
     for name, contract in spec.contract.items():
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
-        _check_max_items(contract, ("contract", name, "max_items"), parameters)
+        sent = [field for field in parameters if field.is_request_parameter]
+        _check_limit(contract.max_items, ("contract", name, "max_items"), sent)
 
 
 def _check_optional(field: InputField | ParameterField, location: tuple[str, ...]) -> None:
@@ -292,16 +268,8 @@ def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> N
             )
 
 
-def _check_limit(parameter: str, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
+def _check_limit(limit: int | str | None, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
+    """``limit``: may be the name of an integer parameter."""
     names = [field.name for field in parameters if field.spec.type == "integer"]
-    if parameter not in names:
-        text = f"'{parameter}' is not an integer parameter{nearest(parameter, names)}"
-        raise PipelineMismatch(location, text)
-
-
-def _check_max_items(contract: ContractSpec, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
-    names = [field.name for field in parameters if field.spec.type == "integer" and field.is_request_parameter]
-    if isinstance(contract.max_items, str) and contract.max_items not in names:
-        raise PipelineMismatch(
-            location, f"'{contract.max_items}' is not an integer parameter" + nearest(contract.max_items, names)
-        )
+    if isinstance(limit, str) and limit not in names:
+        raise PipelineMismatch(location, f"'{limit}' is not an integer parameter{nearest(limit, names)}")

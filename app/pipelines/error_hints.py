@@ -5,13 +5,12 @@ pipeline's graph has, and nothing else of the text.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from app.codecs.kinds import shape_text
 from app.core.errors import ContractViolation, Fault, FaultKind, GatewayError
 from app.core.inference import BYTES
-from app.core.model import TensorSpec
 from app.pipelines.graph import Edge, Graph
 
 _LONGEST_MESSAGE = 4096
@@ -24,7 +23,12 @@ def explain(error: GatewayError, graph: Graph) -> None:
     """Sets the detail, hint and tensor of an error that has a fault, from the pipeline's graph."""
     if error.fault is None:
         return
-    fault = _known(error.fault, graph)
+    fault = replace(  # without the names that the graph does not have
+        error.fault,
+        ensemble=error.fault.ensemble if error.fault.ensemble in graph.ensembles else "",
+        model=error.fault.model if error.fault.model in graph.models else "",
+        tensor=error.fault.tensor if error.fault.tensor in graph.tensors else "",
+    )
     error.failed_step = fault.model
     is_known = bool(fault.model and (fault.tensor or fault.kind is FaultKind.MANY_ROWS))
     edges = graph.into(fault.model, fault.tensor, fault.ensemble) if is_known else []
@@ -33,13 +37,55 @@ def explain(error: GatewayError, graph: Graph) -> None:
     detail = _DETAIL.get(fault.kind)
     if detail is not None and is_known:
         steps = {edge.target.step.name for edge in edges if edge.target.step is not None}
-        error.detail = detail(replace(fault, model=steps.pop()) if len(steps) == 1 else fault)
+        of_tensor = f"Input '{fault.tensor}' of step" if fault.tensor else "Step"
+        step = f"{of_tensor} '{steps.pop() if len(steps) == 1 else fault.model}'"
+        error.detail = detail.format(step=step, fault=fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
         error.detail = f"{named_model(fault.model, graph)} raised an exception."
-    hint = _hint(fault, edges, graph)
+    hint = _HINTS[fault.kind, _case_of(fault, edges)].format(fault=fault, **_words(fault, edges, graph))
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
+
+
+def _case_of(fault: Fault, edges: Sequence[Edge]) -> str:
+    """Which hint of a kind fits, by the edges into the tensor."""
+    if fault.kind in _OF_ANY_TENSOR:
+        return ""
+    if fault.kind is FaultKind.NOT_GIVEN and edges and all(edge.source.step is None for edge in edges):
+        return "request"
+    sizes = _sizes(fault.seen)
+    if fault.kind is FaultKind.SHAPE and edges and 0 in sizes and len(sizes) != len(_sizes(fault.expected)):
+        return "empty"
+    return "step" if edges else "unknown"
+
+
+def _words(fault: Fault, edges: Sequence[Edge], graph: Graph) -> dict[str, str]:
+    """What hints name besides the fault itself."""
+    words = {
+        "model": f"'{fault.model}'" if fault.model else "the model",
+        "ensemble": f"ensemble '{fault.ensemble}'" if fault.ensemble else "an ensemble",
+        "written": ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response()),
+        "step": f"The error concerns an input of '{fault.model}', which a BLS script calls."
+        if fault.model
+        else "A model that a BLS script calls failed; declare `bls_calls` in the script's config.pbtxt to see "
+        "its name.",
+    }
+    out_of = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
+    words["splitting"] = _writer(out_of) if out_of is not None else "A step with dynamic batching"
+    if edges:
+        source, target, expected = edges[0].source.tensor, edges[0].target, _sizes(fault.expected)
+        batch = (1,) * (len(expected) - len(target.tensor.dims))
+        no_rows = _NO_ROWS_OF_TEXTS if target.tensor.datatype == BYTES else _NO_ROWS
+        words |= {
+            "writer": _writer(*edges),
+            "source": source.name,
+            "reader": "the response" if target.step is None else f"step '{target.step.name}'",
+            # The shape of an empty tensor: a batch dimension of 1, if there is one, and 0 for every free dimension.
+            "empty": shape_text(batch + tuple(max(dim, 0) for dim in target.tensor.dims)),
+            "no_rows": no_rows.format(tensor=target.tensor.name, model=fault.model),
+        }
+    return words
 
 
 def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
@@ -72,138 +118,62 @@ def public_text(message: str) -> str:
     return " ".join(text.split())[:_LONGEST_SHOWN]
 
 
-def _known(fault: Fault, graph: Graph) -> Fault:
-    """Removes the names that the graph does not have from the fault."""
-    return replace(
-        fault,
-        ensemble=fault.ensemble if fault.ensemble in graph.ensembles else "",
-        model=fault.model if fault.model in graph.models else "",
-        tensor=fault.tensor if fault.tensor in graph.tensors else "",
-    )
-
-
-def _not_given(fault: Fault, edges: Sequence[Edge], _graph: Graph) -> str:
-    if not edges:
-        return f"{_some_step(fault)} Always write that tensor in the step before it, or declare the input optional."
-    if all(edge.source.step is None for edge in edges):
-        return f"The request does not have '{edges[0].source.tensor.name}', which {_reader(edges[0])} requires."
-    return (
-        f"{_writer(*edges)} did not write it: always write the output, end the request with an early-exit error, "
-        f"or declare '{fault.tensor}' optional in the configuration of '{fault.model}'."
-    )
-
-
-def _other_shape(fault: Fault, edges: Sequence[Edge], _graph: Graph) -> str:
-    if not edges:
-        return f"{_some_step(fault)} A step wrote shape {fault.seen} where {fault.expected} is declared."
-    seen, expected = _sizes(fault.seen), _sizes(fault.expected)
-    if 0 in seen and len(seen) != len(expected):
-        return (
-            f"{_writer(*edges)} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
-            f"(such as {_empty(expected, edges[0].target.tensor)}), or end the request with an early-exit error."
-        )
-    return (
-        f"{_writer(*edges)} wrote {fault.seen}: write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
-        f"the configuration of '{fault.model}'. If the tensor grows with each response, send only the new items."
-    )
-
-
-def _not_split(fault: Fault, _edges: Sequence[Edge], graph: Graph) -> str:
-    edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
-    step = _writer(edge) if edge else "A step with dynamic batching"
-    return (
-        f"{step} wrote an output whose first dimension differs from the batch size: export the network with a dynamic "
-        "batch axis in every output, or set max_batch_size: 0 for the model."
-    )
-
-
-def _deadlock(fault: Fault, _edges: Sequence[Edge], graph: Graph) -> str:
-    written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
-    return (
-        f"A step of {_ensemble(fault)} did not write a tensor that an output depends on. The outputs are written: "
-        f"{written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique name."
-    )
-
-
-_DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
-    FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' did not receive its input '{fault.tensor}'.",
-    FaultKind.SHAPE: lambda fault: _expects("shape", fault),
-    FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
-    FaultKind.ITEMS: lambda fault: _expects("a number of items of at most", fault),
-    FaultKind.NO_ROWS: lambda fault: f"Input '{fault.tensor}' of step '{fault.model}' received no rows.",
-    FaultKind.MANY_ROWS: lambda fault: (
-        (f"Input '{fault.tensor}' of step" if fault.tensor else "Step")
-        + f" '{fault.model}' received more than {fault.expected} rows, its `max_batch_size`."
-    ),
+_DETAIL: dict[FaultKind, str] = {
+    FaultKind.NOT_GIVEN: "Step '{fault.model}' did not receive its input '{fault.tensor}'.",
+    FaultKind.SHAPE: "{step} expects shape {fault.expected} but received {fault.seen}.",
+    FaultKind.DATATYPE: "{step} expects datatype {fault.expected} but received {fault.seen}.",
+    FaultKind.ITEMS: "{step} expects a number of items of at most {fault.expected} but received {fault.seen}.",
+    FaultKind.NO_ROWS: "{step} received no rows.",
+    FaultKind.MANY_ROWS: "{step} received more than {fault.expected} rows, its `max_batch_size`.",
 }
 
-_HINT: dict[FaultKind, Callable[[Fault, Sequence[Edge], Graph], str]] = {
-    FaultKind.NOT_GIVEN: _not_given,
-    FaultKind.SHAPE: _other_shape,
-    FaultKind.SPLIT: _not_split,
-    FaultKind.DEADLOCK: _deadlock,
+_HINTS: dict[tuple[FaultKind, str], str] = {
+    (FaultKind.NOT_GIVEN, "unknown"): "{step} Always write that tensor in the step before it, or declare the input "
+    "optional.",
+    (FaultKind.NOT_GIVEN, "request"): "The request does not have '{source}', which {reader} requires.",
+    (FaultKind.NOT_GIVEN, "step"): "{writer} did not write it: always write the output, end the request with an "
+    "early-exit error, or declare '{fault.tensor}' optional in the configuration of '{fault.model}'.",
+    (FaultKind.SHAPE, "unknown"): "{step} A step wrote shape {fault.seen} where {fault.expected} is declared.",
+    (FaultKind.SHAPE, "empty"): "{writer} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
+    "(such as {empty}), or end the request with an early-exit error.",
+    (FaultKind.SHAPE, "step"): "{writer} wrote {fault.seen}: write {fault.expected}, or correct `dims` of "
+    "'{fault.tensor}' in the configuration of '{fault.model}'. If the tensor grows with each response, send only the "
+    "new items.",
+    (FaultKind.DATATYPE, "unknown"): "{step} A step wrote {fault.seen} where {fault.expected} is declared.",
+    (FaultKind.DATATYPE, "step"): "{writer} wrote {fault.seen}: convert the tensor to {fault.expected} in that step.",
+    (FaultKind.ITEMS, "unknown"): "{step} A step wrote {fault.seen} items; the limit is {fault.expected}.",
+    (FaultKind.ITEMS, "step"): "{writer} wrote {fault.seen}: send only items that are new since the last response.",
+    (FaultKind.NO_ROWS, "unknown"): "{step} Triton runs no model without rows: do not call it.",
+    (FaultKind.NO_ROWS, "step"): "{writer} wrote no rows, and Triton runs no step without rows. For an early exit "
+    "instead of this error, add to `early_exit` in gateway.yaml: {{reason: no_rows, error: {{code: INVALID_ARGUMENT, "
+    'message_pattern: "{no_rows}"}}}}',
+    (FaultKind.MANY_ROWS, "unknown"): "{step} Send it at most {fault.expected} rows at a time.",
+    (FaultKind.MANY_ROWS, "step"): "{writer} wrote more than {fault.expected} rows: write fewer, or raise "
+    "`max_batch_size` of '{fault.model}'.",
+    (FaultKind.SPLIT, ""): "{splitting} wrote an output whose first dimension differs from the batch size: export the "
+    "network with a dynamic batch axis in every output, or set max_batch_size: 0 for the model.",
+    (FaultKind.DEADLOCK, ""): "A step of {ensemble} did not write a tensor that an output depends on. The outputs are "
+    "written: {written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique "
+    "name.",
+    (FaultKind.RESPONSE_COUNT, ""): "`execute` of {model} must return one InferenceResponse for each request, in the "
+    "same order. A script with a response sender needs model_transaction_policy {{ decoupled: true }} and returns "
+    "None.",
+    (FaultKind.RETURNED_DECOUPLED, ""): "`execute` of {model} must send every response with the request's response "
+    "sender and return None, or remove model_transaction_policy {{ decoupled: true }} from its configuration.",
+    (FaultKind.CHILD_DECOUPLED, ""): "Call {model} with exec(decoupled=True) and read all its responses.",
+    (FaultKind.CHILD_NOT_READY, ""): "Load {model} in Triton, or correct the name that the script calls.",
+    (
+        FaultKind.RAISED,
+        "",
+    ): "When `execute` of {model} raises, Triton fails every request of the batch. Catch "
+    "exceptions for each request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback.",
 }
-
-_HINT_OF_EDGE: dict[FaultKind, tuple[str, str]] = {
-    FaultKind.DATATYPE: (
-        "{some_step} A step wrote {seen} where {expected} is declared.",
-        "{writer} wrote {seen}: convert the tensor to {expected} in that step.",
-    ),
-    FaultKind.ITEMS: (
-        "{some_step} A step wrote {seen} items; the limit is {expected}.",
-        "{writer} wrote {seen}: send only items that are new since the last response.",
-    ),
-    FaultKind.NO_ROWS: (
-        "{some_step} Triton runs no model without rows: do not call it.",
-        "{writer} wrote no rows, and Triton runs no step without rows. For an early exit instead of this error, add to "
-        "`early_exit` in gateway.yaml: {{reason: no_rows, error: {{code: INVALID_ARGUMENT, "
-        'message_pattern: "{no_rows}"}}}}',
-    ),
-    FaultKind.MANY_ROWS: (
-        "{some_step} Send it at most {expected} rows at a time.",
-        "{writer} wrote more than {expected} rows: write fewer, or raise `max_batch_size` of '{model}'.",
-    ),
-}
-"""For a tensor whose edges are unknown, and for one whose edges are known."""
-
-_HINT_OF_MODEL: dict[FaultKind, str] = {
-    FaultKind.RESPONSE_COUNT: "`execute` of {} must return one InferenceResponse for each request, in the same order. "
-    "A script with a response sender needs model_transaction_policy {{ decoupled: true }} and returns None.",
-    FaultKind.RETURNED_DECOUPLED: "`execute` of {} must send every response with the request's response sender and "
-    "return None, or remove model_transaction_policy {{ decoupled: true }} from its configuration.",
-    FaultKind.CHILD_DECOUPLED: "Call {} with exec(decoupled=True) and read all its responses.",
-    FaultKind.CHILD_NOT_READY: "Load {} in Triton, or correct the name that the script calls.",
-    FaultKind.RAISED: "When `execute` of {} raises, Triton fails every request of the batch. Catch exceptions for each "
-    "request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback.",
-}
-
-
-def _hint(fault: Fault, edges: Sequence[Edge], graph: Graph) -> str:
-    if fault.kind in _HINT_OF_MODEL:
-        return _HINT_OF_MODEL[fault.kind].format(_model(fault))
-    if fault.kind not in _HINT_OF_EDGE:
-        return _HINT[fault.kind](fault, edges, graph)
-    without_edge, with_edge = _HINT_OF_EDGE[fault.kind]
-    if not edges:
-        return without_edge.format(some_step=_some_step(fault), seen=fault.seen, expected=fault.expected)
-    target = edges[0].target.tensor
-    no_rows = _NO_ROWS_OF_TEXTS if target.datatype == BYTES else _NO_ROWS
-    return with_edge.format(
-        writer=_writer(*edges),
-        seen=fault.seen,
-        expected=fault.expected,
-        model=fault.model,
-        no_rows=no_rows.format(tensor=target.name, model=fault.model),
-    )
-
+"""By kind, and by what is known of the tensor: written by a ``step``, missing in the ``request``, or ``unknown``."""
+_OF_ANY_TENSOR = frozenset(kind for kind, case in _HINTS if not case)
 
 _NO_ROWS = "input byte size mismatch for input '{tensor}' for model '{model}'. Expected [0-9]+, got 0"
 _NO_ROWS_OF_TEXTS = "expected [0-9]+ string elements for inference input '{tensor}' for model '{model}', got 0"
 """Regular expressions for the messages of Triton 2.51."""
-
-
-def _expects(what: str, fault: Fault) -> str:
-    return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} but received {fault.seen}."
 
 
 def _writer(*edges: Edge) -> str:
@@ -216,30 +186,6 @@ def _writer(*edges: Edge) -> str:
     return " or ".join(names if len(names) <= _MANY_WRITERS else [*names[:_MANY_WRITERS], "another step"])
 
 
-def _reader(edge: Edge) -> str:
-    return "the response" if edge.target.step is None else f"step '{edge.target.step.name}'"
-
-
-def _model(fault: Fault) -> str:
-    return f"'{fault.model}'" if fault.model else "the model"
-
-
-def _ensemble(fault: Fault) -> str:
-    return f"ensemble '{fault.ensemble}'" if fault.ensemble else "an ensemble"
-
-
-def _some_step(fault: Fault) -> str:
-    """For a fault in a model that a BLS script calls; the graph has such a call only if it is declared."""
-    if fault.model:
-        return f"The error concerns an input of '{fault.model}', which a BLS script calls."
-    return "A model that a BLS script calls failed; declare `bls_calls` in the script's config.pbtxt to see its name."
-
-
 def _sizes(shape: str) -> list[int]:
-    return [int(size) for size in shape.strip("[]").split(",") if size]
-
-
-def _empty(expected: list[int], spec: TensorSpec) -> str:
-    """The shape of an empty tensor: a batch dimension of 1, if there is one, and 0 for every free dimension."""
-    batch = (1,) * (len(expected) - len(spec.dims))
-    return shape_text(batch + tuple(max(dim, 0) for dim in spec.dims))
+    """Of a shape as Triton writes it."""
+    return [int(size) for size in shape.strip("[]").split(",") if size.strip(" -").isdecimal()]

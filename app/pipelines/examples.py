@@ -69,41 +69,25 @@ def _required(pipeline: Pipeline) -> list[InputField | ParameterField]:
 
 
 def _value_of(field: InputField | ParameterField) -> Any:
-    if isinstance(field, ParameterField):
-        return _parameter_value(field)
-    filled = Filled(_element(field), _shape(field))
-    return filled if math.prod(filled.shape) > MAX_LISTED else filled.nested()
-
-
-def _shape(field: InputField) -> tuple[int, ...]:
     """Free dimensions get the size 1."""
-    if field.is_bare:
-        return ()
-    dims = () if is_bare_item(field.tensor) else field.tensor.dims
-    return (1,) * field.batched + tuple(1 if dim == -1 else dim for dim in dims)
-
-
-def _element(field: InputField) -> Any:
-    kind, datatype = field.spec.kind, field.tensor.datatype
-    if kind == "number":
-        return False if datatype == "BOOL" else _number(field.spec, is_integer=datatype in INTEGER_DATATYPES)
-    if kind == "text":
-        return field.spec.enum[0] if field.spec.enum else "text"
-    if kind == "json":
-        return {}
-    return PNG_BASE64 if kind == "image" else BINARY_BASE64
-
-
-def _parameter_value(field: ParameterField) -> Any:
     spec = field.spec
-    if spec.type == "boolean":
-        return False
-    if spec.type == "object":
-        return {}
-    if spec.type in ("string", "strings", "text_or_tokens"):
-        return spec.enum[0] if spec.enum else "text"
-    number = _number(spec, is_integer=spec.type != "number")
-    return [number] if spec.type == "integers" else number
+    if isinstance(field, ParameterField):
+        if field.spec.type in ("string", "strings", "text_or_tokens"):
+            return spec.enum[0] if spec.enum else "text"
+        number = _number(spec, is_integer=field.spec.type != "number")
+        return {"boolean": False, "object": {}, "integers": [number]}.get(field.spec.type, number)
+    kind, datatype, element = field.spec.kind, field.tensor.datatype, None
+    if kind == "number":
+        element = False if datatype == "BOOL" else _number(spec, is_integer=datatype in INTEGER_DATATYPES)
+    elif kind == "text":
+        element = spec.enum[0] if spec.enum else "text"
+    else:
+        element = {"json": {}, "image": PNG_BASE64, "binary": BINARY_BASE64}[kind]
+    dims = () if field.is_bare or is_bare_item(field.tensor) else field.tensor.dims
+    filled = Filled(
+        element, (1,) * (field.batched and not field.is_bare) + tuple(1 if dim == -1 else dim for dim in dims)
+    )
+    return filled if math.prod(filled.shape) > MAX_LISTED else filled.nested()
 
 
 def _number(spec: InputSpec | ParameterSpec, *, is_integer: bool) -> Any:

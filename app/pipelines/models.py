@@ -4,11 +4,9 @@ The models that callers can address directly by name, under ``/v2``.
 """
 
 import asyncio
-import dataclasses
-import difflib
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
@@ -20,11 +18,12 @@ from app.core.model import (
     capacity_of,
     reached,
     takes_traceparent,
+    walk,
 )
 from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
-from app.core.text import nearest
+from app.core.text import nearest, nearest_of
 from app.pipelines.sessions import stateful_models
-from app.pipelines.spec import CancelSpec
+from app.pipelines.spec import CancelSpec, PipelineSpec
 
 Answer = ModelConfig | Exception
 
@@ -58,51 +57,50 @@ class Lookup:
         Of the models that a BLS model declares, those that are ready.
         """
         found: dict[str, ModelConfig] = {}
-        waiting = [(model, version, False)]
-        while waiting:
-            name, wanted, may_lack = waiting.pop()
-            answer = self.answers.get((name, wanted))
+        required, lacking = {model}, list[str]()
+        for name in walk([model], lambda name: found[name].calls if name in found else ()):
+            answer = self.answers.get((name, version if name == model else ""))
             if isinstance(answer, ModelConfig):
                 found[name] = answer
-                waiting += [(each, "", each in answer.bls_calls) for each in answer.calls if each not in found]
-            elif not (may_lack and isinstance(answer, ModelNotReady)):
-                return self._missing(name, wanted, "" if name == model else f", which '{model}' runs")
+                required.update(step.model for step in answer.steps)
+            else:
+                lacking.append(name)
+        for name in lacking:
+            is_whole = name == model
+            answer = self.answers.get((name, version if is_whole else ""))
+            if name in required or not isinstance(answer, ModelNotReady):
+                return self._missing(name, answer, version * is_whole, "" if is_whole else f", which '{model}' runs")
         return found
 
     def is_ready(self, key: ModelKey) -> bool:
         return isinstance(self.answers.get(key), ModelConfig)
 
-    def _missing(self, name: str, version: str, step: str) -> Missing:
+    def _missing(self, name: str, answer: "Answer | None", version: str, step: str) -> Missing:
+        named = f"'{name}'{step}"
         if not self.is_up:
             return Missing("Triton does not answer.")
-        answer = self.answers.get((name, version))
-        if answer is None or isinstance(answer, ModelConfig):
+        if answer is None:
             return Missing("Its model has not been seen yet.")  # added to the file after the query
         if isinstance(answer, ModelNotReady):
-            return self._unknown(name, step) if name not in self.index else self._unloaded(name, version, step)
+            return Missing(*self._not_ready(name, named, version))
         if isinstance(answer, GatewayError):
-            return Missing(f"Triton does not answer for model '{name}'{step}.")
-        return Missing(f"The configuration of model '{name}'{step} cannot be read.", f"'{name}': {answer!r}", answer)
+            return Missing(f"Triton does not answer for model {named}.")
+        unexpected = answer if isinstance(answer, Exception) else None
+        return Missing(f"The configuration of model {named} cannot be read.", f"'{name}': {answer!r}", unexpected)
 
-    def _unknown(self, name: str, step: str) -> Missing:
-        near = difflib.get_close_matches(name, list(self.index), n=1)
-        return Missing(
-            f"Triton has no model '{name}'{step}" + (f"; did you mean '{near[0]}'?" if near else "."),
-            f"'{name}'{step} is not a model in Triton's repository{nearest(name, list(self.index))}",
-        )
-
-    def _unloaded(self, name: str, version: str, step: str) -> Missing:
-        state = self.index[name]
-        if fault := self.faults.get(name):
-            return Missing(f"Model '{name}'{step} does not work: {fault}.", f"'{name}'{step} is loaded, but {fault}")
+    def _not_ready(self, name: str, named: str, version: str) -> tuple[str, str]:
+        state, fault = self.index.get(name), self.faults.get(name)
+        if state is None:
+            near = nearest_of(name, self.index)
+            detail = f"Triton has no model {named}" + (f"; did you mean '{near}'?" if near else ".")
+            return detail, f"{named} is not a model in Triton's repository{nearest(name, list(self.index))}"
+        if fault:
+            return f"Model {named} does not work: {fault}.", f"{named} is loaded, but {fault}"
         if state.ready and not version:
-            return Missing(f"Model '{name}'{step} does not answer.", f"'{name}'{step} is loaded and does not answer")
-        of_version = f"version {version} of " if version else ""
-        return Missing(
-            f"Triton has not loaded {of_version}model '{name}'{step}.",
-            f"'{name}'{step} is not loaded{f' in version {version}' if version else ''}"
-            + (f"; Triton says: {state.reason}" if state.reason else ""),
-        )
+            return f"Model {named} does not answer.", f"{named} is loaded and does not answer"
+        reason = f"; Triton says: {state.reason}" if state.reason else ""
+        detail = f"Triton has not loaded {f'version {version} of ' if version else ''}model {named}."
+        return detail, f"{named} is not loaded{f' in version {version}' if version else ''}{reason}"
 
 
 async def look_up(
@@ -142,9 +140,6 @@ async def _ask(engine: InferenceServer, model: str, version: str) -> Answer:
         return exc
 
 
-_UNKNOWN = Capacity()
-
-
 @dataclass(frozen=True, slots=True)
 class RequestRules:
     """The rules for requests to a model that depend on the models below it, and on the pipelines over it."""
@@ -155,13 +150,20 @@ class RequestRules:
     ends_by_hook: bool = False
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is known of an exposed model. Each value is the same object until it changes."""
+
+    config: ModelConfig | None = None
+    capacity: Capacity = field(default_factory=Capacity)
+    rules: RequestRules | None = None
+
+
 class OipModels:
     """All exposed models and their last known configurations."""
 
     def __init__(self) -> None:
-        self._configs: dict[str, ModelConfig | None] = {}
-        self._capacities: dict[str, Capacity] = {}
-        self._rules: dict[str, RequestRules] = {}
+        self._models: dict[str, _Known] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one has changed."""
         self.first_output_s: Mapping[str, float] = {}
@@ -170,78 +172,75 @@ class OipModels:
         """Models that may run a request twice: every pipeline over them says so."""
         self.cancel: Mapping[str, CancelSpec] = {}
         """Model -> what a pipeline over it declares: Triton would not stop a step of the model."""
-        self.with_sessions: frozenset[ModelKey] = frozenset()
+        self._with_sessions: frozenset[ModelKey] = frozenset()
         """The models of the pipelines with sessions."""
         self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
         """The ids of their sequences, and the stateful models that have these sequences."""
 
     @property
     def names(self) -> list[str]:
-        return list(self._configs)
+        return list(self._models)
 
     @property
     def configs(self) -> list[ModelConfig]:
         """The known configurations."""
-        return [config for config in self._configs.values() if config is not None]
+        return [known.config for known in self._models.values() if known.config is not None]
 
     def __contains__(self, model: str) -> bool:
-        return model in self._configs
+        return model in self._models
 
     def config(self, model: str) -> ModelConfig:
-        """Returns the same object until the configuration changes. Raises UnknownModel or ModelNotReady."""
-        config = self._configs.get(model)
-        if config is not None:
-            return config
-        if model in self._configs:
+        """Raises UnknownModel or ModelNotReady."""
+        if model not in self._models:
+            raise UnknownModel.named(model)
+        config = self._models[model].config
+        if config is None:
             raise ModelNotReady("The model is not loaded.")
-        raise UnknownModel.named(model)
+        return config
 
     def capacity(self, model: str) -> Capacity:
-        """Returns what a model can run at the same time: the same object until its configuration changes."""
-        return self._capacities.get(model, _UNKNOWN)
+        """What an exposed model can run at the same time."""
+        return self._models[model].capacity
 
     def rules(self, model: str) -> RequestRules:
-        """Returns the same object until it changes. Raises ModelNotReady if a step of the model is not known."""
-        known = self._rules.get(model)
-        if known is None:
+        """Raises ModelNotReady if a step of the model is not known."""
+        rules = self._models[model].rules
+        if rules is None:
             raise ModelNotReady("A model that this model runs is not loaded.")
-        return known
+        return rules
 
-    def expose(self, names: Iterable[str]) -> None:
-        """Replaces the exposed models, and deletes the configurations of all others."""
-        self._configs = {name: self._configs.get(name) for name in names}
+    def expose(self, names: Iterable[str], specs: Sequence[PipelineSpec]) -> None:
+        """Replaces the exposed models, and forgets all others. ``specs``: of the pipelines."""
+        self._models = {name: self._models.get(name) or _Known() for name in names}
+        in_flight = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
+        first = [
+            (spec.model, spec.stream.first_output_s) for spec in specs if spec.stream and spec.stream.first_output_s
+        ]
+        self.in_flight = dict(sorted(in_flight, key=lambda each: each[1]))
+        self.first_output_s = dict(sorted(first, key=lambda each: each[1]))
+        self._with_sessions = frozenset((spec.model, spec.version) for spec in specs if spec.session)
+        once = {spec.model for spec in specs if not spec.idempotent}
+        self.idempotent = frozenset(spec.model for spec in specs) - once
 
     def follow(self, lookup: Lookup) -> None:
         """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
-        self._follow_sessions(lookup)
-        for name, known in self._configs.items():
-            answer = lookup.answers.get((name, ""))
-            if isinstance(answer, ModelConfig) and answer != known:
-                self._configs[name] = answer
-            models = lookup.models_of(name)
-            if not isinstance(models, Missing):
-                self._learn(models[name], models)
-
-    def _follow_sessions(self, lookup: Lookup) -> None:
-        for key in self.with_sessions:
+        for key in self._with_sessions:
             models = lookup.models_of(*key)
             if not isinstance(models, Missing):
-                config = models[key[0]]
-                stateful = frozenset(each.name for each in stateful_models(config, models))
-                self._session_ids[key] = sequence_ids_of(config, models).own, stateful
-
-    def _sequence_ids_of(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> SequenceIds:
-        known = [self._session_ids[key] for key in self.with_sessions if key in self._session_ids]
-        below = {each.name for each in reached(config, models)}
-        reserved = frozenset(own for own, stateful in known if stateful & below)
-        return dataclasses.replace(sequence_ids_of(config, models), reserved=reserved)
-
-    def _learn(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
-        capacity = capacity_of(config, models)
-        if self._capacities.get(config.name) != capacity:
-            self._capacities[config.name] = capacity
-        ids = self._sequence_ids_of(config, models)
-        name = config.name
-        rules = RequestRules(ids, takes_traceparent(config, models), name in self.idempotent, name in self.cancel)
-        if self._rules.get(config.name) != rules:
-            self._rules[config.name] = rules
+                stateful = frozenset(each.name for each in stateful_models(models[key[0]], models))
+                self._session_ids[key] = sequence_ids_of(models[key[0]], models).own, stateful
+        sessions = [self._session_ids[key] for key in self._with_sessions if key in self._session_ids]
+        for name, known in self._models.items():
+            answer = lookup.answers.get((name, ""))
+            if isinstance(answer, ModelConfig) and answer != known.config:
+                known.config = answer
+            models = lookup.models_of(name)
+            if isinstance(models, Missing):
+                continue
+            config, capacity = models[name], capacity_of(models[name], models)
+            below = {each.name for each in reached(config, models)}
+            reserved = frozenset(own for own, stateful in sessions if stateful & below)
+            ids = replace(sequence_ids_of(config, models), reserved=reserved)
+            rules = RequestRules(ids, takes_traceparent(config, models), name in self.idempotent, name in self.cancel)
+            known.capacity = known.capacity if known.capacity == capacity else capacity
+            known.rules = known.rules if known.rules == rules else rules

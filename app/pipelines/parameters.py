@@ -86,7 +86,6 @@ class ParameterField:
         cls,
         name: str,
         spec: ParameterSpec,
-        *,
         tensor: TensorSpec | None = None,
         json_tensor: TensorSpec | None = None,
         max_batch_size: int = 0,
@@ -94,8 +93,9 @@ class ParameterField:
         """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
         if tensor is not None:
             _check_tensor(spec, tensor)
-        if json_tensor is not None:
-            check_json_tensor(json_tensor)
+        if json_tensor is not None and (json_tensor.datatype != BYTES or json_tensor.dims not in ((1,), (-1,), ())):
+            text = f"{json_tensor.datatype} {shape_text(json_tensor.dims)}"
+            raise ValueError(f"is a member of '{json_tensor.name}', which is {text} and not a single text")
         to_array = None if tensor is None else _to_array_of(spec, tensor)
         member = MemberPath.parsed(spec.member or name)
         field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), member, max_batch_size > 0, to_array)
@@ -192,13 +192,6 @@ def _repeated(tensor: TensorSpec, array: Any, batch_size: int, *, has_batch: boo
     if has_batch:
         array = np.repeat(array[np.newaxis], batch_size, axis=0)
     return Tensor(tensor.name, tensor.datatype, array)
-
-
-def check_json_tensor(tensor: TensorSpec) -> None:
-    """Raises ValueError if the tensor is not a single text."""
-    if tensor.datatype != BYTES or tensor.dims not in ((1,), (-1,), ()):
-        text = f"{tensor.datatype} {shape_text(tensor.dims)}"
-        raise ValueError(f"is a member of '{tensor.name}', which is {text} and not a single text")
 
 
 def _check_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:

@@ -5,7 +5,7 @@ The values of a request, by field name -> the request to the model. Compiled for
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -14,7 +14,7 @@ import orjson
 
 from app.core.coalescing import Coalescing
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
-from app.core.inference import Deadline, InferenceRequest, Parameter, Tensor
+from app.core.inference import Deadline, InferenceRequest, Tensor
 from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
 from app.core.session import SessionTerms
@@ -45,14 +45,10 @@ class RequestBuilder:
         has_batch: bool,
         takes_traceparent: bool = False,
     ) -> None:
-        self._model = spec.model
-        self._version = spec.version
-        self._ends_by_hook = spec.cancel is not None
-        self._idempotent = spec.idempotent
+        self._spec = spec
         self._takes_traceparent = takes_traceparent
         self._max_items = None if spec.batch is None else spec.batch.max_items
         self._inputs = tuple(inputs)
-        self._adapters = spec.adapters
         self._parameters = {field.name: field for field in parameters}
         self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
         self._json_objects = json_objects(parameters, has_batch=has_batch)
@@ -61,24 +57,27 @@ class RequestBuilder:
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
         """A request whose types, shapes and data agree. Raises InvalidInput."""
         problems: _Problems = []
-        if self._adapters and ADAPTER in values:
-            values = {**values, **self._adapters[values[ADAPTER]]}
+        spec = self._spec
+        if spec.adapters and ADAPTER in values:
+            values = {**values, **spec.adapters[values[ADAPTER]]}
         tensors = self._input_tensors(values, problems)
         batch_size = 1 if self._max_items is None else _batch_size(tensors, self._max_items, problems)
         if self._tensor_parameters:
-            tensors += self._parameter_tensors(values, batch_size, problems)
-        for json_object in self._json_objects:
-            tensors.append(json_object.read(_checked(json_object.fields, values, problems), batch_size))
-        parameters = self._parameter_values(values, problems) if self._request_parameters else {}
+            read = _each(self._tensor_parameters, values, problems, lambda field, value: field.read(value, batch_size))
+            tensors += read.values()
+        for each in self._json_objects:
+            tensors.append(each.read(_each(each.fields, values, problems, ParameterField.checked), batch_size))
+        sent = self._request_parameters
+        parameters = _each(sent, values, problems, ParameterField.checked) if sent else {}
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
         return InferenceRequest(
-            model=self._model,
-            version=self._version,
+            model=spec.model,
+            version=spec.version,
             inputs=tuple(tensors),
             parameters=parameters,
-            ends_by_hook=self._ends_by_hook,
-            idempotent=self._idempotent,
+            ends_by_hook=spec.cancel is not None,
+            idempotent=spec.idempotent,
             takes_traceparent=self._takes_traceparent,
         )
 
@@ -106,37 +105,23 @@ class RequestBuilder:
                 tensors.append(tensor)
         return tensors
 
-    def _parameter_tensors(self, values: Mapping[str, Any], batch_size: int, problems: _Problems) -> Iterable[Tensor]:
-        for field in self._tensor_parameters:
-            value = _value_of(field, values)
-            if value is None:
-                continue
+
+def _each(
+    fields: Iterable[ParameterField],
+    values: Mapping[str, Any],
+    problems: _Problems,
+    read: Callable[[ParameterField, Any], Any],
+) -> dict[str, Any]:
+    """What is read of each value that is sent, by field name."""
+    found: dict[str, Any] = {}
+    for field in fields:
+        value = values.get(field.name, field.spec.default) if field.spec.send is None else field.spec.send
+        if value is not None:
             try:
-                yield field.read(value, batch_size)
+                found[field.name] = read(field, value)
             except ValueError as exc:
                 problems.append(FieldProblem(field.name, str(exc)))
-
-    def _parameter_values(self, values: Mapping[str, Any], problems: _Problems) -> dict[str, Parameter]:
-        return _checked(self._request_parameters, values, problems)
-
-
-def _checked(fields: Iterable[ParameterField], values: Mapping[str, Any], problems: _Problems) -> dict[str, Any]:
-    """Returns the checked values that are sent, by field name."""
-    checked: dict[str, Any] = {}
-    for field in fields:
-        value = _value_of(field, values)
-        if value is None:
-            continue
-        try:
-            checked[field.name] = field.checked(value)
-        except ValueError as exc:
-            problems.append(FieldProblem(field.name, str(exc)))
-    return checked
-
-
-def _value_of(field: ParameterField, values: Mapping[str, Any]) -> Any:
-    """The value to send; None for none."""
-    return values.get(field.name, field.spec.default) if field.spec.send is None else field.spec.send
+    return found
 
 
 def _batch_size(tensors: Sequence[Tensor], most: int, problems: _Problems) -> int:
@@ -239,7 +224,14 @@ class Pipeline(Target):
         Raises InvalidInput, or InvalidRequest for a model that runs no request outside of a sequence.
         """
         if self.sequence_ids.needed_by and not self.is_of_session:
-            raise self._needs_session()
+            hint = f"Open one with POST /v1/pipelines/{self.name}/sessions."
+            if self.session is None:
+                hint = (
+                    "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
+                    f"/v2/models/{self.spec.model}/infer with the parameters `sequence_id`, `sequence_start` and "
+                    "`sequence_end`."
+                )
+            raise InvalidRequest(f"Model '{self.sequence_ids.needed_by}' needs a session.", hint=hint)
         return self.builder.request_of(values)
 
     def probe_of(self, body: Body) -> InferenceRequest:
@@ -257,17 +249,6 @@ class Pipeline(Target):
         """The declared request that ends a session's sequence; None without one. Raises InvalidInput."""
         values = None if self.spec.session is None else self.spec.session.end_inputs
         return None if values is None else self.of_session().request_of_json(orjson.dumps(values))
-
-    def _needs_session(self) -> InvalidRequest:
-        text = f"Model '{self.sequence_ids.needed_by}' needs a session."
-        if self.session is not None:
-            return InvalidRequest(text, hint=f"Open one with POST /v1/pipelines/{self.name}/sessions.")
-        return InvalidRequest(
-            text,
-            hint="An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
-            f"/v2/models/{self.spec.model}/infer with the parameters `sequence_id`, `sequence_start` and "
-            "`sequence_end`.",
-        )
 
     @property
     def longest_timeout_s(self) -> float:
@@ -297,51 +278,41 @@ class Pipeline(Target):
         A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
         model need not.
         """
-        if error.upstream is None:
+        upstream = error.upstream
+        if upstream is None:
             raise error
-        reason = self.rules.reason_of_error(error.upstream, request_id)
-        if reason is None:
-            self._explain(error, error.upstream, request_id)
-            shown = self._shown(error, error.upstream, request_id)
-            if self.exposes_errors:
-                text = public_text(self.rules.bare(error.upstream.message, request_id))
-                shown.detail += f" The model's message: {text}"
-            raise shown from error
-        return reason
-
-    def _explain(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> None:
+        reason = self.rules.reason_of_error(upstream, request_id)
+        if reason is not None:
+            return reason
+        message = self.rules.bare(upstream.message, request_id)
         if error.fault is not None:
             explain(error, self.graph)
         elif error.code == "model_error" and error.hint is None:
-            name_failed_step(error, self.rules.bare(upstream.message, request_id), self.graph)
+            name_failed_step(error, message, self.graph)
         if intended := self.rules.reason_but_for_code(upstream, request_id):
             error.hint = (
                 f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
                 "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "
                 "model, use code: any."
             )
+        shown = self._refusal_of(error, upstream, message) if error.code == "model_error" else None
+        if shown is None:
+            shown = error
+        else:
+            shown.upstream, shown.failed_step = upstream, error.failed_step
+        if self.exposes_errors:
+            shown.detail += f" The model's message: {public_text(message)}"
+        raise shown from error
 
-    def _shown(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> GatewayError:
-        """Returns the error for the caller: a refusal if the caller can correct the request."""
-        refusal: GatewayError | None = None
-        if error.code == "model_error":
-            refusal = refusal_of(self.spec.refusals, self.rules.bare(upstream.message, request_id))
-        if refusal is None and self._blames_caller(error, upstream, request_id):
-            refusal = self._refusal_of(error)
-        if refusal is None:
-            return error
-        refusal.upstream, refusal.failed_step = upstream, error.failed_step
-        return refusal
-
-    def _blames_caller(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> bool:
-        if error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
-            return False
-        message = self.rules.bare(upstream.message, request_id)
-        named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
-        return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
-
-    def _refusal_of(self, error: GatewayError) -> InvalidInput:
-        """A refusal by the pipeline's own model need not name it."""
+    def _refusal_of(self, error: GatewayError, upstream: UpstreamError, message: str) -> GatewayError | None:
+        """The error for a caller who can correct the request. ``message``: without Triton's prefixes."""
+        refusal = refusal_of(self.spec.refusals, message)
+        if refusal is not None or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
+            return refusal
+        steps = self.spec.rejects_input
+        is_own = upstream.grpc_code is not None and self.spec.model in steps
+        if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
+            return None
         step = error.failed_step or self.spec.model
         read = self.graph.request_tensors_of(step)
         fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]

@@ -1,6 +1,6 @@
 """Fits the declaration of a pipeline over an LLM backend to its model, before it is compiled."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,8 +28,14 @@ def resolved(spec: PipelineSpec, config: ModelConfig, tokenizers: Path | None = 
     spec = with_recognized_preset(spec, config)
     if spec.preset is None:
         return spec
-    fitted = _fitted(spec, config, preset_of(spec.preset))
-    return fitted if tokenizers is None else _with_chat(fitted, tokenizers / spec.model)
+    spec = _fitted(spec, config, preset_of(spec.preset))
+    if tokenizers is None or spec.openai is None or spec.openai.chat is not None:
+        return spec
+    tokenizer = tokenizers / spec.model
+    if not tokenizer.is_dir():
+        return spec
+    with mismatch_at("openai", "chat", "tokenizer"):
+        return spec.with_chat(ChatSpec(tokenizer=str(tokenizer)).with_folder(read_folder(tokenizer)))
 
 
 def with_recognized_preset(spec: PipelineSpec, config: ModelConfig) -> PipelineSpec:
@@ -64,15 +70,6 @@ def left_out(spec: PipelineSpec, config: ModelConfig) -> LeftOut:
     return LeftOut(list(dict.fromkeys(str(_tensor_of(each)) for _, each in absent)), list(dict.fromkeys(known)))
 
 
-def _with_chat(spec: PipelineSpec, tokenizer: Path) -> PipelineSpec:
-    openai = spec.openai
-    if openai is None or openai.chat is not None or not tokenizer.is_dir():
-        return spec
-    with mismatch_at("openai", "chat", "tokenizer"):
-        chat = ChatSpec(tokenizer=str(tokenizer)).with_folder(read_folder(tokenizer))
-    return spec.model_copy(update={"openai": openai.model_copy(update={"chat": chat})})
-
-
 def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> PipelineSpec:
     given = {tensor.name for tensor in config.inputs}
     written = {tensor.name for tensor in config.outputs}
@@ -81,13 +78,17 @@ def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> Pipeline
         parameters = {name: each for name, each in parameters.items() if name not in preset.only_decoupled}
     outputs = _present(spec.outputs or {}, written, preset, "outputs")
     if preset.accumulates(config):
-        outputs = {name: _accumulating(each) for name, each in outputs.items()}
+        # A text that is joined piece by piece is then declared to repeat the text so far.
+        texts = {name for name, x in outputs.items() if x.kind == "text" and x.join in (None, "concatenate")}
+        outputs |= {name: outputs[name].model_copy(update={"accumulates": True}) for name in texts}
     changed: dict[str, Any] = {
         "inputs": _present(spec.inputs or {}, given, preset, "inputs"),
         "parameters": parameters,
         "outputs": outputs,
-        "limits": _limits(spec.limits, given, preset),
     }
+    limits, sizes = spec.limits or LimitsSpec(), [n for name, n in preset.body_bytes_by_input.items() if name in given]
+    if sizes and limits.body_bytes is None:
+        changed["limits"] = limits.model_copy(update={"body_bytes": max(sizes)})
     if spec.openai is not None:
         changed["openai"] = spec.openai.without(written, set(outputs), spec.parameters.keys() - parameters)
     return spec.model_copy(update=changed)
@@ -103,14 +104,6 @@ def _present(specs: dict[str, Spec], tensors: set[str], preset: Preset, key: str
     }
 
 
-def _limits(limits: LimitsSpec | None, tensors: Set[str], preset: Preset) -> LimitsSpec | None:
-    """Adds the preset's limit of a body, unless the pipeline has one."""
-    sizes = [size for name, size in preset.body_bytes_by_input.items() if name in tensors]
-    if not sizes or (limits is not None and limits.body_bytes is not None):
-        return limits
-    return (limits or LimitsSpec()).model_copy(update={"body_bytes": max(sizes)})
-
-
 def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:
     return spec.tensor or (spec.member_of if isinstance(spec, ParameterSpec) else None)
 
@@ -118,12 +111,4 @@ def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:
 def _is_needed(spec: InputSpec | OutputSpec | ParameterSpec, preset: Preset) -> bool:
     if isinstance(spec, OutputSpec):
         return spec.tensor in preset.outputs
-    if isinstance(spec, ParameterSpec):
-        return spec.is_required
-    return not spec.optional
-
-
-def _accumulating(spec: OutputSpec) -> OutputSpec:
-    """A text that is joined piece by piece is then declared to repeat the text so far."""
-    is_text = spec.kind == "text" and spec.join in (None, "concatenate")
-    return spec.model_copy(update={"accumulates": True}) if is_text else spec
+    return spec.is_required if isinstance(spec, ParameterSpec) else not spec.optional

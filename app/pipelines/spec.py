@@ -3,11 +3,11 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from app.config.document import JsonValue, Name, Section
 from app.core.errors import FailureCode
-from app.pipelines.openai_spec import OpenAISpec
+from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.preset import PresetName, with_preset
 
 Kind = Literal["number", "text", "json", "image", "binary"]
@@ -358,21 +358,14 @@ class PipelineSpec(Section):
     def _with_preset(cls, given: Any) -> Any:
         return with_preset(given) if isinstance(given, dict) else given
 
-    @field_validator("stream", "batch", mode="before")
+    @field_validator("stream", "batch", "coalesce", "session", mode="before")
     @classmethod
-    def _with_defaults(cls, value: Any) -> Any:
-        """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none; so for ``batch``."""
+    def _with_defaults(cls, value: Any, info: ValidationInfo) -> Any:
+        """``true`` means the defaults, ``false`` none. ``stream:`` and ``batch:`` without a value mean the defaults."""
         if isinstance(value, str):
             raise ValueError("must be true, false or a mapping of keys to values")
-        return {} if value is True or value is None else None if value is False else value
-
-    @field_validator("coalesce", "session", mode="before")
-    @classmethod
-    def _with_defaults_if_true(cls, value: Any) -> Any:
-        """``coalesce: true`` means the defaults, ``coalesce: false`` none; so for ``session``."""
-        if isinstance(value, str):
-            raise ValueError("must be true, false or a mapping of keys to values")
-        return {} if value is True else None if value is False else value
+        is_on = value is True or (value is None and info.field_name in ("stream", "batch"))
+        return {} if is_on else None if value is False else value
 
     @field_validator("examples")
     @classmethod
@@ -380,6 +373,11 @@ class PipelineSpec(Section):
         if SAMPLE in examples:
             raise ValueError(f"the name '{SAMPLE}' is reserved for the pipeline's sample")
         return examples
+
+    def with_chat(self, chat: ChatSpec) -> Self:
+        """The declaration with what was read for its chat. Needs ``openai``."""
+        assert self.openai is not None
+        return self.model_copy(update={"openai": self.openai.model_copy(update={"chat": chat})})
 
     @property
     def runs_sample(self) -> bool:
@@ -393,17 +391,21 @@ class PipelineSpec(Section):
             raise ValueError(f"the name '{reserved.pop()}' is reserved")
         if twice := inputs & parameters:
             raise ValueError(f"the name '{twice.pop()}' is used for an input and a parameter")
-        return self
-
-    @model_validator(mode="after")
-    def _outputs_leave_the_index_free(self) -> Self:
-        if self.batch is not None and self.stream is not None and INDEX in (self.outputs or {}):
+        if self.batch is not None and self.stream is not None and INDEX in outputs:
             raise ValueError(f"the output '{INDEX}' has the name of the number of an item in streams with batch")
+        if self.adapters and ADAPTER in parameters | inputs:
+            raise ValueError(f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters")
+        for name, parameter in self.parameters.items():
+            if parameter.tensor is None and parameter.member_of is None and RESERVED_PARAMETERS.fullmatch(name):
+                raise ValueError(f"the parameter '{name}' is reserved by Triton")
+        deadline = self.deadline_parameter
+        if deadline is not None and (deadline in parameters or RESERVED_PARAMETERS.fullmatch(deadline)):
+            raise ValueError(f"the deadline_parameter '{deadline}' is the name of another parameter")
         return self
 
     @model_validator(mode="after")
-    def _a_step_runs_once_and_alone(self) -> Self:
-        """A step is one request of a sequence: the model must see it exactly once, and to its end."""
+    def _keys_fit_together(self) -> Self:
+        """A step of a session is one request of a sequence: the model must see it exactly once, and to its end."""
         others = {
             "batch": self.batch is not None,
             "coalesce": self.coalesce is not None,
@@ -413,28 +415,12 @@ class PipelineSpec(Section):
         }
         if self.session is not None and (wrong := next((name for name, is_set in others.items() if is_set), None)):
             raise ValueError(f"has session, which excludes {wrong}")
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_set_hidden_parameters(self) -> Self:
-        if self.adapters and ADAPTER in {*self.parameters, *(self.inputs or ())}:
-            raise ValueError(f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters")
         for adapter, values in self.adapters.items():
             for name in values:
                 if name not in self.parameters or not self.parameters[name].hidden:
                     raise ValueError(
                         f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _parameters_are_the_models(self) -> Self:
-        for name, parameter in self.parameters.items():
-            if parameter.tensor is None and parameter.member_of is None and RESERVED_PARAMETERS.fullmatch(name):
-                raise ValueError(f"the parameter '{name}' is reserved by Triton")
-        deadline = self.deadline_parameter
-        if deadline is not None and (deadline in self.parameters or RESERVED_PARAMETERS.fullmatch(deadline)):
-            raise ValueError(f"the deadline_parameter '{deadline}' is the name of another parameter")
         return self
 
 

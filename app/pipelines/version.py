@@ -61,7 +61,10 @@ class PipelineVersion:
         """Compiles the version when its models are first available, and again when a model changes."""
         found = lookup.models_of(self.spec.model, self.spec.version)
         if isinstance(found, Missing):
-            self._miss(found)
+            self.stop()
+            self.state, self.detail = VersionState.MODEL_NOT_READY, found.detail
+            if found.problem:
+                self._report(("model",), found.problem, found.unexpected)
         elif self.pipeline is None or found != self._models:
             is_known = self.state is VersionState.READY and _counted_once(found) == _counted_once(self._models)
             self._compile(found, context, is_known=is_known)
@@ -71,14 +74,11 @@ class PipelineVersion:
     @property
     def is_due(self) -> bool:
         """Whether the sample must run now."""
-        is_wanted = self.state is VersionState.WARMING or (self.state is VersionState.READY and self._needs_trial)
-        return is_wanted and self.warming is None and self._backoff.is_due
-
-    @property
-    def _needs_trial(self) -> bool:
-        """Whether requests share no calls because a new version of the model answers."""
         coalescing = None if self.pipeline is None else self.pipeline.coalescing
-        return coalescing is not None and coalescing.needs_trial
+        # Requests share no calls while a new version of the model answers.
+        needs_trial = self.state is VersionState.READY and coalescing is not None and coalescing.needs_trial
+        is_wanted = self.state is VersionState.WARMING or needs_trial
+        return is_wanted and self.warming is None and self._backoff.is_due
 
     def settle(self) -> None:
         """Handles the sample's result if it is available."""
@@ -88,8 +88,12 @@ class PipelineVersion:
         self.warming = None
         if failure is None:
             self._become_ready()
-        else:
-            self._fail_on_sample(failure)
+            return
+        self._backoff.fail()
+        self.detail = "Its sample failed; see the log for the cause."
+        upstream = getattr(failure, "upstream", None)
+        said = f"; the model says: {upstream.message}" if upstream is not None else ""
+        self._report(("sample",), f"failed: {failure}", None if isinstance(failure, _EXPECTED) else failure, said)
 
     def retry_now(self) -> None:
         self._backoff.reset()
@@ -99,12 +103,6 @@ class PipelineVersion:
         if self.warming is not None:
             self.warming.cancel()
             self.warming = None
-
-    def _miss(self, missing: Missing) -> None:
-        self.stop()
-        self.state, self.detail = VersionState.MODEL_NOT_READY, missing.detail
-        if missing.problem:
-            self._report(("model",), missing.problem, missing.unexpected)
 
     def _compile(self, models: Mapping[str, ModelConfig], context: CompileContext, *, is_known: bool) -> None:
         """``is_known``: the same models in another number of instances, for which no sample has to run again."""
@@ -136,14 +134,6 @@ class PipelineVersion:
 
     def _become_ready(self) -> None:
         self.state, self.detail, self.problem, self._logged = VersionState.READY, "", "", ""
-
-    def _fail_on_sample(self, failure: BaseException) -> None:
-        self._backoff.fail()
-        self.detail = "Its sample failed; see the log for the cause."
-        upstream = getattr(failure, "upstream", None)
-        said = f"; the model says: {upstream.message}" if upstream is not None else ""
-        unexpected = None if isinstance(failure, _EXPECTED) else failure
-        self._report(("sample",), f"failed: {failure}", unexpected, said)
 
     def _report(
         self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None, said: str = ""

@@ -3,7 +3,6 @@
 Origins of pages as browsers send them: scheme, host and port. Source: the URL standard of WHATWG, 4.6 and 4.7.
 """
 
-import difflib
 import re
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.document import words_of
+from app.core.text import nearest_of
 from app.triton.fleet.addresses import addresses_of
 from app.triton.service import DEFAULT_KIND, Kind
 
@@ -370,5 +370,5 @@ def _complaint(location: tuple[int | str, ...], text: str) -> str:
 
 def _nearest(name: str) -> str:
     valid = [field.upper() for field in Settings.model_fields]
-    found = difflib.get_close_matches(name.removeprefix(PREFIX), valid, n=1)
-    return f"; did you mean {PREFIX}{found[0]}?" if found else ""
+    found = nearest_of(name.removeprefix(PREFIX), valid)
+    return f"; did you mean {PREFIX}{found}?" if found else ""

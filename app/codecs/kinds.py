@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -43,6 +43,11 @@ FILE_TYPES = ("image/*", "audio/*", "video/*", "application/pdf", "application/o
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 _PIECE = 256 * 1024
 """Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
+LARGEST_BY_DATATYPE = {
+    each: float(ml_dtypes.finfo(DTYPE_BY_DATATYPE[each]).max)  # type: ignore[no-untyped-call]
+    for each in sorted(FLOAT_DATATYPES)
+}
+"""Of the datatypes with floating-point numbers."""
 _FEW_NUMBERS = 1024
 """The limit for the quick check; numpy may use several threads for longer vectors."""
 
@@ -50,7 +55,7 @@ _FEW_NUMBERS = 1024
 def to_array_of(kind: str, datatype: str) -> ToArray:
     if kind == "number":
         return _number_reader(datatype)
-    to_array = _array_of_text if kind == "text" else _array_of_images if kind == "image" else _array_of_bytes
+    to_array = _array_of_text if kind == "text" else _array_of_images if kind == "image" else _mapped
     return to_array if datatype == BYTES else lambda value: numbers_of_bytes(to_array(value).item(), datatype)
 
 
@@ -67,8 +72,8 @@ def bytes_of_numbers(array: Array, rank: int) -> Array:
 
 
 def from_array_of(kind: str, datatype: str) -> FromArray:
-    if kind == "number":
-        return _wide_floats if datatype == "BF16" else _as_is
+    if kind == "number":  # orjson itself writes numpy arrays, but not bfloat16, and NaN and infinity as null
+        return partial(np.ascontiguousarray, dtype=np.float32) if datatype == "BF16" else np.ascontiguousarray
     convert = _from_bytes_of(kind)
     return lambda array: _each(array, convert)
 
@@ -179,20 +184,20 @@ def check_image(content: bytes) -> str:
 
 
 def _number_reader(datatype: str) -> ToArray:
-    if datatype in FLOAT_DATATYPES:
-        narrowed = narrowing_to(datatype)
-        return lambda value: narrowed(_array_of_numbers(value, np.float64, datatype))
-    dtype = DTYPE_BY_DATATYPE[datatype]
-    return lambda value: _array_of_numbers(value, dtype, datatype)
+    is_float = datatype in FLOAT_DATATYPES
+    dtype = np.dtype(np.float64) if is_float else DTYPE_BY_DATATYPE[datatype]
+    narrowed = narrowing_to(datatype) if is_float else None
 
+    def read(value: Any) -> Array:
+        try:
+            array = np.array(value, dtype)
+        except OverflowError as exc:
+            raise _out_of_range(datatype) from exc
+        except ValueError as exc:
+            raise ValueError("has lists of different lengths") from exc
+        return array if narrowed is None else narrowed(array)
 
-def _array_of_numbers(value: Any, dtype: np.dtype[Any] | type[np.float64], datatype: str) -> Array:
-    try:
-        return np.array(value, dtype)
-    except OverflowError as exc:
-        raise _out_of_range(datatype) from exc
-    except ValueError as exc:
-        raise ValueError("has lists of different lengths") from exc
+    return read
 
 
 def narrowing_to(datatype: str) -> Callable[[Array], Array]:
@@ -200,8 +205,7 @@ def narrowing_to(datatype: str) -> Callable[[Array], Array]:
 
     NaN, which stands for a missing number, stays NaN.
     """
-    dtype = DTYPE_BY_DATATYPE[datatype]
-    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    dtype, largest = DTYPE_BY_DATATYPE[datatype], LARGEST_BY_DATATYPE[datatype]
 
     def narrowed(array: Array) -> Array:
         # If the sum of squares is in range, every number is: a quick check for nearly every small request.
@@ -222,23 +226,19 @@ def _out_of_range(datatype: str) -> ValueError:
 
 def _array_of_text(value: Any) -> Array:
     try:
-        return _mapped(value, lambda text: text.encode("utf-8"))
+        return _mapped(value, str.encode)
     except UnicodeEncodeError as exc:
         raise ValueError("holds half a surrogate pair") from exc
 
 
-def _array_of_bytes(value: Any) -> Array:
-    return _mapped(value, lambda content: content)
-
-
 def _array_of_images(value: Any) -> Array:
-    array = _mapped(value, lambda content: content)
+    array = _mapped(value)
     for content in array.flat:
         check_image(content)
     return array
 
 
-def _mapped(value: Any, convert: Callable[[Any], bytes]) -> Array:
+def _mapped(value: Any, convert: Callable[[Any], bytes] = lambda content: content) -> Array:
     """Converts nested lists, or a single value, to an object array of bytes."""
     if not isinstance(value, list):
         array = np.empty((), dtype=np.object_)
@@ -258,15 +258,6 @@ def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
     for index, element in enumerate(array.flat):
         converted.flat[index] = convert(element)
     return converted.tolist()
-
-
-def _as_is(array: Array) -> Any:
-    """No conversion: orjson itself writes numpy arrays, and writes NaN and infinity as null."""
-    return np.ascontiguousarray(array)
-
-
-def _wide_floats(array: Array) -> Any:
-    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

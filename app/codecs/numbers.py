@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -86,27 +86,28 @@ _REFUSALS = (ValueError, TypeError, RuntimeError)
 """The exceptions of simdjson, and the codec's own ValueError."""
 
 
-class NumberCodec(Protocol):
-    """The interface of codecs for lists of numbers."""
+@dataclass(frozen=True, slots=True)
+class NumberCodec:
+    """Decodes flat JSON lists of numbers of one datatype.
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays."""
+    ``lists``: with a Python list, in which None is NaN. ``of_type``: simdjson's type of buffer, and ``narrowed`` the
+    conversion of its numbers to ``dtype``, which may raise ValueError; None to use only ``lists``.
+    """
 
-    def decode(self, text: bytes) -> Array:
-        """Decodes a flat JSON list of numbers. Raises msgspec.DecodeError or ValueError."""
-
-
-class ListCodec:
-    """Decodes numbers of any datatype with a Python list, in which None becomes NaN."""
-
-    def __init__(self, element: Any, datatype: str, to_array: ToArray) -> None:
-        self.dtype = DTYPE_BY_DATATYPE[datatype]
-        self._decode = msgspec.json.Decoder(list[element]).decode
-        self._to_array = to_array
+    dtype: np.dtype[Any]
+    lists: ToArray
+    of_type: _BufferType | None = None
+    narrowed: ToArray | None = None
 
     def decode(self, text: bytes) -> Array:
-        return self._to_array(self._decode(text))
+        """Raises msgspec.DecodeError or ValueError."""
+        if self.of_type is not None and self.narrowed is not None:
+            try:
+                parsed = cast("simdjson.Array", _parser.parse(text))
+                return self.narrowed(np.frombuffer(parsed.as_buffer(of_type=self.of_type), _WIDEST[self.of_type]))
+            except _REFUSALS:
+                pass
+        return self.lists(text)
 
 
 _WORD_BY_LITERAL = {
@@ -123,20 +124,12 @@ _NO_NUMBERS = (b"null", b"true", b"false", b'"')
 _decode_words = msgspec.json.Decoder(list[float | bool | None]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class NonFiniteCodec:
+def _with_literals(finite: ToArray, to_array: ToArray) -> ToArray:
     """Decodes lists of floats with NaN and infinity as literals, which ``finite`` rejects as text that is not JSON."""
 
-    finite: NumberCodec
-    to_array: ToArray
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.finite.dtype
-
-    def decode(self, text: bytes) -> Array:
+    def decode(text: bytes) -> Array:
         try:
-            return self.finite.decode(text)
+            return finite(text)
         except msgspec.DecodeError as exc:
             if isinstance(exc, msgspec.ValidationError) or any(other in text for other in _NO_NUMBERS):
                 raise
@@ -144,30 +137,11 @@ class NonFiniteCodec:
             text = text.replace(literal, word)
         values = _decode_words(text)
         infinite = {i: math.inf if value else -math.inf for i, value in enumerate(values) if isinstance(value, bool)}
-        for index in infinite:
-            values[index] = 0.0
-        array = self.to_array(values)
+        array = to_array([0.0 if isinstance(value, bool) else value for value in values])
         array[list(infinite)] = list(infinite.values())
         return array
 
-
-@dataclass(frozen=True, slots=True)
-class BufferCodec:
-    """Decodes numbers without Python objects. Falls back to ``others`` if ``narrowed`` or simdjson rejects a list.
-
-    ``narrowed`` converts a float64, int64 or uint64 array (see ``of_type``) to ``dtype``. It may raise ValueError.
-    """
-
-    dtype: np.dtype[Any]
-    of_type: _BufferType
-    narrowed: ToArray
-    others: NumberCodec
-
-    def decode(self, text: bytes) -> Array:
-        try:
-            return self.narrowed(np.frombuffer(_buffer_of(text, self.of_type), _WIDEST[self.of_type]))
-        except _REFUSALS:
-            return self.others.decode(text)
+    return decode
 
 
 def number_codec(
@@ -187,36 +161,26 @@ def number_codec(
         takes_null: whether ``null`` is a number of a float tensor, NaN.
         takes_literals: whether ``NaN`` and ``Infinity`` are numbers of a float tensor.
     """
-    element = number_type(datatype, bounds)
-    lists: NumberCodec = ListCodec(element | None if takes_null else element, datatype, to_array)
-    if takes_literals and datatype in FLOAT_DATATYPES:
-        lists = NonFiniteCodec(lists, to_array)
-    if not HAS_SIMDJSON:
-        return lists
-    if datatype in FLOAT_DATATYPES:
-        return BufferCodec(lists.dtype, "d", _within(bounds, narrowing_to(datatype)), lists)
-    if datatype == "BOOL" or bounds.enum:
-        return lists
-    limits = np.iinfo(lists.dtype)
-    narrowed = _between(limits.min, limits.max, lambda numbers: numbers.astype(lists.dtype, copy=False))
-    return BufferCodec(lists.dtype, "u" if datatype == "UINT64" else "i", _within(bounds, narrowed), lists)
+    dtype, is_float, element = DTYPE_BY_DATATYPE[datatype], datatype in FLOAT_DATATYPES, number_type(datatype, bounds)
+    decode = msgspec.json.Decoder(list[element | None] if takes_null else list[element]).decode  # type: ignore[valid-type]
 
+    lists: ToArray = lambda text: to_array(decode(text))  # noqa: E731 - has two forms
+    if takes_literals and is_float:
+        lists = _with_literals(lists, to_array)
+    if not HAS_SIMDJSON or datatype == "BOOL" or (bounds.enum and not is_float):
+        return NumberCodec(dtype, lists)
+    low, high = (-math.inf, math.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    low = low if bounds.minimum is None else max(low, bounds.minimum)
+    high = high if bounds.maximum is None else min(high, bounds.maximum)
+    narrow = narrowing_to(datatype) if is_float else lambda numbers: numbers.astype(dtype, copy=False)
 
-def _within(bounds: Bounds, narrowed: ToArray) -> ToArray:
-    """Wraps ``narrowed`` with a check of the bounds, which raises ValueError."""
-    low, high = bounds.minimum, bounds.maximum
-    if low is None and high is None:
-        return narrowed
-    return _between(-math.inf if low is None else low, math.inf if high is None else high, narrowed)
-
-
-def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
-    def narrowed_between(numbers: Array) -> Array:
+    def narrowed(numbers: Array) -> Array:
         if numbers.min().item() < low or numbers.max().item() > high:
             raise ValueError(f"holds a number that is not between {low} and {high}")
-        return narrowed(numbers)
+        return narrow(numbers)
 
-    return narrowed_between
+    of_type: _BufferType = "d" if is_float else "u" if datatype == "UINT64" else "i"
+    return NumberCodec(dtype, lists, of_type, narrow if (low, high) == (-math.inf, math.inf) else narrowed)
 
 
 class _Parser(threading.local):
@@ -228,10 +192,6 @@ class _Parser(threading.local):
 
 
 _parser = _Parser()
-
-
-def _buffer_of(text: bytes, of_type: _BufferType) -> bytes:
-    return cast("simdjson.Array", _parser.parse(text)).as_buffer(of_type=of_type)
 
 
 _NO_SKELETON = bytes(code for code in range(256) if code not in b"[],")
@@ -272,7 +232,9 @@ class NumberLists:
         start, size = 0, math.prod(shape)
         for piece in _pieces_of(text):
             try:
-                numbers = self.codec.decode(b"[" + _without_brackets(piece) + b"]")
+                if b"[" in piece or b"]" in piece:
+                    piece = piece.translate(_BRACKETS_TO_SPACES)  # noqa: PLW2901 - without its brackets
+                numbers = self.codec.decode(b"[" + piece + b"]")
             except msgspec.ValidationError as exc:
                 raise _with_place(exc, start, shape) from None
             start += len(numbers)
@@ -285,14 +247,14 @@ class NumberLists:
 
 def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
     """Returns the shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
-    nesting = _nesting_of(text)
-    if nesting > depth:
-        raise _wrong_nesting(depth, nesting)
-    if depth == nesting == 1 and (size := _flat_size(text)):
-        return (size,)
-    skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
-    if nesting < depth and not (nesting and has_empty_lists):
-        raise _wrong_nesting(depth, nesting)
+    found = _OPENINGS.match(text)
+    nesting = found[0].count(b"[") if found else 0
+    if nesting <= depth:
+        if depth == nesting == 1 and (size := _flat_size(text)):
+            return (size,)
+        skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
+    if nesting > depth or (nesting < depth and not (nesting and has_empty_lists)):
+        raise ValueError(f"must be nested {depth} lists deep, not {nesting}")
     shape = _regular_shape(skeleton, nesting)
     if shape is None or (has_empty_lists and has_numbers):
         raise ValueError("has lists of different lengths")
@@ -314,21 +276,12 @@ def _flat_size(text: memoryview) -> int:
     return commas + 1 if commas else 0
 
 
-def _nesting_of(text: memoryview) -> int:
-    """The number of opening brackets at the start of the text."""
-    found = _OPENINGS.match(text)
-    return found[0].count(b"[") if found else 0
-
-
-def _wrong_nesting(depth: int, nesting: int) -> ValueError:
-    return ValueError(f"must be nested {depth} lists deep, not {nesting}")
-
-
 def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
     """Returns the brackets and commas, whether there are numbers, and whether there are empty lists."""
     skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
     for start in range(0, len(text), PIECE_BYTES):
-        piece = last + _without_whitespace(bytes(text[start : start + PIECE_BYTES]))
+        piece = bytes(text[start : start + PIECE_BYTES])
+        piece = last + (piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece)
         if b'"' in piece or b"{" in piece:
             raise ValueError("holds something other than numbers")
         has_empty_lists |= _has_empty_lists(np.frombuffer(piece, dtype=np.uint8))
@@ -337,14 +290,6 @@ def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
         skeleton += marks
         last = piece[-1:]
     return skeleton, has_numbers, has_empty_lists
-
-
-def _without_brackets(piece: bytes) -> bytes:
-    return piece.translate(_BRACKETS_TO_SPACES) if b"[" in piece or b"]" in piece else piece
-
-
-def _without_whitespace(piece: bytes) -> bytes:
-    return piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece
 
 
 def _has_empty_lists(characters: Array) -> bool:

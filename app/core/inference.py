@@ -5,9 +5,10 @@ raw tensors may be in memory of the engine (``TensorMemory``).
 """
 
 import os
+import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -86,6 +87,7 @@ def bytes_array(values: list[bytes], shape: tuple[int, ...]) -> Array:
 
 Buffer = bytes | memoryview
 """A memoryview has the format ``B``, so that ``len`` is its size in bytes."""
+AnyBytes = TypeVar("AnyBytes", bytes, memoryview)
 _QUICKLY_COPIED_BYTES = 16 * 1024
 
 
@@ -97,6 +99,18 @@ def raw_parts(tensor: Tensor) -> list[Buffer]:
     if array.nbytes <= _QUICKLY_COPIED_BYTES:
         return [array.tobytes()]
     return [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
+
+
+def elements_in(raw: AnyBytes, most: int = sys.maxsize) -> tuple[list[AnyBytes], bool]:
+    """The elements of a raw BYTES tensor, up to one more than ``most``; and whether the lengths fit."""
+    size, elements, offset = len(raw), list[AnyBytes](), 0
+    if size > 4 and int.from_bytes(raw[:4], "little") == size - 4:
+        return [raw[4:]], True  # the usual text: one element
+    while offset + 4 <= size and len(elements) <= most:
+        end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
+        elements.append(raw[offset + 4 : end])
+        offset = end
+    return elements, offset == size
 
 
 Parameter = bool | int | float | str

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.codecs.kinds import is_bare_item
+from app.codecs.kinds import LARGEST_BY_DATATYPE, is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.json import COUNT, Schema, enum_of, list_of, with_types
 from app.core.model import TensorSpec
@@ -14,13 +14,8 @@ from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import INDEX
 
-_LARGEST_BY_DATATYPE: dict[str, float] = {
-    "FP16": 65504.0,
-    "BF16": 3.3895313892515355e38,
-    "FP32": 3.4028234663852886e38,
-    "UINT64": 2**64 - 1,
-}
-"""The datatypes whose bounds msgspec's types cannot express completely."""
+_LARGEST = {**LARGEST_BY_DATATYPE, "UINT64": 2**64 - 1}
+"""The datatypes whose bounds msgspec's types cannot express completely, and FP64, which has those of JSON's numbers."""
 
 
 def request_schema(pipeline: Pipeline) -> Schema:
@@ -95,8 +90,8 @@ def _add_bounds(schema: Schema, datatype: str, sizes: Sequence[tuple[int, int | 
         if branch.get("type") == "array":
             branch.update(_length(*sizes[0]) if sizes else {})
             _add_bounds(branch["items"], datatype, sizes[1:])
-        elif branch.get("type") in ("number", "integer") and datatype in _LARGEST_BY_DATATYPE:
-            largest = _LARGEST_BY_DATATYPE[datatype]
+        elif branch.get("type") in ("number", "integer") and datatype in _LARGEST and datatype != "FP64":
+            largest = _LARGEST[datatype]
             branch.setdefault("minimum", -largest)
             branch.setdefault("maximum", largest)
 

@@ -25,6 +25,7 @@ from app.core.inference import (
     Parameter,
     Tensor,
     bytes_array,
+    elements_in,
     raw_parts,
 )
 from app.shared_memory.leases import Lease, TensorSlot
@@ -193,8 +194,8 @@ def array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array 
     """Decodes the raw bytes of a tensor; None if the number of elements is not the product of the dimensions."""
     if dtype.kind != "O":
         return np.ndarray(shape, dtype, raw) if len(raw) == math.prod(shape) * dtype.itemsize else None
-    elements = _split(raw)
-    return bytes_array(elements, shape) if elements is not None and len(elements) == math.prod(shape) else None
+    elements, is_whole = elements_in(raw)
+    return bytes_array(elements, shape) if is_whole and len(elements) == math.prod(shape) else None
 
 
 def _is_possible(shape: tuple[int, ...]) -> bool:
@@ -208,21 +209,6 @@ def _is_possible(shape: tuple[int, ...]) -> bool:
 def _short(value: object) -> str:
     """Returns at most 128 characters of a name or a shape."""
     return str(list(value) if isinstance(value, tuple) else value)[:128]
-
-
-def _split(raw: bytes) -> list[bytes] | None:
-    """Returns the elements of a serialized BYTES tensor, or None if the lengths are inconsistent."""
-    if len(raw) > 4 and int.from_bytes(raw[:4], "little") == len(raw) - 4:
-        return [raw[4:]]  # the usual text: one element
-    elements: list[bytes] = []
-    offset = 0
-    while offset < len(raw):
-        end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
-        if offset + 4 > len(raw) or end > len(raw):
-            return None
-        elements.append(raw[offset + 4 : end])
-        offset = end
-    return elements
 
 
 def document_request(document: Document, model: str, version: str) -> Any:

@@ -28,6 +28,7 @@ from app.api.openapi.answers import (
     ref,
 )
 from app.api.openapi.document import Described
+from app.codecs.kinds import LARGEST_BY_DATATYPE
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
@@ -80,7 +81,6 @@ _PARAMETERS: Schema = {
     },
     "maxProperties": MAX_PARAMETERS,
 }
-_LARGEST: dict[str, float] = {"FP16": 65504.0, "BF16": 3.3895313892515355e38, "FP32": 3.4028234663852886e38}
 
 
 _METADATA_TENSOR = object_of({"name": TEXT, "datatype": TEXT, "shape": _SHAPE})
@@ -151,7 +151,7 @@ def _element(datatype: str) -> Schema:
         return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
     if datatype in {BYTES, "BOOL"}:
         return {"type": "string" if datatype == BYTES else "boolean"}
-    largest = _LARGEST.get(datatype)
+    largest = LARGEST_BY_DATATYPE.get(datatype) if datatype != "FP64" else None
     return {"type": "number"} | ({} if largest is None else {"minimum": -largest, "maximum": largest})
 
 

@@ -22,6 +22,7 @@ from app.core.inference import (
     RequestedOutput,
     Tensor,
     bytes_array,
+    elements_in,
 )
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
@@ -138,22 +139,16 @@ class Input:
         """Returns the elements of a BYTES tensor, each preceded by its length in 4 bytes. Raises InvalidInput."""
         if count > MAX_ELEMENTS:
             raise self._refused(f"has more than {MAX_ELEMENTS} elements")
-        elements: list[bytes | memoryview] = []
-        offset, size = 0, len(raw)
-        while offset + 4 <= size and len(elements) <= count:
-            end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
-            element = raw[offset + 4 : end]
-            elements.append(bytes(element) if len(element) < _KEPT_IN_BODY else element)
-            offset = end
+        elements, is_whole = elements_in(raw, count)
         if len(elements) > count:
             expecting = f"{self._of_model}, expecting {count}"
             raise InvalidInput(f"unexpected number of string elements {len(elements)} for inference input {expecting}")
-        if offset != size:
+        if not is_whole:
             raise self._refused("has texts whose lengths do not match its bytes")
         if len(elements) < count:
             got = f"{self._of_model}, got {len(elements)}"
             raise InvalidInput(f"expected {count} string elements for inference input {got}")
-        return elements
+        return [bytes(element) if len(element) < _KEPT_IN_BODY else element for element in elements]
 
     @property
     def _of_model(self) -> str:

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -88,10 +89,14 @@ async def run_check(options: CheckOptions) -> CheckReport:
 
 def text_of(report: CheckReport, style: str) -> str:
     """Formats a report. ``text`` has the summary and a line for each finding; ``json`` is one object."""
+    findings = [_as_json(finding) for finding in report.findings]
     if style == "json":
-        findings = [_as_json(finding) for finding in report.findings]
         return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
-    return "\n".join([report.summary, *map(_line, report.findings)])
+    lines = [
+        f"{each['severity']:7} {each['code']:18} " + ": ".join(filter(None, (each["model"], each["text"])))
+        for each in findings
+    ]
+    return "\n".join([report.summary, *lines])
 
 
 async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
@@ -111,16 +116,14 @@ def _count(count: int, noun: str) -> str:
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:
     """The findings in the ready models and in gateway.yaml, and of calls that are not shared. Raises GatewayError."""
-    return [*(await _live_report(catalog.engine, catalog.file)).findings, *_coalescing_findings(catalog)]
-
-
-def _coalescing_findings(catalog: Catalog) -> Iterator[Finding]:
+    findings = [*(await _live_report(catalog.engine, catalog.file)).findings]
     for name, entry in catalog.entries.items():
         coalescing = None if entry.pipeline is None else entry.pipeline.coalescing
         if coalescing is not None and coalescing.fault is not None:
-            fault = coalescing.fault
-            text = f"requests of pipeline '{name}' do not share calls: {fault}"
-            yield Finding(Code.COALESCING, text, entry.spec.model, tensor=fault.output or None, pipeline=name)
+            text = f"requests of pipeline '{name}' do not share calls: {coalescing.fault}"
+            output = coalescing.fault.output or None
+            findings.append(Finding(Code.COALESCING, text, entry.spec.model, tensor=output, pipeline=name))
+    return findings
 
 
 async def log_findings(engine: InferenceServer, file: GatewayFile | None) -> None:
@@ -136,22 +139,13 @@ async def log_findings(engine: InferenceServer, file: GatewayFile | None) -> Non
             _log.log(_LEVELS[finding.severity], "check: %s", finding.text, extra=_as_json(finding))
 
 
-def _line(finding: Finding) -> str:
-    where = f"{_shown(finding.model)}: " if finding.model else ""
-    return f"{finding.severity:7} {finding.code:18} {where}{_shown(finding.text)}"
-
-
-def _shown(text: str | None) -> str | None:
-    return None if text is None else printable(text, MAX_TEXT)
-
-
-def _as_json(finding: Finding) -> dict[str, object]:
+def _as_json(finding: Finding) -> dict[str, Any]:
     return {
         "severity": finding.severity,
         "code": finding.code,
-        "model": _shown(finding.model),
+        "model": None if finding.model is None else printable(finding.model, MAX_TEXT),
         "step": finding.step,
-        "tensor": _shown(finding.tensor),
-        "text": _shown(finding.text),
+        "tensor": None if finding.tensor is None else printable(finding.tensor, MAX_TEXT),
+        "text": printable(finding.text, MAX_TEXT),
         "page": f"docs/reference/checks.md#{finding.code}",
     }

@@ -7,7 +7,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,8 +56,11 @@ class Scripts:
     def _add(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                self.calls.update(_requested_models(node))
-                self.sends_errors |= _name_of(node.func) == "TritonError"
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                self.sends_errors |= name == "TritonError"
+                for keyword in node.keywords if name == "InferenceRequest" else ():
+                    if keyword.arg == "model_name" and isinstance(keyword.value, ast.Constant):
+                        self.calls.add(str(keyword.value.value))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "execute":
                 self.sends_errors |= any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
             elif isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel":
@@ -76,17 +79,6 @@ def _parsed(path: Path) -> ast.Module:
         raise ValueError(f"{path}:{exc.lineno or 1}: {exc.msg}, as Python {PYTHON} reads it") from exc
     except (ValueError, RecursionError, MemoryError) as exc:
         raise ValueError(f"{path}:1: cannot be parsed: {exc}") from exc
-
-
-def _requested_models(call: ast.Call) -> Iterator[str]:
-    if _name_of(call.func) == "InferenceRequest":
-        for keyword in call.keywords:
-            if keyword.arg == "model_name" and isinstance(keyword.value, ast.Constant):
-                yield str(keyword.value.value)
-
-
-def _name_of(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 CONFIG_FILE = "config.pbtxt"
@@ -180,7 +172,7 @@ def read_config(folder: Path) -> pb.ModelConfig:
     """Returns a model's configuration, empty if there is no file. Raises ValueError with the path of a broken file."""
     path = folder / CONFIG_FILE
     try:
-        return _bounded(parse_config(read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8")))
+        config = parse_config(read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8"))
     except UnicodeDecodeError as exc:
         raise ValueError(f"{path} cannot be read: it is not UTF-8 text") from exc
     except ValueError as exc:
@@ -189,14 +181,9 @@ def read_config(folder: Path) -> pb.ModelConfig:
         if isinstance(exc, FileNotFoundError) and not path.is_symlink():
             return pb.ModelConfig()
         raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-
-
-def _bounded(config: pb.ModelConfig) -> pb.ModelConfig:
-    """Raises ValueError."""
-    steps = config.ensemble_scheduling.step
-    wires = sum(1 + len(step.input_map) + len(step.output_map) for step in steps)
+    wires = sum(1 + len(step.input_map) + len(step.output_map) for step in config.ensemble_scheduling.step)
     if wires + len(config.input) + len(config.output) > MAX_WIRES:
-        raise ValueError(f"1: more than {MAX_WIRES} tensors, steps and entries of their maps")
+        raise ValueError(f"{path}:1: more than {MAX_WIRES} tensors, steps and entries of their maps")
     return config
 
 
@@ -241,41 +228,31 @@ def _loaded(config: pb.ModelConfig, versions: tuple[str, ...]) -> tuple[str, ...
 
 
 def _read_model(folder: Path) -> RepositoryModel:
+    empty = ModelConfig(folder.name, backend="", max_batch_size=0, inputs=(), outputs=())
+    versions: tuple[str, ...] = ()
     try:
-        return _readable_model(folder, _versions(folder))
-    except OSError as exc:
-        complaint = f"{folder} cannot be read: {exc.strerror}"
-        return RepositoryModel(folder.name, _empty_config(folder.name), complaint=complaint)
-
-
-def _readable_model(folder: Path, versions: tuple[str, ...]) -> RepositoryModel:
-    """Raises OSError."""
-    try:
+        versions = _versions(folder)
         message = read_config(folder)
         config = model_config_of(message)
+        config = _completed(replace(config, name=config.name or folder.name), folder)
+        scripts = Scripts.read(sorted(folder.glob("*/*.py")))
+        backend, loaded, repeats = backend_of(message, folder), _loaded(message, versions), list[Repeat]()
+        completes = scripts.may_complete if backend == "python" else backend not in ("ensemble", "pytorch")
+        with suppress(FileNotFoundError):
+            repeats = repeated_keys(read_regular_file(folder / CONFIG_FILE, MAX_CONFIG_BYTES).decode("utf-8"))
+        declared = Declared(message, folder, backend, versions, loaded, completes, repeats)
+        files = ModelFiles(
+            backend,
+            tuple(refusals(declared)),
+            tuple(str(path) for path in missing_scripts(folder, message)),
+            tuple(scripts.mistakes),
+            scripts.sends_errors,
+        )
+    except OSError as exc:
+        return RepositoryModel(folder.name, empty, complaint=f"{folder} cannot be read: {exc.strerror}")
     except ValueError as exc:
-        return RepositoryModel(folder.name, _empty_config(folder.name), versions, complaint=str(exc))
-    config = _completed(replace(config, name=config.name or folder.name), folder)
-    scripts = Scripts.read(sorted(folder.glob("*/*.py")))
-    calls = frozenset(config.bls_calls) | scripts.calls
-    backend, loaded = backend_of(message, folder), _loaded(message, versions)
-    completes = scripts.may_complete if backend == "python" else backend not in ("ensemble", "pytorch")
-    declared = Declared(message, folder, backend, versions, loaded, completes, _repeats(folder))
-    files = ModelFiles(
-        backend,
-        tuple(refusals(declared)),
-        tuple(str(path) for path in missing_scripts(folder, message)),
-        tuple(scripts.mistakes),
-        scripts.sends_errors,
-    )
-    return RepositoryModel(folder.name, config, loaded, calls, files=files)
-
-
-def _repeats(folder: Path) -> list[Repeat]:
-    """``folder``: of a model whose configuration can be read."""
-    with suppress(FileNotFoundError):
-        return repeated_keys(read_regular_file(folder / CONFIG_FILE, MAX_CONFIG_BYTES).decode("utf-8"))
-    return []
+        return RepositoryModel(folder.name, empty, versions, complaint=str(exc))
+    return RepositoryModel(folder.name, config, loaded, frozenset(config.bls_calls) | scripts.calls, files=files)
 
 
 def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
@@ -291,10 +268,6 @@ def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
     given = values.get("triton_config") if isinstance(values, dict) else None
     decoupled = given.get("decoupled") if isinstance(given, dict) else None
     return replace(config, decoupled=decoupled) if isinstance(decoupled, bool) else config
-
-
-def _empty_config(name: str) -> ModelConfig:
-    return ModelConfig(name, backend="", max_batch_size=0, inputs=(), outputs=())
 
 
 async def _config_if_ready(engine: InferenceServer, name: str) -> ModelConfig | None:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
-from app.admission.limit import FixedLimit, Limit, ThroughputLimit
-from app.admission.scheduler import Claim, ModelQueue, Quota, Slot
+from app.admission.limit import Limit, ThroughputLimit
+from app.admission.scheduler import Claim, ModelQueue, Quota
 from app.admission.stream_limit import StreamLimit
-from app.core.inference import Deadline
 from app.core.model import Capacity
 from app.core.share import WHOLE, Share
 
@@ -39,42 +38,15 @@ class ModelLoad:
 class PipelineAdmission:
     """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
 
-    def __init__(self, admission: "Admission", name: str, model: str) -> None:
+    def __init__(self, admission: "Admission", name: str, model_queue: ModelQueue) -> None:
         self.name = name
-        self.model = model
+        self.model_queue = model_queue
         self.own = Quota()
         self.limits = NO_LIMITS
         self._admission = admission
         self._by_key: dict[str, Quota] = {}
         self._claims: dict[str, tuple[Caller, Claim]] = {}
-        self._anyone = Claim(self.own, (self.own,))
-
-    @property
-    def model_queue(self) -> ModelQueue:
-        return self._admission.model_queues[self.model]
-
-    def check(self, caller: Caller, deadline: Deadline) -> None:
-        """Raises TooManyRequests if no slot is free or expected soon. Call it before you read the body."""
-        self.model_queue.check(self._claim_of(caller), deadline)
-
-    def admits(self, caller: Caller, deadline: Deadline) -> bool:
-        """Whether :meth:`check` would raise nothing now."""
-        return self.model_queue.admits(self._claim_of(caller), deadline)
-
-    async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
-        """Returns a slot, which the caller must release. Raises TooManyRequests or DeadlineExceeded."""
-        return await self.model_queue.enter(self._claim_of(caller), deadline)
-
-    async def enter_again(self, caller: Caller, deadline: Deadline) -> Slot:
-        """Returns a further slot of a request that had one, when its turn comes.
-
-        Raises TooManyRequests or DeadlineExceeded if it comes too late.
-        """
-        return await self.model_queue.enter_again(self._claim_of(caller), deadline)
-
-    def try_enter(self, caller: Caller) -> Slot | None:
-        """Returns a slot if one is free and no other request waits for it."""
-        return self.model_queue.try_enter(self._claim_of(caller))
+        self._anyone = Claim(model_queue, self.own)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.limits = limits
@@ -84,27 +56,20 @@ class PipelineAdmission:
         for quota in self._by_key.values():
             quota.set_limits(share(limits.per_key), None)
 
-    def _claim_of(self, caller: Caller) -> Claim:
+    def claim_of(self, caller: Caller) -> Claim:
+        """Returns the same object until a limit changes."""
         if caller is ANYONE and self.limits.per_key is None:
             return self._anyone
         known = self._claims.get(caller.id)
         if known is None or known[0] is not caller:
-            known = self._claims[caller.id] = caller, self._new_claim(caller)
+            quotas = [] if caller.limits == NO_OWN_LIMITS else [self._admission.quota_of(caller)]
+            if self.limits.per_key is not None:
+                if caller.id not in self._by_key:
+                    self._by_key[caller.id] = Quota(self._admission.share(self.limits.per_key), of_key=True)
+                quotas.append(self._by_key[caller.id])
+            claim = Claim(self.model_queue, self.own, tuple(quotas), caller.id, caller.priority)
+            known = self._claims[caller.id] = caller, claim
         return known[1]
-
-    def _new_claim(self, caller: Caller) -> Claim:
-        quotas = [self.own]
-        if caller.limits != NO_OWN_LIMITS:
-            quotas.append(self._admission.quota_of(caller))
-        if self.limits.per_key is not None:
-            quotas.append(self._quota_of_key(caller.id))
-        return Claim(self.own, tuple(quotas), caller.id, caller.priority)
-
-    def _quota_of_key(self, key: str) -> Quota:
-        quota = self._by_key.get(key)
-        if quota is None:
-            quota = self._by_key[key] = Quota(self._admission.share(self.limits.per_key), of_key=True)
-        return quota
 
 
 class Admission:
@@ -127,12 +92,12 @@ class Admission:
 
     def of(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> PipelineAdmission:
         """Returns the admission for a name and a model, always the same object, and updates its limits."""
-        model = load.model
-        found = self.pipelines.get((name, model))
+        model_queue = self._followed(load)
+        found = self.pipelines.get((name, load.model))
         if found is None:
-            found = self.pipelines[name, model] = PipelineAdmission(self, name, model)
+            found = self.pipelines[name, load.model] = PipelineAdmission(self, name, model_queue)
         found.set_limits(limits)
-        self._follow(load)
+        model_queue.serve_queue()
         return found
 
     def quota_of(self, caller: Caller) -> Quota:
@@ -160,22 +125,22 @@ class Admission:
         instances = self._servers * self._loads[model].capacity.instances
         return min(self.model_queues[model].limit.value, ceil(instances / self._own.of) + steps)
 
-    def _follow(self, load: ModelLoad) -> None:
-        """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""
+    def _followed(self, load: ModelLoad) -> ModelQueue:
+        """The queue of a model, with a new limit if the model's configuration has changed."""
         model_queue = self.model_queues.get(load.model)
         if model_queue is not None and self._loads[load.model] == load:
-            return
+            return model_queue
         self._loads[load.model] = load
         limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._own.of)
         if model_queue is None:
-            self.model_queues[load.model] = ModelQueue(load.model, limit)
+            model_queue = self.model_queues[load.model] = ModelQueue(load.model, limit)
         else:
             model_queue.limit = limit
-            model_queue.serve_queue()
+        return model_queue
 
 
 def limit_for(capacity: Capacity, in_flight: int | None, processes: int = 1) -> Limit:
     """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
     if in_flight is not None:
-        return FixedLimit(in_flight)
+        return Limit(in_flight)
     return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, processes)

@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable
 from math import ceil
-from typing import Protocol
 
+from app.core.errors import TooManyRequests
 from app.core.model import Capacity
 
 WINDOW_S = 0.25
@@ -22,65 +22,33 @@ find that limit, because a single change of the limit changes the throughput too
 HIGHEST = 4096
 
 
-class Limit(Protocol):
-    @property
-    def value(self) -> int: ...
+class Limit:
+    """A fixed limit, and the base class of those that learn."""
+
+    follows_outputs = False
+    """Whether :meth:`started` and :meth:`output` do something."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
 
     def started(self, request: Hashable, now: float) -> None:
         """Call this when a request gets its slot."""
 
-    def first_output(self, request: Hashable, now: float) -> None:
-        """Call this when the first output of a decoupled model arrives."""
+    def output(self, request: Hashable, now: float) -> None:
+        """Call this when an output of a decoupled model arrives."""
 
-    def next_output(self, request: Hashable, now: float) -> None:
-        """Call this when a later output of a decoupled model arrives."""
-
-    def left(self, request: Hashable, now: float) -> None:
-        """Call this when a request releases its slot."""
-
-    def answered(self, now: float, *, is_full: bool) -> None:
-        """Call this when a request was answered. ``is_full``: whether another request waits for its slot."""
-
-    def refused(self, now: float) -> None:
-        """Call this when Triton rejects a request because its own queue is full."""
+    def ended(self, request: Hashable, now: float, error: BaseException | None, *, is_full: bool) -> None:
+        """Call this when a request was answered or failed. ``is_full``: whether another one waits for its slot."""
 
     def pass_time(self, now: float) -> float | None:
         """Call this while requests wait. Returns the seconds until the next call, or None if no call is needed."""
 
     def is_rising(self, now: float, since: float) -> bool:
         """Whether the limit rises so fast that requests which wait ``since`` this time run soon."""
-
-
-class FixedLimit:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def started(self, request: Hashable, now: float) -> None:
-        pass
-
-    def first_output(self, request: Hashable, now: float) -> None:
-        pass
-
-    def next_output(self, request: Hashable, now: float) -> None:
-        pass
-
-    def left(self, request: Hashable, now: float) -> None:
-        pass
-
-    def answered(self, now: float, *, is_full: bool) -> None:
-        pass
-
-    def refused(self, now: float) -> None:
-        pass
-
-    def pass_time(self, now: float) -> float | None:
-        return None
-
-    def is_rising(self, now: float, since: float) -> bool:
         return False
 
 
-class ThroughputLimit(FixedLimit):
+class ThroughputLimit(Limit):
     """Searches for the lowest limit that does not reduce the throughput. Measures only while requests wait.
 
     From time to time it tries a higher or a lower limit, and keeps the limit if the throughput allows it. It compares
@@ -107,16 +75,17 @@ class ThroughputLimit(FixedLimit):
         self._paused = 0
         self._begin_window(0.0, 1)
 
-    def answered(self, now: float, *, is_full: bool) -> None:
-        self._answers += 1
-        self._full += is_full
-        if self._answers == 0:
-            self._since, self._full = now, 0
-        elif self._answers >= self._enough and now - self._since >= WINDOW_S:
-            self._end_window(now)
-
-    def refused(self, now: float) -> None:
-        self._set_base(max(self._lowest, int(self._base / STEP)))
+    def ended(self, request: Hashable, now: float, error: BaseException | None, *, is_full: bool) -> None:
+        """Counts answers. Lowers the limit if Triton's own queue is full."""
+        if error is None:
+            self._answers += 1
+            self._full += is_full
+            if self._answers == 0:
+                self._since, self._full = now, 0
+            elif self._answers >= self._enough and now - self._since >= WINDOW_S:
+                self._end_window(now)
+        elif isinstance(error, TooManyRequests):
+            self._set_base(max(self._lowest, int(self._base / STEP)))
 
     def _begin_window(self, now: float, answers: int) -> None:
         """``answers``: the number of answers to skip first, because their requests ran under another limit."""

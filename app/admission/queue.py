@@ -22,12 +22,10 @@ class FairQueue(Generic[E]):
     """Serves higher priorities first. Callers of equal priority take turns. Each caller's entries keep their order."""
 
     def __init__(self) -> None:
-        self._size = 0
+        self.size = 0
+        """The number of entries."""
         self._lines: dict[int, OrderedDict[str, Line[E]]] = {}
         """By priority, highest first, then by key, in the order of their turns."""
-
-    def __len__(self) -> int:
-        return self._size
 
     def add(self, entry: E) -> None:
         lines = self._lines.get(entry.priority)
@@ -35,7 +33,7 @@ class FairQueue(Generic[E]):
             lines = OrderedDict[str, Line[E]]()
             self._lines = dict(sorted([*self._lines.items(), (entry.priority, lines)], reverse=True))
         lines.setdefault(entry.key, OrderedDict())[entry] = None
-        self._size += 1
+        self.size += 1
 
     def remove(self, entry: E) -> bool:
         """Removes an entry. Returns whether it was in the queue."""
@@ -44,7 +42,7 @@ class FairQueue(Generic[E]):
         if not lines or line is None or entry not in line:
             return False
         del line[entry]
-        self._size -= 1
+        self.size -= 1
         if not line:
             del lines[entry.key]
         if not lines:

@@ -29,39 +29,48 @@ class Slot:
         self._model_queue = model_queue
         self._quotas = quotas
         self.since = monotonic()
-        self._has_output = False
-        self._is_left = False
-        self._limit: Limit = model_queue.limit
+        self._has_output = self._is_left = False
+        self._limit = model_queue.limit
         """A later configuration of the model has another limit, which does not know this request."""
-        self._limit.started(self, self.since)
+        model_queue.running += 1
+        model_queue.first_start = min(model_queue.first_start, self.since)
+        for quota in quotas:
+            quota.running += 1
+        if self._limit.follows_outputs:
+            self._limit.started(self, self.since)
 
     def output(self) -> None:
         """Call this when a response of a decoupled model arrives."""
         now = monotonic()
-        if self._has_output:
-            self._limit.next_output(self, now)
-        else:
+        if self._limit.follows_outputs:
+            self._limit.output(self, now)
+        if not self._has_output:
             self._has_output = True
-            self._limit.first_output(self, now)
             self._model_queue.responded(now - self.since)
 
     def answered(self) -> None:
         """Call this after each call to the model, if the slot is kept for several calls."""
         now = monotonic()
-        self._model_queue.learn(now, now - self.since, None)
-        self.since = now
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether another request waits for a slot of the model."""
-        return self._model_queue.has_waiters
+        self._model_queue.learn(self, self._limit, now, None)
+        self.since, self._has_output = now, False
+        if self._limit.follows_outputs:
+            self._limit.started(self, now)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Releases the slot. ``error``: the error of the request, if it failed."""
-        if not self._is_left:
-            self._is_left = True
-            self._limit.left(self, monotonic())
-            self._model_queue.left(self._quotas, self.since, error)
+        if self._is_left:
+            return
+        self._is_left = True
+        model_queue, quotas = self._model_queue, self._quotas
+        model_queue.running -= 1
+        for quota in quotas:
+            quota.running -= 1
+        if model_queue.running == 0:
+            model_queue.first_start = inf
+        model_queue.learn(self, self._limit, monotonic(), error)
+        for quota in quotas:
+            for each in tuple(quota.model_queues):
+                each.serve_queue()
 
     def __enter__(self) -> "Slot":
         return self
@@ -118,24 +127,68 @@ TICK_S = 0.01
 
 
 class Claim:
-    """A caller that requests a slot: the quotas to charge, and its place in the order of the queue."""
+    """A caller that requests slots of a model: the quotas to charge, and its place in the order of the queue."""
 
-    __slots__ = ("key", "own", "priority", "quotas")
+    __slots__ = ("key", "model_queue", "own", "priority", "quotas")
 
-    def __init__(self, own: Quota, quotas: tuple[Quota, ...], key: str = "", priority: int = 0) -> None:
+    def __init__(
+        self, model_queue: "ModelQueue", own: Quota, more: tuple[Quota, ...] = (), key: str = "", priority: int = 0
+    ) -> None:
+        """``own``: the quota of the pipeline. ``more``: further quotas to charge."""
+        self.model_queue = model_queue
         self.own = own
-        """The quota of the pipeline."""
-        self.quotas = quotas
-        """All quotas to charge, including ``own``."""
+        self.quotas = (own, *more)
         self.key = key
         self.priority = priority
 
     @property
-    def may_run(self) -> bool:
+    def has_slot(self) -> bool:
+        """Whether a slot is free. The queue need not be checked: ``serve_queue`` gives free slots away at once."""
+        if self.model_queue.running >= self.model_queue.limit.value:
+            return False
         for quota in self.quotas:  # noqa: SIM110 - a third of the time of all()
             if quota.running >= quota.max_running:
                 return False
         return True
+
+    def check(self, deadline: Deadline) -> None:
+        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests.
+
+        Call it before you read the body.
+        """
+        if not self.has_slot:
+            self.model_queue.require_place(self, deadline)
+
+    def admits(self, deadline: Deadline) -> bool:
+        """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
+        model_queue = self.model_queue
+        return self.has_slot or model_queue.objection(self, deadline, model_queue.displaced_by(self)) is None
+
+    def try_enter(self) -> Slot | None:
+        """Returns a slot if one is free and no other request waits for it. The caller must release it."""
+        return Slot(self.model_queue, self.quotas) if self.has_slot else None
+
+    async def enter(self, deadline: Deadline) -> Slot:
+        """Returns a slot, waiting in the queue if necessary. The caller must release it.
+
+        Raises:
+            TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
+            DeadlineExceeded: If the deadline passes during the wait.
+        """
+        slot = self.try_enter()
+        if slot is not None:
+            return slot
+        displaced = self.model_queue.require_place(self, deadline)
+        if displaced is not None:
+            self.model_queue.displace(displaced)
+        return await self.model_queue.wait(Waiter(self, deadline))
+
+    async def enter_again(self, deadline: Deadline) -> Slot:
+        """Returns a further slot of a request that had one. It waits for its turn, however long the queue is.
+
+        Raises TooManyRequests or DeadlineExceeded if its turn comes too late.
+        """
+        return self.try_enter() or await self.model_queue.wait(Waiter(self, deadline))
 
 
 class Waiter:
@@ -181,7 +234,7 @@ class ModelQueue:
         self._queue = FairQueue[Waiter]()
         self._service_s = 0.0
         """Moving average of the time of a request in Triton; 0 before the first request has ended."""
-        self._first_start = inf
+        self.first_start = inf
         """The start of the first request since no request ran."""
         self._queued_at = -inf
         """Since when requests wait without a break."""
@@ -191,58 +244,9 @@ class ModelQueue:
         self._promised: dict[str, float] = {}
         """By key: when the caller that was refused last may expect a slot."""
 
-    def check(self, claim: Claim, deadline: Deadline) -> None:
-        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests."""
-        if not self._has_slot(claim):
-            self._require_place(claim, deadline, self._displaced_by(claim))
-
-    def admits(self, claim: Claim, deadline: Deadline) -> bool:
-        """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
-        return self._has_slot(claim) or not self._objection(claim, deadline, self._displaced_by(claim))
-
-    def try_enter(self, claim: Claim) -> Slot | None:
-        """Returns a slot if one is free and no other request waits for it."""
-        return self._slot_of(claim) if self._has_slot(claim) else None
-
-    async def enter(self, claim: Claim, deadline: Deadline) -> Slot:
-        """Returns a slot, waiting in the queue if necessary.
-
-        Raises:
-            TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
-            DeadlineExceeded: If the deadline passes during the wait.
-        """
-        if self._has_slot(claim):
-            return self._slot_of(claim)
-        displaced = self._displaced_by(claim)
-        self._require_place(claim, deadline, displaced)
-        if displaced is not None:
-            self._displace(displaced)
-        return await self._wait(Waiter(claim, deadline))
-
     @property
     def has_waiters(self) -> bool:
-        return bool(self._queue)
-
-    async def enter_again(self, claim: Claim, deadline: Deadline) -> Slot:
-        """Returns a further slot of a request that had one. It waits for its turn, however long the queue is.
-
-        Raises TooManyRequests or DeadlineExceeded if its turn comes too late.
-        """
-        return self.try_enter(claim) or await self._wait(Waiter(claim, deadline))
-
-    def left(self, quotas: tuple[Quota, ...], since: float, error: BaseException | None) -> None:
-        """Frees the slot of a request that has ended."""
-        now = monotonic()
-        self.running -= 1
-        for quota in quotas:
-            quota.running -= 1
-        if self.running == 0:
-            self._first_start = inf
-        self.learn(now, now - since, error)
-        for quota in quotas:
-            if quota.model_queues:
-                for each in tuple(quota.model_queues):
-                    each.serve_queue()
+        return self._queue.size > 0
 
     def responded(self, wait_s: float) -> None:
         """Call this when the first output of a decoupled model has arrived, after ``wait_s`` seconds."""
@@ -253,45 +257,34 @@ class ModelQueue:
     def serve_queue(self) -> None:
         """Gives free slots to waiting requests."""
         self._give_slots()
-        if self._queue and self._next_growth is None:
+        if self._queue.size and self._next_growth is None:
             self._pass_time()
 
     def _pass_time(self) -> None:
         """Lets the limit grow while requests wait, even if nothing else happens."""
         self._next_growth = None
-        if self._queue:
+        if self._queue.size:
             wait_s = self.limit.pass_time(monotonic())
             if wait_s is not None:
                 self._next_growth = asyncio.get_running_loop().call_later(max(wait_s, TICK_S), self._pass_time)
             self._give_slots()
 
     def _give_slots(self) -> None:
-        while self._queue and self.running < self.limit.value:
-            waiter = self._queue.take(_may_run)
+        while self._queue.size and self.running < self.limit.value:
+            waiter = self._queue.take(lambda each: each.claim.has_slot)
             if waiter is None:
                 return
             self._stop_waiting(waiter)
             if waiter.slot.done():
                 continue  # the request was cancelled in this turn of the event loop
             if waiter.deadline.remaining_s() < self._needed_s:
-                waiter.refuse(self._too_late(waiter.claim))
+                detail = "The request waited too long to be answered before its deadline."
+                waiter.refuse(self._refused(waiter.claim, Objection(detail)))
             else:
-                waiter.slot.set_result(self._slot_of(waiter.claim))
+                waiter.slot.set_result(Slot(self, waiter.claim.quotas))
 
-    def _has_slot(self, claim: Claim) -> bool:
-        """Whether a slot is free. The queue need not be checked: :meth:`serve_queue` gives free slots away at once."""
-        return self.running < self.limit.value and claim.may_run
-
-    def _slot_of(self, claim: Claim) -> Slot:
-        self.running += 1
-        for quota in claim.quotas:
-            quota.running += 1
-        slot = Slot(self, claim.quotas)
-        self._first_start = min(self._first_start, slot.since)
-        return slot
-
-    async def _wait(self, waiter: Waiter) -> Slot:
-        if not self._queue:
+    async def wait(self, waiter: Waiter) -> Slot:
+        if not self._queue.size:
             self._queued_at = waiter.since
         self._queue.add(waiter)
         for quota in waiter.claim.quotas:
@@ -302,8 +295,9 @@ class ModelQueue:
         try:
             return await waiter.slot
         except asyncio.CancelledError:
-            if not self._drop(waiter) and waiter.slot.done() and not waiter.slot.cancelled():
-                _give_back(waiter.slot)
+            slot = waiter.slot
+            if not self._drop(waiter) and slot.done() and not slot.cancelled() and slot.exception() is None:
+                slot.result().leave(asyncio.CancelledError())  # granted in the same turn of the event loop
             raise
         finally:
             expiry.cancel()
@@ -325,19 +319,21 @@ class ModelQueue:
             if quota.waiting == 0:
                 quota.model_queues.clear()
 
-    def _displaced_by(self, claim: Claim) -> Waiter | None:
+    def displaced_by(self, claim: Claim) -> Waiter | None:
         """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
         if claim.own.waiting < claim.own.max_waiting:
             return None
         return self._queue.displaced_by(claim.priority, claim.key, lambda waiter: waiter.claim.own is claim.own)
 
-    def _require_place(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> None:
-        """Raises TooManyRequests if a request may not wait, even in the place of ``displaced``."""
-        objection = self._objection(claim, deadline, displaced)
+    def require_place(self, claim: Claim, deadline: Deadline) -> Waiter | None:
+        """Returns the request whose place a new one takes, if any. Raises TooManyRequests if it may not wait."""
+        displaced = self.displaced_by(claim)
+        objection = self.objection(claim, deadline, displaced)
         if objection is not None:
-            raise self._refused(claim, *objection)
+            raise self._refused(claim, objection)
+        return displaced
 
-    def _objection(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
+    def objection(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
         """Returns why a request may not wait; None if it may wait."""
         full = [each for each in claim.quotas if each.waiting >= each.max_waiting]
         if full and (displaced is None or full != [claim.own]):
@@ -360,15 +356,13 @@ class ModelQueue:
         turn_s = self._expected_s / quota.max_running
         return Objection(detail, (quota.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, quota)
 
-    def _displace(self, waiter: Waiter) -> None:
+    def displace(self, waiter: Waiter) -> None:
         self._drop(waiter)
-        waiter.refuse(self._refused(waiter.claim, "Requests with a greater right to the queue came.", 0.0))
+        waiter.refuse(self._refused(waiter.claim, Objection("Requests with a greater right to the queue came.")))
 
-    def _too_late(self, claim: Claim) -> TooManyRequests:
-        return self._refused(claim, "The request waited too long to be answered before its deadline.", 0.0)
-
-    def _refused(self, claim: Claim, detail: str, wait_s: float, quota: Quota | None = None) -> TooManyRequests:
-        return TooManyRequests(detail, retry_after_s=self.retry_after_s(claim.key, wait_s, quota))
+    def _refused(self, claim: Claim, objection: Objection) -> TooManyRequests:
+        detail, wait_s, quota = objection
+        return TooManyRequests(detail, retry_after_s=self._retry_after_s(claim.key, wait_s, quota))
 
     @property
     def _needed_s(self) -> float:
@@ -381,7 +375,7 @@ class ModelQueue:
 
         If no request has ended yet, the requests are expected to take twice as long as they have taken so far.
         """
-        return self._service_s or max(2 * (monotonic() - self._first_start), 0.0)
+        return self._service_s or max(2 * (monotonic() - self.first_start), 0.0)
 
     def _rate_of(self, slots: int) -> float:
         """Requests that end per second while all of these slots are taken, by Little's law; 0 if unknown."""
@@ -390,7 +384,7 @@ class ModelQueue:
     @property
     def _is_rising(self) -> bool:
         now = monotonic()
-        return self.limit.is_rising(now, self._queued_at if self._queue else now)
+        return self.limit.is_rising(now, self._queued_at if self._queue.size else now)
 
     def _wait_of(self, claim: Claim, displaced: Waiter | None) -> tuple[float, Quota | None]:
         """Expected wait of a new request that takes the place of ``displaced``, in seconds.
@@ -408,7 +402,7 @@ class ModelQueue:
                     wait_s, reason = own_wait_s, quota if quota.of_key else None
         return wait_s, reason
 
-    def retry_after_s(self, key: str, wait_s: float = 0.0, quota: Quota | None = None) -> int:
+    def _retry_after_s(self, key: str, wait_s: float = 0.0, quota: Quota | None = None) -> int:
         """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
 
         Each refusal of a key reserves a later time, so that refused callers do not all retry at once. While the limit
@@ -427,24 +421,15 @@ class ModelQueue:
         due = self._promised[key] = min(due, now + LONGEST_RETRY_S)
         return max(ceil(due - now), 1)
 
-    def learn(self, now: float, duration_s: float, error: BaseException | None) -> None:
+    def learn(self, slot: Slot, limit: Limit, now: float, error: BaseException | None) -> None:
         """Updates the averages and the limit. The only failures that count are a passed deadline and a full queue."""
+        duration_s = now - slot.since
         if error is None:
             self._service_s += (WEIGHT if self._service_s else 1.0) * (duration_s - self._service_s)
-            self.limit.answered(now, is_full=bool(self._queue))
         elif isinstance(error, DeadlineExceeded):
             self._service_s += WEIGHT * max(duration_s - self._service_s, 0.0)
-        elif isinstance(error, TooManyRequests):
-            self.limit.refused(now)
-            error.retry_after_s = self.retry_after_s("")
-        self.serve_queue()
-
-
-def _may_run(waiter: Waiter) -> bool:
-    return waiter.claim.may_run
-
-
-def _give_back(slot: "asyncio.Future[Slot]") -> None:
-    """Releases a slot that was granted in the same turn of the event loop in which the request was cancelled."""
-    if slot.exception() is None:
-        slot.result().leave(asyncio.CancelledError())
+        limit.ended(slot, now, error, is_full=self._queue.size > 0)
+        if isinstance(error, TooManyRequests):
+            error.retry_after_s = self._retry_after_s("")
+        if self._queue.size:
+            self.serve_queue()

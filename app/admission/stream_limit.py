@@ -4,7 +4,8 @@ from collections.abc import Hashable
 from math import ceil, inf
 from typing import NamedTuple
 
-from app.admission.limit import HIGHEST, FixedLimit
+from app.admission.limit import HIGHEST, Limit
+from app.core.errors import TooManyRequests
 from app.core.model import Capacity
 
 STREAMS = 8
@@ -55,12 +56,14 @@ class _Outputs:
         return self.gaps > 0 and now - self.last_at > _late_s((self.last_at - self.first_at) / self.gaps)
 
 
-class StreamLimit(FixedLimit):
+class StreamLimit(Limit):
     """The highest number of streams that the model has proved to run, plus a window of streams that try for more.
 
     A first output shows that the model has room for its stream, long before a stream ends. The number of streams
     without a first output is never higher than the window, so a full model holds at most that many in its own queue.
     """
+
+    follows_outputs = True
 
     def __init__(self, capacity: Capacity, processes: int = 1) -> None:
         self._lowest = ceil(capacity.instances / processes) + 1
@@ -97,7 +100,12 @@ class StreamLimit(FixedLimit):
     def started(self, request: Hashable, now: float) -> None:
         self._pending[request] = _Start(now, len(self._pending) + len(self._producing) + 1)
 
-    def first_output(self, request: Hashable, now: float) -> None:
+    def output(self, request: Hashable, now: float) -> None:
+        outputs = self._producing.get(request)
+        if outputs is not None:
+            outputs.last_at = now
+            outputs.gaps += 1
+            return
         start = self._pending.pop(request, None)
         if start is None:  # it started under the limit of an earlier configuration
             return
@@ -108,20 +116,17 @@ class StreamLimit(FixedLimit):
             self._learn_level(start, now)
         self._update()
 
-    def next_output(self, request: Hashable, now: float) -> None:
-        outputs = self._producing.get(request)
-        if outputs is not None:
-            outputs.last_at = now
-            outputs.gaps += 1
-
-    def left(self, request: Hashable, now: float) -> None:
+    def ended(self, request: Hashable, now: float, error: BaseException | None, *, is_full: bool) -> None:
         outputs = self._producing.pop(request, None)
         if outputs is not None:
             self._producing_s = _average(self._producing_s, now - outputs.first_at)
         self._pending.pop(request, None)
         if self._pending:
             self._check_wait(next(iter(self._pending.values())), now)
-            self._update()
+        if isinstance(error, TooManyRequests):  # Triton's own queue is full
+            self._stop(now)
+            self._cut(now)
+        self._update()
 
     def pass_time(self, now: float) -> float | None:
         """Lets the limit grow without an event: after a pause, and while no stream has had an output yet."""
@@ -139,11 +144,6 @@ class StreamLimit(FixedLimit):
         if self._window == 0:
             return False
         return self._typical_s is None or now - max(self._rose_at, since) < _late_s(self._typical_s)
-
-    def refused(self, now: float) -> None:
-        self._stop(now)
-        self._cut(now)
-        self._update()
 
     def _learn_level(self, start: _Start, now: float) -> None:
         """Raises ``_proven`` if more streams than before produce outputs now, none of them slowly.

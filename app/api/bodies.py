@@ -55,7 +55,11 @@ def check_size(size: int, limits: Limits) -> None:
 
 def read_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> Awaitable[memoryview]:
     """Reads a body without a Content-Encoding. Raises UnsupportedMediaType, and the errors of ``receive_body``."""
-    _check_encoding(exchange)
+    encoding = exchange.header(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in {"identity", ""}:
+        raise UnsupportedMediaType(
+            "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
+        )
     return receive_body(exchange, limits, tensor_at=tensor_at)
 
 
@@ -168,15 +172,6 @@ def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLar
     )
 
 
-def _check_encoding(exchange: Exchange) -> None:
-    """Raises UnsupportedMediaType."""
-    encoding = exchange.header(b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in {"identity", ""}:
-        raise UnsupportedMediaType(
-            "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
-        )
-
-
 @lru_cache(256)
 def media_type_of(content_type: str) -> str:
     """``type/subtype`` in lower case; empty without the header."""
@@ -185,6 +180,7 @@ def media_type_of(content_type: str) -> str:
     return header.get_content_type() if content_type else ""
 
 
+@lru_cache(256)
 def is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 

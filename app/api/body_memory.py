@@ -121,9 +121,10 @@ class ByteBudget:
         self.taken -= size
         if size:
             self._outflow.left(size, monotonic())
-        if memory is not None and size >= LARGE_BYTES:
-            self.memory.give_back(memory)
-        self._freed.add(size)
+        if size >= LARGE_BYTES:
+            if memory is not None:
+                self.memory.give_back(memory)
+            self._freed.add(size)
 
     def _release(self) -> None:
         self.memory.drop()

@@ -19,7 +19,7 @@ from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import NoTracer, Span, SpanKind, Tracer, end_request_span, trace_of
+from app.observability.tracing import NoTracer, SpanKind, Tracer, end_request_span, trace_of
 
 Header = tuple[bytes, bytes]
 
@@ -57,8 +57,8 @@ class Exchange:
         self._memory: mmap | None = None
         self._tensor: memoryview | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        if b"cookie" in self._headers:
-            _remove_cookies(scope)
+        if b"cookie" in self._headers:  # the gateway uses none, but FastAPI parses them, in quadratic time
+            scope["headers"][:] = [header for header in scope["headers"] if header[0] != b"cookie"]
         if b"upgrade" in self._headers and any("websocket" in each.lower() for each in self._all(b"upgrade")):
             self.connection.end_after_answer()  # a proxy may pass on the bytes after a refused handshake unread
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
@@ -140,17 +140,12 @@ class Exchange:
             self.record.error.forget_frames()  # they refer to this exchange: only a garbage collection would free them
         self.scope["state"].clear()  # refers to this exchange, too
         self._budget.give_back(self._held_bytes, self._memory)
-        self.forget_body()
+        self._memory = None
         if self._tensor is not None and self._budget.tensor_memory is not None:
             self._budget.tensor_memory.give_back(self._tensor)
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
-
-
-def _remove_cookies(scope: Scope) -> None:
-    """The gateway uses no cookies, but FastAPI parses them for every route, and Python in quadratic time."""
-    scope["headers"][:] = [header for header in scope["headers"] if header[0] != b"cookie"]
 
 
 def exchange_of(connection: HTTPConnection) -> Exchange:
@@ -169,25 +164,20 @@ class EntryPoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._budget)
+        record, span = exchange.record, None
         scope["state"]["exchange"] = exchange
-        span = self._span_of(exchange.record)
+        if self._tracer is not None and record.method == "POST":  # every inference is a POST
+            span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
+            record.trace = span.trace
         try:
             await self._app(scope, receive, exchange.send)
         finally:
             if span is not None:
-                end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
-            exchange.record.count(self._metrics)
+                end_request_span(span, record, getattr(scope.get("route"), "path", None))
+            record.count(self._metrics)
             exchange.connection.after_writing(partial(self._close, exchange))
 
     def _close(self, exchange: Exchange) -> None:
         self._workload.remove(exchange.work)
         exchange.close()
         exchange.record.log()
-
-    def _span_of(self, record: RequestRecord) -> Span | None:
-        """Only POST requests get a span, because every inference is a POST."""
-        if self._tracer is None or record.method != "POST":
-            return None
-        span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
-        record.trace = span.trace
-        return span

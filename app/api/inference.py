@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
-from app.admission.keys import Caller
-from app.admission.scheduler import Slot
+from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
@@ -43,10 +42,10 @@ class InferenceCall(Struct, eq=False):
     """An admitted call of a pipeline, or of a model by its own name."""
 
     target: Target
-    admission: PipelineAdmission
+    claim: Claim
+    """On the slots of its model, for its caller."""
     deadline: Deadline
     record: RequestRecord
-    caller: Caller
     requests: Sequence[InferenceRequest] = ()
     """They run at the same time and in the same slot. Each part of a :class:`Batch` takes its own slot."""
     answer: Answer = Answer()
@@ -55,7 +54,8 @@ class InferenceCall(Struct, eq=False):
 
     def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
         """The request as it is sent."""
-        return self.target.prepared(request, self.deadline).with_trace(trace)
+        request = self.target.prepared(request, self.deadline)
+        return request if trace is request.trace else replace(request, trace=trace)
 
 
 @dataclass(slots=True)
@@ -84,7 +84,9 @@ class Inference:
         """
         record = exchange.record
         record.transport = transport
-        pipeline = self.allowed_pipeline(exchange, name)
+        if exchange.key is not None:
+            check_pipeline(exchange, self.catalog, name)
+        pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
         for admitted in self.admitted:
@@ -97,12 +99,6 @@ class Inference:
         self.workload.add(exchange.work)
         for admitted in self.admitted:
             admitted(exchange, pipeline)
-
-    def allowed_pipeline(self, exchange: Exchange, name: str) -> Pipeline:
-        """The pipeline as it is now. Raises Forbidden, UnknownPipeline or ModelNotReady."""
-        if exchange.key is not None:  # spares most requests a call
-            check_pipeline(exchange, self.catalog, name)
-        return self.catalog.pipeline(name)
 
     def admission_of(self, target: Target) -> PipelineAdmission:
         """The admission with the limits of ``target``, which are read again if they or those of its model changed.
@@ -117,14 +113,17 @@ class Inference:
             known = self._admissions[name, model] = target, in_flight, self.admission.of(name, load, own)
         return known[2]
 
-    def call(self, exchange: Exchange, target: Target, timeout_s: float) -> InferenceCall:
+    def begin(self, exchange: Exchange, target: Target, timeout_s: float) -> InferenceCall:
         """Starts the deadline, which includes the time to receive the body. Call it before the body is read.
 
         Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
         """
-        admission, deadline = self.admission_of(target), deadline_of(exchange, timeout_s)
-        admission.check(exchange.caller, deadline)
-        return InferenceCall(target, admission, deadline, exchange.record, exchange.caller)
+        call = self.call(exchange, target, deadline_of(exchange, timeout_s))
+        call.claim.check(call.deadline)
+        return call
+
+    def call(self, exchange: Exchange, target: Target, deadline: Deadline) -> InferenceCall:
+        return InferenceCall(target, self.admission_of(target).claim_of(exchange.caller), deadline, exchange.record)
 
     def allowed(self, exchange: Exchange) -> Iterator[Pipeline]:
         """The pipelines that can be called, of those that the caller's key allows."""
@@ -139,31 +138,29 @@ class Inference:
         Call it before the body is read. ``timeout_of``: the longest deadline, in seconds, of a request to a pipeline;
         None if the body cannot name that pipeline.
         """
-        refusing: list[tuple[PipelineAdmission, Deadline]] = []
+        refusing: list[InferenceCall] = []
         for pipeline in self.allowed(exchange):
             timeout_s = timeout_of(pipeline)
             if timeout_s is None:
                 continue
-            deadline = deadline_of(exchange, timeout_s)
-            admission = self.admission_of(pipeline)
-            if admission.admits(exchange.caller, deadline):
+            call = self.call(exchange, pipeline, deadline_of(exchange, timeout_s))
+            if call.claim.admits(call.deadline):
                 return
-            refusing.append((admission, deadline))
+            refusing.append(call)
         if refusing:
-            admission, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
-            admission.check(exchange.caller, deadline)
+            call = choice(refusing)  # spreads the reserved retry times over the pipelines
+            call.claim.check(call.deadline)
 
     async def take_slot(self, call: InferenceCall) -> Slot:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
-        admission, record = call.admission, call.record
-        slot = admission.try_enter(call.caller)
+        record, slot = call.record, call.claim.try_enter()
         if slot is None:
             started = time.perf_counter()
             try:
-                slot = await admission.enter(call.caller, call.deadline)
+                slot = await call.claim.enter(call.deadline)
             finally:
                 record.queue_s = time.perf_counter() - started
-        self.metrics.of_pipeline(admission.name).queue_time.observe(record.queue_s)
+        self.metrics.of_pipeline(call.target.name).queue_time.observe(record.queue_s)
         return slot
 
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -215,7 +212,8 @@ class Inference:
                 record.add_tokens(tokens)
             if is_abandoned or answer.has_enough:
                 self.abandon(call)
-        record.exit_early(ending.early_exit)
+        if ending.early_exit is not None:
+            record.exit_early(ending.early_exit)
         return ending
 
     def abandon(self, call: InferenceCall, part: InferenceRequest | None = None) -> None:
@@ -307,7 +305,7 @@ class Inference:
                 await put(PartEnd({}, choice=first, error=error))
                 return error
 
-            await PartRunner(call.admission, call.caller, call.deadline, batch, read).run(slot)
+            await PartRunner(call.claim, call.deadline, batch, read).run(slot)
 
         return merged(run_parts, READ_AHEAD)
 

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from app.admission.admission import PipelineAdmission
-from app.admission.keys import Caller
-from app.admission.scheduler import Slot
+from app.admission.scheduler import Claim, Slot
 from app.core.batch import Batch, BatchPart
 from app.core.errors import GatewayError
 from app.core.inference import Deadline
@@ -38,11 +36,8 @@ class PartRunner:
     a part ends, its slot goes to them, and the next part waits for its turn. A slot above the share becomes free.
     """
 
-    def __init__(
-        self, admission: PipelineAdmission, caller: Caller, deadline: Deadline, batch: Batch, work: Work
-    ) -> None:
-        self._admission = admission
-        self._caller = caller
+    def __init__(self, claim: Claim, deadline: Deadline, batch: Batch, work: Work) -> None:
+        self._claim = claim
         self._deadline = deadline
         self._parts = batch.parts()
         self._waiting = len(batch)
@@ -61,7 +56,7 @@ class PartRunner:
 
     def _start_more(self) -> None:
         while self._waiting and self._lanes < self._share:
-            slot = self._admission.try_enter(self._caller)
+            slot = self._claim.try_enter()
             if slot is None:
                 return
             self._start(slot)
@@ -69,7 +64,7 @@ class PartRunner:
     @property
     def _share(self) -> int:
         """How many parts may run now."""
-        queue = self._admission.model_queue
+        queue = self._claim.model_queue
         is_alone = queue.running <= self._lanes and not queue.has_waiters
         return max(queue.limit.value if is_alone else queue.limit.value // 2, SMALLEST_SHARE)
 
@@ -82,10 +77,10 @@ class PartRunner:
     async def _run(self, lane: _Lane, part: BatchPart) -> None:
         while True:
             if lane.slot is None:
-                lane.slot = await self._admission.enter_again(self._caller, self._deadline)
+                lane.slot = await self._claim.enter_again(self._deadline)
             slot, error = lane.slot, await self._work(lane.slot, part)
             is_last = not self._waiting or self._lanes > self._share
-            if is_last or error is not None or slot.is_awaited:
+            if is_last or error is not None or self._claim.model_queue.has_waiters:
                 slot.leave(error)
                 lane.slot = None
             if is_last:

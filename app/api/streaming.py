@@ -21,7 +21,7 @@ from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.http1.protocol import HttpConnection
-from app.streams.events import STALL_S, Event, EventName
+from app.streams.events import STALL_S, TERMINAL, Event, EventName
 from app.streams.stream import Stream
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
@@ -126,7 +126,12 @@ class StreamResponse(EventSourceResponse):
                 exchange.forget_request()
                 await client.send(self._opening or self.ping)
                 self._opening = b""  # is not kept
-                error = await self._relayed(client) or self.error_of(exchange)
+                error: type[GatewayError] | None = None
+                try:
+                    await self._relay(client)
+                except (StreamEvicted, UpstreamUnavailable) as exc:  # the events end without a terminal event
+                    error = type(exc)
+                error = error or self.error_of(exchange)
                 if error is not None and ROW_BY_ERROR[error].is_of_replica:
                     exchange.connection.end_after_answer()
                 await client.send(b"", more_body=False)
@@ -135,23 +140,13 @@ class StreamResponse(EventSourceResponse):
         finally:
             await self._closing()
 
-    @staticmethod
-    def frame_of(event: Event) -> bytes:
-        """Renders an event."""
-        return frame_of(event)
+    frame_of = staticmethod(frame_of)
+    """Renders an event."""
 
     def error_of(self, exchange: Exchange) -> type[GatewayError] | None:
         """The error of the terminal event, if the event is an error."""
         error = exchange.record.error
         return None if error is None else type(error)
-
-    async def _relayed(self, client: "_Client") -> type[GatewayError] | None:
-        """Returns the error that ended the events without a terminal event."""
-        try:
-            await self._relay(client)
-        except (StreamEvicted, UpstreamUnavailable) as exc:
-            return type(exc)
-        return None
 
     async def _relay(self, client: "_Client") -> None:
         """Sends the events up to the terminal event, and heartbeats while the stream is idle."""
@@ -170,7 +165,7 @@ class StreamResponse(EventSourceResponse):
     def _frames_of(self, events: Sequence[Event]) -> bytes:
         """The next frames to send."""
         if events:
-            self._after, self._has_ended = events[-1].id, events[-1].is_terminal
+            self._after, self._has_ended = events[-1].id, events[-1].name in TERMINAL
         return b"".join(map(self.frame_of, events))
 
 

@@ -43,7 +43,7 @@ class Workload:
         """Adds new work. Raises Draining."""
         if self.is_draining:
             raise Draining("The gateway is shutting down; send the request again.")
-        self.add(work)
+        self._running.add(work)
 
     def add(self, work: Work) -> None:
         """Adds work that also runs during the drain."""

@@ -97,14 +97,14 @@ class IdleTimeout:
     time, and one timer serves many renewals.
     """
 
-    __slots__ = ("_cancels_before", "_idle_s", "_is_over", "_loop", "_since", "_task", "_timer")
+    __slots__ = ("_cancels_before", "_is_over", "_loop", "_since", "_task", "_timer", "idle_s")
 
     def __init__(self, idle_s: float) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._loop = task.get_loop()
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._since = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -125,20 +125,14 @@ class IdleTimeout:
     def renew(self) -> None:
         self._since = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_later(self._idle_s, self._check)
+            self._timer = self._loop.call_later(self.idle_s, self._check)
 
     def change(self, idle_s: float) -> None:
-        """Sets another time from the next :meth:`renew` on. A no-op if it is the same."""
-        if idle_s == self._idle_s:
-            return
-        self._idle_s, self._since = idle_s, math.inf
+        """Sets another time from the next :meth:`renew` on."""
+        self.idle_s, self._since = idle_s, math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    @property
-    def idle_s(self) -> float:
-        return self._idle_s
 
     def pause(self) -> None:
         """Stops the timeout until the next :meth:`renew`."""
@@ -147,11 +141,11 @@ class IdleTimeout:
     def _check(self) -> None:
         self._timer = None
         idle_s = self._loop.time() - self._since
-        if idle_s >= self._idle_s:
+        if idle_s >= self.idle_s:
             self._is_over = True
             self._task.cancel()
         elif self._since != math.inf:
-            self._timer = self._loop.call_later(self._idle_s - idle_s, self._check)
+            self._timer = self._loop.call_later(self.idle_s - idle_s, self._check)
 
 
 WINDOW_S = 5.0

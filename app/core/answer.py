@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
@@ -48,6 +48,9 @@ class Answer:
     base class writes none.
     """
 
+    may_be_slow: ClassVar[bool] = False
+    """Whether :attr:`is_behind` and :attr:`ends_slowly` may be true."""
+
     @property
     def has_enough(self) -> bool:
         """Whether the caller does not need further responses."""
@@ -65,7 +68,6 @@ class Answer:
 
     def catch_up(self) -> None:
         """Reads as much as can be read at once, in at most about 5 ms."""
-        assert not self.is_behind
 
     @property
     def ends_slowly(self) -> bool:
@@ -91,6 +93,8 @@ _turns = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 async def ending_of(answer: Answer, error: GatewayError | None = None) -> Ending:
     """Returns ``answer.finish(error)``, from a thread if it takes long. Raises the error for the caller."""
+    if not answer.may_be_slow:
+        return answer.finish(error)
     loop = asyncio.get_running_loop()
     while answer.is_behind:
         async with _turns.setdefault(loop, asyncio.Lock()):

@@ -243,19 +243,15 @@ class StructuredLogger:
 
     def log(self, level: int, message: str, fields: Mapping[str, object]) -> None:
         """Call it only if :meth:`is_enabled_for` is true."""
-        handler = logging.root.handlers[0] if self._has_one_handler() else None
-        if isinstance(handler, LineHandler) and isinstance(handler.formatter, JsonFormatter):
+        logger, handler = self._logger, logging.root.handlers[0] if len(logging.root.handlers) == 1 else None
+        is_filtered = logger.parent is not logging.root or logger.handlers or logger.filters
+        if not isinstance(handler, LineHandler) or is_filtered or handler.filters or handler.level:
+            logger.log(level, message, extra=fields)
+        elif isinstance(handler.formatter, JsonFormatter):
             level_name = logging.getLevelName(level)
-            handler.writer.write(handler.formatter.line(time.time(), level_name, self._logger.name, message, fields))
+            handler.writer.write(handler.formatter.line(time.time(), level_name, logger.name, message, fields))
         else:
-            self._logger.log(level, message, extra=fields)
-
-    def _has_one_handler(self) -> bool:
-        """Whether no filter and no other handler needs the ``LogRecord``."""
-        logger, handlers = self._logger, logging.root.handlers
-        if logger.parent is not logging.root or logger.handlers or logger.filters or len(handlers) != 1:
-            return False
-        return not handlers[0].filters and not handlers[0].level
+            logger.log(level, message, extra=fields)
 
 
 def dropped_lines() -> int:

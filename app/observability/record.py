@@ -101,7 +101,7 @@ class RequestRecord(Struct, eq=False):
 
     def server_timing(self) -> str:
         """The value of the Server-Timing header: milliseconds so far."""
-        duration_s, queue_s = self.duration_s, self.queue_s
+        duration_s, queue_s = time.perf_counter() - self.started, self.queue_s
         triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
         own_s = max(duration_s - queue_s - triton_s, 0.0)
         timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
@@ -129,22 +129,13 @@ class RequestRecord(Struct, eq=False):
 
     def count(self, metrics: Metrics) -> None:
         """Counts the request, before its answer is written: so a process that is killed has counted every answer."""
-        self.total_s = self.duration_s
+        self.total_s = time.perf_counter() - self.started
         if self.on_end is not None:
             self.on_end(self)
-        if self.transport is not None:
-            self._count(metrics, self.transport)
-
-    def log(self) -> None:
-        """Logs the request after :meth:`count`."""
-        level = self._level()
-        if _log.is_enabled_for(level):
-            _log.log(level, "request", self._fields())
-
-    def _count(self, metrics: Metrics, transport: str) -> None:
-        elsewhere_s = self.queue_s + self.triton_s
+        if self.transport is None:
+            return
         pipeline = metrics.of_pipeline(self.pipeline)
-        pipeline.count_request(transport, self.outcome, self.total_s, elsewhere_s)
+        pipeline.count_request(self.transport, self.outcome, self.total_s, self.queue_s + self.triton_s)
         if self.tokens is not None:
             pipeline.count_tokens(self.tokens)
         if self.early_exit is not None:
@@ -160,17 +151,24 @@ class RequestRecord(Struct, eq=False):
         if error.fault is not None and error.fault.kind is FaultKind.RAISED:
             metrics.model_exceptions.labels(self.pipeline).inc()
 
-    def _level(self) -> int:
+    def log(self) -> None:
+        """Logs the request after :meth:`count`."""
         level = _LEVELS[self.outcome]
         if self.transport is None and level < logging.ERROR:
-            return logging.DEBUG
-        return max(level, logging.WARNING) if self.status >= 500 else level
+            level = logging.DEBUG
+        elif self.status >= 500:
+            level = max(level, logging.WARNING)
+        if _log.is_enabled_for(level):
+            _log.log(level, "request", self._fields())
 
     def _fields(self) -> dict[str, object]:
+        path = self.path
+        if "/streams/" in path or "/v1/sessions/" in path:  # ten times as fast as the search of the pattern
+            path = _BEARER_ID.sub("***", path)
         fields: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
-            "path": _without_bearer_id(self.path),
+            "path": path,
             "status": self.status,
             "outcome": str(self.outcome),
             "duration_ms": _milliseconds(self.total_s),
@@ -205,11 +203,6 @@ def _fields_of_error(error: GatewayError) -> dict[str, object]:
         fields["triton_code"] = error.upstream.grpc_code
         fields["triton_message"] = error.upstream.message[:1024]
     return fields
-
-
-def _without_bearer_id(path: str) -> str:
-    """Most paths have no id: the search of the pattern takes ten times as long as these comparisons."""
-    return _BEARER_ID.sub("***", path) if "/streams/" in path or "/v1/sessions/" in path else path
 
 
 def _milliseconds(seconds: float) -> float:

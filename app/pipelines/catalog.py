@@ -159,6 +159,9 @@ class Catalog:
 
     def pipeline(self, name: str) -> Pipeline:
         """Raises UnknownPipeline or ModelNotReady."""
+        known = self.entries.get(name)
+        if known is not None and known.served is not None and (pipeline := known.served.pipeline) is not None:
+            return pipeline
         entry = self.entry(name)
         if entry.pipeline is None:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")

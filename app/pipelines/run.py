@@ -53,6 +53,8 @@ class TokenCount:
 class Collector(Answer):
     """The answer of a stream: the values of each response. Determines how the answer ended."""
 
+    has_enough = False
+    tokens: Tokens | None = None
     _item_count = 1
     _without_elements: ContractViolation | None = None
     """Of an output that has no elements, although its declared shape has some."""
@@ -65,19 +67,18 @@ class Collector(Answer):
             self._item_count = items_of(request)
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
-        self._contract = pipeline.contracts.check_of(request.parameters)
+        self._contract = pipeline.contracts.check_of(request.parameters) if pipeline.spec.contract else None
         self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs} if pipeline.text_runs else {}
         self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
         self._limits = _limits_of(pipeline, request) if self._counts else {}
         self._written: set[str] = set()
         self._filled: set[str] = set()
-        self._token_count = None if pipeline.usage is None else TokenCount(pipeline.usage)
+        self._token_count = None
+        if pipeline.usage is not None:
+            self._token_count = TokenCount(pipeline.usage)
+            self.tokens = self._token_count.tokens
         reasoning = pipeline.reasoning if is_divided else None
         self._division = None if reasoning is None else reasoning.division_of(request)
-
-    @property
-    def tokens(self) -> Tokens | None:
-        return None if self._token_count is None else self._token_count.tokens
 
     def count(self, response: InferenceResponse) -> None:
         """Counts the tokens of a response whose values nobody needs."""
@@ -109,33 +110,27 @@ class Collector(Answer):
         Raises the error for the caller, or ContractViolation if a model that is not decoupled omitted an output, or
         wrote it without its elements.
         """
+        rests = None
         if error is not None:
-            return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
-        rules = self._pipeline.rules
-        reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
-        if reason is None and not self._decoupled:
-            self._check_complete()
-        rests = self._rests() if self._texts or self._counts else None
-        return Ending(reason, [{**self.empty_values(), **rests}]) if rests else self._exit_with(reason)
+            reason: str | None = self._pipeline.early_exit_of(error, self._request_id)
+        else:
+            rules = self._pipeline.rules
+            reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
+            if reason is None and not self._decoupled:
+                if self._without_elements is not None:
+                    raise self._without_elements
+                for field in self._fields:
+                    if field.tensor.name not in self._written:
+                        raise _not_written(field.tensor.name)
+            if self._texts or self._counts:
+                rests = self._rests()
+        if rests or (reason is not None and not self._written):
+            return Ending(reason, [{**self.empty_values(), **(rests or {})}])
+        return Ending(reason)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
         return {field.name: self._empty_value(field) for field in self._fields}
-
-    def _exit_with(self, reason: str | None) -> Ending:
-        return Ending(reason, [self.empty_values()] if reason is not None and not self._written else ())
-
-    def _check_complete(self) -> None:
-        if self._without_elements is not None:
-            raise self._without_elements
-        for field in self._fields:
-            if field.tensor.name in self._written:
-                continue
-            raise ContractViolation(
-                f"Output '{field.tensor.name}' was not written.",
-                tensor=field.tensor.name,
-                hint="If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml.",
-            )
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
         tensor = None if field.is_reasoning else response.outputs.get(field.tensor.name)
@@ -195,6 +190,11 @@ class WholeAnswer(Collector):
     def _join(self, values: Values) -> None:
         for field in self._fields:
             self._values[field.name] = _joined(field, self._values[field.name], values[field.name])
+
+
+def _not_written(tensor: str) -> ContractViolation:
+    hint = "If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml."
+    return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
 
 
 def _start_of(field: OutputField) -> Any:

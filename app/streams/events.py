@@ -87,7 +87,7 @@ class LiveLog:
 
     def append(self, event: Event) -> None:
         self._events.append(event)
-        self._last_bytes = size = event.size
+        self._last_bytes = size = len(event.data)
         self._held_bytes += size
         self._wake()
 
@@ -101,15 +101,12 @@ class LiveLog:
         self._wake()
         while not self._events:
             await self._change()
-        events, self._events, self._taken_bytes = self._split()
+        events, self._events, self._taken_bytes = self._events, [], self._held_bytes
+        if self._held_bytes > MAX_READ_BYTES:
+            count = _count_within(events, MAX_READ_BYTES)
+            events, self._events = events[:count], events[count:]
+            self._taken_bytes = sum(event.size for event in events)
         return events
-
-    def _split(self) -> tuple[list[Event], list[Event], int]:
-        """Splits off the events of one read: returns them, the remaining events, and the size of the former."""
-        if self._held_bytes <= MAX_READ_BYTES:
-            return self._events, [], self._held_bytes
-        count = _count_within(self._events, MAX_READ_BYTES)
-        return self._events[:count], self._events[count:], sum(event.size for event in self._events[:count])
 
     def _change(self) -> asyncio.Future[None]:
         """One future is enough for both sides: if a reader waits, it has read everything, so the log is not full."""

@@ -126,30 +126,34 @@ class Stream:
 
     async def _relay(self) -> None:
         """Writes every response as an output."""
-        silence = IdleTimeout(self._plan.first_s)
+        plan, answer = self._plan, self._plan.answer
+        silence = IdleTimeout(plan.first_s)
         try:
             with silence:
-                async with aclosing(self._plan.responses) as responses:
+                async with aclosing(plan.responses) as responses:
                     async for response in responses:
-                        self._plan.responded()
-                        await self._add(response)
+                        plan.responded()
+                        started = time.perf_counter()
+                        values = answer.add(response)
+                        if values is not None:
+                            text = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+                            self._append("output", text)
+                        self.own_s += time.perf_counter() - started
                         if self._lag_s and not response.is_behind:
                             self._lag_s = 0.0
-                        if self._plan.answer.has_enough:
-                            self._leave_rest(response)
+                        if answer.has_enough:
+                            if not response.is_final:
+                                plan.abandoned()
                             return
-                        del response  # otherwise it stays in memory until the next response
+                        del response, values  # otherwise they stay in memory until the next response
                         if self.log.is_full:
                             silence.pause()
                             await self._wait_for_reader()
-                        silence.change(self._plan.progress_s)
+                        if silence.idle_s != plan.progress_s:
+                            silence.change(plan.progress_s)
                         silence.renew()
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {silence.idle_s:g} s.") from exc
-
-    def _leave_rest(self, response: InferenceResponse) -> None:
-        if not response.is_final:
-            self._plan.abandoned()
 
     async def _wait_for_reader(self) -> None:
         """Waits while Triton buffers the model's responses. :meth:`end` and the deadline interrupt the wait."""
@@ -163,23 +167,11 @@ class Stream:
             raise DeadlineExceeded("The deadline passed while the client was reading.") from exc
         self._lag_s += time.monotonic() - began
 
-    async def _add(self, response: InferenceResponse) -> None:
-        started = time.perf_counter()
-        values = self._plan.answer.add(response)
-        if values is not None:
-            self._write_output(b"".join(await json_in_turns(values)) if is_large(values) else json_of(values))
-        self.own_s += time.perf_counter() - started
-
-    def _write_output(self, text: bytes) -> None:
-        self._append("output", text)
-        self.outputs += 1
-        self._plan.output_written()
-
     async def _finish(self, error: GatewayError | None = None) -> None:
         try:
             ending = await ending_of(self._plan.answer, error)
             for values in ending.outputs:
-                self._write_output(json_of(values))
+                self._append("output", json_of(values))
         except GatewayError as exc:
             self._end_with(exc)
         else:
@@ -210,3 +202,6 @@ class Stream:
         event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)
         self._last_id = event.id
+        if name == "output":
+            self.outputs += 1
+            self._plan.output_written()

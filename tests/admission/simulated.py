@@ -96,7 +96,7 @@ async def burst(
         await asyncio.sleep(each.arrival - time())
         while True:
             try:
-                slot = await at.enter(ANYONE, Deadline.after(TIMEOUT_S))
+                slot = await at.claim_of(ANYONE).enter(Deadline.after(TIMEOUT_S))
                 break
             except TooManyRequests as exc:
                 each.refusals.append(exc.retry_after_s or 0)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from app.admission.admission import limit_for
-from app.admission.limit import FixedLimit, ThroughputLimit
+from app.admission.limit import Limit, ThroughputLimit
+from app.core.errors import TooManyRequests
 from app.core.model import Capacity
 
 Service = Callable[[int], float]
@@ -42,7 +43,7 @@ def under_load(limit: ThroughputLimit, service: Service, answers: int = 4000, no
         now = max(heapq.heappop(ends), now)
         running -= 1
         times.append(now)
-        limit.answered(now, is_full=True)
+        limit.ended(None, now, None, is_full=True)
     last = times[-answers // 4 :]
     return len(last) / (last[-1] - last[0])
 
@@ -93,16 +94,16 @@ def test_the_limit_recovers_after_a_slow_phase() -> None:
 def test_the_limit_is_unchanged_while_no_requests_wait() -> None:
     limit = ThroughputLimit(Capacity(instances=2, requests=8))
     for number in range(5000):
-        limit.answered(number * 0.01, is_full=False)
+        limit.ended(None, number * 0.01, None, is_full=False)
     assert limit.value == 8
 
 
 def test_a_full_queue_in_triton_lowers_the_limit() -> None:
     limit = ThroughputLimit(Capacity(instances=2, requests=64))
-    limit.refused(1.0)
+    limit.ended(None, 1.0, TooManyRequests("full"), is_full=False)
     assert limit.value < 64
     for _ in range(20):
-        limit.refused(1.0)
+        limit.ended(None, 1.0, TooManyRequests("full"), is_full=False)
     assert limit.value == 3
 
 
@@ -113,8 +114,8 @@ def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
 
 def test_a_limit_set_in_the_file_does_not_adapt() -> None:
     limit = limit_for(Capacity(instances=2, requests=8), in_flight=5)
-    assert isinstance(limit, FixedLimit)
-    limit.refused(1.0)
+    assert type(limit) is Limit
+    limit.ended(None, 1.0, TooManyRequests("full"), is_full=False)
     for number in range(1000):
-        limit.answered(number * 0.001, is_full=True)
+        limit.ended(None, number * 0.001, None, is_full=True)
     assert limit.value == 5

@@ -31,7 +31,7 @@ def pipeline() -> PipelineAdmission:
 
 
 async def entered(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
-    return await pipeline.enter(caller, Deadline.after(deadline_s))
+    return await pipeline.claim_of(caller).enter(Deadline.after(deadline_s))
 
 
 def entering(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
@@ -52,7 +52,7 @@ async def run_for(pipeline: PipelineAdmission, seconds: float) -> None:
 
 class TestSlots:
     async def test_a_request_runs_at_once_if_a_slot_is_free(self, pipeline: PipelineAdmission) -> None:
-        assert all(pipeline.try_enter(ANYONE) for _ in range(2))
+        assert all(pipeline.claim_of(ANYONE).try_enter() for _ in range(2))
         assert pipeline.model_queue.running == pipeline.own.running == 2
 
     async def test_a_further_request_waits_for_a_slot(self, pipeline: PipelineAdmission) -> None:
@@ -111,7 +111,7 @@ class TestWorkers:
         for number in (1, 2):
             limits = PipelineLimits(in_flight=5, per_key=3)
             pipeline = Admission(Share(number, 2)).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
-            while pipeline.try_enter(Caller("a")):
+            while pipeline.claim_of(Caller("a")).try_enter():
                 ran += 1
         assert ran == 3
         assert pipeline.model_queue.limit.value == 2
@@ -161,7 +161,7 @@ class TestRefusals:
         waiting = entering(pipeline)
         await turn()
         with pytest.raises(TooManyRequests) as refused:
-            pipeline.check(ANYONE, Deadline.after(LONG_S))
+            pipeline.claim_of(ANYONE).check(Deadline.after(LONG_S))
         assert refused.value.retry_after_s == 1
         with pytest.raises(TooManyRequests):
             await entered(pipeline)
@@ -204,7 +204,7 @@ class TestRefusals:
         times = []
         for _ in range(100):
             with pytest.raises(TooManyRequests) as refused:
-                pipeline.check(ANYONE, Deadline.after(LONG_S))
+                pipeline.claim_of(ANYONE).check(Deadline.after(LONG_S))
             times.append(refused.value.retry_after_s)
         assert times == sorted(times)
         assert times[5] >= 3
@@ -258,7 +258,7 @@ class TestKeys:
         pipeline = pipeline_of(Admission(), queue=4)
         waiting = await self.full_queue(pipeline)
         for caller in (self.OTHER, Caller("first", priority=1)):
-            pipeline.check(caller, Deadline.after(LONG_S))
+            pipeline.claim_of(caller).check(Deadline.after(LONG_S))
         await turn()
         assert [each.done() for each in waiting] == [False] * 4
         for each in waiting:
@@ -285,7 +285,7 @@ class TestKeys:
 
     @staticmethod
     async def check(pipeline: PipelineAdmission, priority: int) -> None:
-        pipeline.check(Caller("other", priority), Deadline.after(2.5))
+        pipeline.claim_of(Caller("other", priority)).check(Deadline.after(2.5))
 
     async def test_a_request_takes_the_place_of_the_one_that_it_displaces(self) -> None:
         """Its expected wait is that of the displaced request, 3 s, not of a further one."""
@@ -332,17 +332,17 @@ class TestKeys:
         times = []
         for _ in range(3):
             with pytest.raises(TooManyRequests, match="This API key has reached its own limit") as refused:
-                pipeline.check(caller, Deadline.after(LONG_S))
+                pipeline.claim_of(caller).check(Deadline.after(LONG_S))
             times.append(refused.value.retry_after_s)
         assert times == [14, 21, 28]
-        pipeline.check(self.OTHER, Deadline.after(LONG_S))
+        pipeline.claim_of(self.OTHER).check(Deadline.after(LONG_S))
 
     async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, pipeline: PipelineAdmission) -> None:
         await run_for(pipeline, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))
         await entered(pipeline, caller)
         with pytest.raises(TooManyRequests, match="limit of its API key"):
-            pipeline.check(caller, Deadline.after(10.0))
+            pipeline.claim_of(caller).check(Deadline.after(10.0))
 
     async def test_requests_that_wait_for_their_key_do_not_block_others(self) -> None:
         pipeline = pipeline_of(Admission(), queue=1)
@@ -351,7 +351,7 @@ class TestKeys:
         await entered(pipeline, caller)
         waiting = entering(pipeline, caller)
         await turn()
-        pipeline.check(self.OTHER, Deadline.after(1.0))
+        pipeline.claim_of(self.OTHER).check(Deadline.after(1.0))
         await asyncio.wait_for(entered(pipeline, self.OTHER, deadline_s=1.0), 1)
         assert not waiting.done()
         waiting.cancel()
@@ -418,7 +418,7 @@ async def _replay(history: list[tuple]) -> None:
     await turn()
     accounts = [pipeline.own for pipeline in pipelines]
     assert [(each.running, each.waiting) for each in accounts] == [(0, 0)] * 3
-    assert [(each.running, len(each._queue)) for each in admission.model_queues.values()] == [(0, 0)] * 2
+    assert [(each.running, each._queue.size) for each in admission.model_queues.values()] == [(0, 0)] * 2
 
 
 def _entered_but_uncollected(tasks: list[asyncio.Task[Slot]]) -> int:

@@ -53,7 +53,7 @@ def test_a_blocked_request_does_not_delay_others() -> None:
     queue = filled(blocked, other)
     assert queue.take(lambda request: request is not blocked) is other
     assert queue.take(lambda request: request is not blocked) is None
-    assert len(queue) == 1
+    assert queue.size == 1
 
 
 def test_a_removed_request_is_never_taken() -> None:
@@ -111,7 +111,7 @@ def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> 
                 assert request is own[0]
                 waiting.remove(request)
                 turns.append(request)
-        assert len(queue) == len(waiting)
+        assert queue.size == len(waiting)
         assert queue.ahead_of(-2, "new") == len(waiting)
         assert queue.callers() == len({(each.key, each.priority) for each in waiting})
     assert set(drained(queue)) == set(waiting)

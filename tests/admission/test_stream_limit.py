@@ -8,6 +8,7 @@ import pytest
 from app.admission.admission import Admission, ModelLoad, PipelineAdmission
 from app.admission.keys import ANYONE
 from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
+from app.core.errors import TooManyRequests
 from tests.admission.simulated import DECOUPLED, Places, Seen, burst, percentile, pipeline
 from tests.toolkit.simulated_clock import simulated
 
@@ -131,7 +132,7 @@ class TestTheLimit:
 
     def answered(self, limit: StreamLimit, streams: Sequence[int], now: float) -> None:
         for stream in streams:
-            limit.first_output(stream, now)
+            limit.output(stream, now)
 
     @pytest.fixture
     def limit(self) -> StreamLimit:
@@ -169,7 +170,7 @@ class TestTheLimit:
             more = range(number, limit.value)
             self.started(limit, more, 4.0 + round_)
             for stream in range(number):
-                limit.next_output(stream, 4.0 + round_)
+                limit.output(stream, 4.0 + round_)
             self.answered(limit, more, 4.05 + round_)
             number = more.stop
             values.append(limit.value - number)
@@ -178,7 +179,7 @@ class TestTheLimit:
     def test_a_stream_that_ends_before_an_overdue_first_output_stops_the_growth(self, limit: StreamLimit) -> None:
         """The place of the stream that ended belongs to the one that waits in the model."""
         self.started(limit, range(8, 16), 0.05)
-        limit.left(0, 5.0)
+        limit.ended(0, 5.0, None, is_full=False)
         assert limit.value == 8
 
     def test_a_first_output_that_others_overtook_is_not_late(self, limit: StreamLimit) -> None:
@@ -191,12 +192,12 @@ class TestTheLimit:
 
     def test_streams_whose_outputs_slow_down_stop_the_growth(self, limit: StreamLimit) -> None:
         for number in range(8):
-            limit.next_output(number, 0.1)
+            limit.output(number, 0.1)
         self.started(limit, range(8, 16), 4.9)
         self.answered(limit, range(8, 16), 5.0)
         assert limit.value == 16
         for number in range(8):
-            limit.next_output(number, 5.0)
+            limit.output(number, 5.0)
         self.started(limit, [16], 5.0)
         self.answered(limit, [16], 5.05)
         assert limit.value > 16
@@ -216,14 +217,14 @@ class TestTheLimit:
         assert limit.value >= 7
 
     def test_a_full_queue_in_triton_lowers_the_limit(self, limit: StreamLimit) -> None:
-        limit.refused(1.0)
+        limit.ended(99, 1.0, TooManyRequests("full"), is_full=False)
         assert limit.value == 6
 
     def test_requests_of_an_earlier_configuration_are_ignored(self, limit: StreamLimit) -> None:
         before = limit.value
-        limit.first_output(99, 1.0)
-        limit.next_output(99, 1.0)
-        limit.left(99, 1.0)
+        limit.output(99, 1.0)
+        limit.output(99, 1.0)
+        limit.ended(99, 1.0, None, is_full=False)
         assert limit.value == before
 
     def test_the_limit_is_lower_for_each_of_several_workers(self) -> None:
@@ -234,7 +235,7 @@ def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:
     async def replace() -> tuple[int, int]:
         admission = Admission()
         at = admission.of("p", ModelLoad("m", DECOUPLED))
-        slot = at.try_enter(ANYONE)
+        slot = at.claim_of(ANYONE).try_enter()
         assert slot is not None
         admission.of("p", ModelLoad("m", DECOUPLED, in_flight=3))
         slot.output()

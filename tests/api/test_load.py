@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.admission.limit import FixedLimit
+from app.admission.limit import Limit
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
@@ -258,7 +258,7 @@ async def unread() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
 async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start: str) -> None:
     model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
-    admission = next(each for each in _admissions(api) if each.model == model)
+    admission = next(each for each in _admissions(api) if each.model_queue.model == model)
     admission.own.max_waiting = 1
     scripted(api, model, pause_s=0.15)
     first = post(api, start, body)
@@ -452,8 +452,10 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-class Spy(FixedLimit):
+class Spy(Limit):
     """Records what the limit of a model is told."""
+
+    follows_outputs = True
 
     def __init__(self) -> None:
         super().__init__(8)
@@ -462,14 +464,11 @@ class Spy(FixedLimit):
     def started(self, request: Hashable, now: float) -> None:
         self.calls.append("started")
 
-    def first_output(self, request: Hashable, now: float) -> None:
-        self.calls.append("first_output")
+    def output(self, request: Hashable, now: float) -> None:
+        self.calls.append("output")
 
-    def next_output(self, request: Hashable, now: float) -> None:
-        self.calls.append("next_output")
-
-    def left(self, request: Hashable, now: float) -> None:
-        self.calls.append("left")
+    def ended(self, request: Hashable, now: float, error: BaseException | None, *, is_full: bool) -> None:
+        self.calls.append("ended")
 
 
 async def test_every_response_of_a_decoupled_model_reaches_its_limit(tmp_path: Path) -> None:
@@ -485,4 +484,4 @@ async def test_every_response_of_a_decoupled_model_reaches_its_limit(tmp_path: P
             assert (await api.client.post(path, json=body)).status_code in (200, 201)
             told[call] = spy.calls
         await wait_for(lambda: not running(api))
-    assert told == {call: ["started", "first_output", "next_output", "left"] for call in CALLS}
+    assert told == {call: ["started", "output", "output", "ended"] for call in CALLS}

@@ -161,7 +161,7 @@ async def test_a_joined_result_matches_its_schema() -> None:
 
 async def joined(p: Pipeline, *answers: InferenceResponse) -> Any:
     engine, request = FakeEngine(answers=list(answers)), p.request_of_json(b"{}")
-    ending = await run(engine, [request], Deadline.after(20), WholeAnswer(p, request), lambda: None)
+    ending = await run(WholeAnswer(p, request), engine.infer_stream(request, Deadline.after(20)))
     return as_read({**ending.outputs[0], "early_exit": ending.early_exit})
 
 

@@ -51,7 +51,7 @@ class ModelCalls:
     def begin(self, exchange: Exchange, model: str, transport: str) -> tuple[Signature, InferenceCall]:
         """The request counts as work until its last byte is sent, under no pipeline's name.
 
-        Raises Forbidden, Draining, UnknownModel, ModelNotReady, and the errors of :meth:`Inference.call`.
+        Raises Forbidden, Draining, UnknownModel, ModelNotReady, and the errors of :meth:`Inference.begin`.
         """
         exchange.record.transport = transport
         check_model(exchange, self.inference.catalog, model)
@@ -59,7 +59,7 @@ class ModelCalls:
         self.inference.workload.begin(exchange.work)
         unary_s = self.inference.catalog.context.timeout_s
         timeout_s = signature.stream_terms.timeout_s if transport == "stream" else unary_s
-        return signature, self.inference.call(exchange, signature, timeout_s)
+        return signature, self.inference.begin(exchange, signature, timeout_s)
 
     def _signature_of(self, model: str) -> Signature:
         """Returns the same object until the model's configuration, or a pipeline over it, changes."""

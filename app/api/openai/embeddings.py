@@ -19,7 +19,7 @@ from starlette.types import Send
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
+from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.errors import openai_names
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_fields, renamed, required, take
@@ -198,8 +198,7 @@ class EmbeddingsRoute:
     async def _answered(self, exchange: Exchange, request: EmbeddingsRequest) -> EmbeddingsBatch:
         inference, pipeline = self.inference, request.pipeline
         batch = EmbeddingsBatch(pipeline, request.form, request.requests)
-        deadline = deadline_of(exchange, pipeline.timeout_s)
-        call = InferenceCall(pipeline, inference.admission_of(pipeline), deadline, exchange.record, exchange.caller)
+        call = inference.call(exchange, pipeline, deadline_of(exchange, pipeline.timeout_s))
         call.requests, call.answer = request.requests, batch
         await inference.answer(call)
         return batch

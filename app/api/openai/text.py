@@ -18,7 +18,7 @@ from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
+from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.calls import delta_of, joined_readings, message_of
 from app.api.openai.choices import Choice, Piece, Usage, joined, tokens_of, usage_of
@@ -58,26 +58,25 @@ class Rendering(ABC):
 
     def __init__(self, model: str, request_id: str, options: ResponseOptions) -> None:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
-        self._include_usage = options.include_usage
+        self._chunk_head = {**self._head, "object": self.chunk_object}
+        self._usage = {"usage": None} if options.include_usage else {}
+        """Of a chunk that is not the last one."""
         self._top_logprobs = options.logprobs or 0
 
     def whole(self, pieces: Sequence[Piece], usage: Usage | None) -> Values:
-        values = self._object(self.whole_object, [self._choice(index, piece) for index, piece in enumerate(pieces)])
-        return values if usage is None else {**values, "usage": usage}
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        return {
+            **self._head,
+            "object": self.whole_object,
+            "choices": choices,
+            **({} if usage is None else {"usage": usage}),
+        }
 
     def chunk(self, index: int, piece: Piece) -> Values:
-        return self._chunk([self._chunk_choice(index, piece)])
+        return {**self._chunk_head, "choices": [self._chunk_choice(index, piece)], **self._usage}
 
     def usage_chunks(self, usage: Usage | None) -> Sequence[Values]:
-        is_last = self._include_usage and usage is not None
-        return [{**self._chunk([]), "usage": usage}] if is_last else []
-
-    def _chunk(self, choices: Sequence[Values]) -> Values:
-        values = self._object(self.chunk_object, choices)
-        return {**values, "usage": None} if self._include_usage else values
-
-    def _object(self, name: str, choices: Sequence[Values]) -> Values:
-        return {**self._head, "object": name, "choices": choices}
+        return [{**self._chunk_head, "choices": [], "usage": usage}] if self._usage and usage is not None else []
 
     @abstractmethod
     def _choice(self, index: int, piece: Piece) -> Values: ...
@@ -126,6 +125,8 @@ class ChatRendering(Rendering):
 
 class ChunkCollector(Answer):
     """The answer of a stream: a chunk for each piece of a text."""
+
+    may_be_slow = True
 
     def __init__(self, choices: Sequence[Choice], rendering: Rendering) -> None:
         self._choices = choices
@@ -239,8 +240,8 @@ class TextRoute:
     async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
         """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
         read = await self._read(exchange)
-        pipeline, deadline, inference = read.pipeline, read.deadline, self.inference
-        call = InferenceCall(pipeline, inference.admission_of(pipeline), deadline, exchange.record, exchange.caller)
+        inference = self.inference
+        call = inference.call(exchange, read.pipeline, read.deadline)
         call.requests, call.answer, call.problem_of = read.requests, read.collector, openai_error_of
         if read.streams:
             exchange.record.transport = "stream"
@@ -292,7 +293,7 @@ class TextRoute:
 
         Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
         """
-        self.inference.admission_of(pipeline).check(exchange.caller, deadline)
+        self.inference.call(exchange, pipeline, deadline).claim.check(deadline)
         size, most = 0, self.limits.of(pipeline).max_body_bytes
 
         def count(piece: int) -> None:

@@ -96,7 +96,7 @@ class PipelineRoutes:
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
-        call = self._inference.call(exchange, pipeline, pipeline.timeout_s)
+        call = self._inference.begin(exchange, pipeline, pipeline.timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request)
         if key is not None and pipeline.spec.idempotent:
@@ -128,7 +128,7 @@ class PipelineRoutes:
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
-        call = self._inference.call(exchange, pipeline, pipeline.stream_spec().timeout_s)
+        call = self._inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
         with CancelledOnDisconnect(exchange):
@@ -141,7 +141,8 @@ class PipelineRoutes:
         The answer counts as a body in memory, because it has the size of one.
         """
         exchange = exchange_of(request)
-        pipeline = self._inference.allowed_pipeline(exchange, name)
+        check_pipeline(exchange, self._catalog, name)
+        pipeline = self._catalog.pipeline(name)
         body = await asyncio.to_thread(self._example_body, pipeline, example)
         exchange.hold(len(body))
         return Response(body, media_type="application/json")

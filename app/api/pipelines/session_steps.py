@@ -106,7 +106,7 @@ class SessionSteps:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
         pipeline = session.subject.pipeline
         deadline = Deadline.after(session.terms.triton_idle_s)
-        call = StepCall(pipeline, session.subject.admission, deadline, record, caller, session=session)
+        call = StepCall(pipeline, session.subject.admission.claim_of(caller), deadline, record, session=session)
         call.requests, call.answer = [inference], WholeAnswer(pipeline, inference)
         ending = await self._inference.answer(call)
         values, _ = rendered(pipeline, ending)
@@ -127,6 +127,6 @@ class SessionSteps:
     ) -> StepStream:
         """A step whose answer is a stream."""
         served = session.subject
-        call = StepCall(served.pipeline, served.admission, deadline, record, caller, session=session)
+        call = StepCall(served.pipeline, served.admission.claim_of(caller), deadline, record, session=session)
         call.requests, call.answer = [inference], StepCollector(served.pipeline, inference, session)
         return StepStream(self._inference, session, call)

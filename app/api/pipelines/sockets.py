@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from starlette.types import Send
 
 from app.admission.keys import Caller
+from app.api.access import check_pipeline
 from app.api.bodies import check_no_query, off_loop
 from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
@@ -124,9 +125,10 @@ class PipelineMessageHandler:
         """Checks the key again, because a WebSocket may be open longer than the key is valid."""
         exchange, inference = self._exchange, self._inference
         self._check_key(exchange)
-        pipeline = inference.allowed_pipeline(exchange, self._name)
+        check_pipeline(exchange, inference.catalog, self._name)
+        pipeline = inference.catalog.pipeline(self._name)
         streams = pipeline.spec.stream
-        call = inference.call(exchange, pipeline, pipeline.timeout_s if streams is None else streams.timeout_s)
+        call = inference.begin(exchange, pipeline, pipeline.timeout_s if streams is None else streams.timeout_s)
         call.record = record
         request = await read_message(exchange, pipeline, message, call.deadline)
         is_whole = streams is None and pipeline.batch is None

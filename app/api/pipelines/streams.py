@@ -14,7 +14,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import idempotency_key_of
-from app.api.inference import Inference, InferenceCall
+from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import router_of
@@ -99,7 +99,7 @@ class StreamRoutes:
         check_size(len(body), self._limits.of(pipeline))
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
-        call = InferenceCall(pipeline, self._inference.admission_of(pipeline), deadline, record, exchange.caller)
+        call = self._inference.call(exchange, pipeline, deadline)
         call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)
         with CancelledOnDisconnect(exchange):
             await store.require_room(record.key)

@@ -217,6 +217,20 @@ class TestRefusals:
         answer = await roomy.client.post(URL, files={f"f{index}": b"" for index in range(10_000)})
         assert refusal(answer) == (400, "invalid_request")
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"prompt": [' + b'"",' * 2_000_000 + b'""]}',
+            b"{" + b",".join(b'"key%d":1' % index for index in range(500_000)) + b"}",
+            b"{" + b'"seed":"",' * 600_000 + b'"seed":""}',
+        ],
+        ids=["empty strings", "unknown keys", "repeated keys"],
+    )
+    async def test_a_large_invalid_body_gets_at_most_eight_errors(self, roomy: Served, body: bytes) -> None:
+        answer = await roomy.client.post(WRITE, content=body, headers={"Content-Type": "application/json"})
+        assert refusal(answer) == (422, "invalid_input")
+        assert 1 <= len(answer.json()["errors"]) <= 8
+
     async def test_a_file_that_is_not_an_image_is_422(self, api: Served) -> None:
         assert refusal(await api.client.post(URL, files={"image": b"%PDF"})) == (422, "invalid_input")
 

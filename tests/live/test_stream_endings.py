@@ -111,53 +111,11 @@ def test_the_total_deadline_ends_a_stream_with_one_terminal_event(own_gateway: G
     check_ending(events, len(events) - 1, "error", "deadline_exceeded")
 
 
-def test_an_error_before_the_first_output_has_its_http_status(client: httpx.Client) -> None:
-    answer = client.post("/v1/pipelines/scripted_stream/stream", json=script(outputs=0, then="error"))
-    assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
-
-
-def test_an_error_after_commit_s_is_an_event(client: httpx.Client) -> None:
-    events = read_stream(client, "scripted_stream", script(outputs=1, interval_s=0.6, then="error"))
-    assert [event.name for event in events] == ["output", "error"]
-
-
-def test_a_plain_model_streams_one_output(client: httpx.Client) -> None:
-    events = read_stream(client, "scripted", script(text="once"))
-    assert [event.name for event in events] == ["output", "done"]
-    assert events[0].data == {"text": "once", "numbers": [1.0, 2.0]}
-
-
-def test_missing_outputs_of_a_plain_model_are_an_early_exit(client: httpx.Client) -> None:
-    events = read_stream(client, "scripted_exit", script(omit=["TEXT"]))
-    assert events[0].data == {"text": None, "numbers": [1.0, 2.0]}
-    assert events[-1].data["early_exit"] == "no_text"
-
-
 def test_a_character_is_sent_when_its_last_byte_arrives(client: httpx.Client) -> None:
     pieces = [byte.to_bytes().hex() for byte in "a\U0001f642é".encode()]
     events = read_stream(client, "scripted_stream", script(outputs=len(pieces), texts=pieces))
     texts = [event.data["text"] for event in events[:-1]]
     assert texts == ["a", "", "", "", "\U0001f642", "", "é"]
-
-
-def test_an_incomplete_character_is_replaced_at_the_end(client: httpx.Client) -> None:
-    events = read_stream(client, "scripted_stream", script(outputs=2, texts=["61", "f09f"]))
-    assert "".join(event.data["text"] for event in events[:-1]) == "a\ufffd"
-
-
-def test_control_characters_in_text_cannot_end_a_field(client: httpx.Client) -> None:
-    hostile = "\r\nevent: done\r\n\ndata: {}\n\n\x00\u2028"
-    events = read_stream(client, "scripted_stream", script(outputs=1, texts=[hostile.encode().hex()]))
-    assert events[0].data["text"] == hostile
-
-
-def test_silence_keeps_the_connection_alive_with_comments(own_gateway: GatewayProcess) -> None:
-    with httpx.stream(
-        "POST", f"{own_gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
-    ) as answer:
-        text = answer.read().decode()
-    assert text.count(": \n\n") >= 2
-    checked(list(events_in(text.split("\n"))))
 
 
 def test_drain_ends_a_stream_with_draining_and_status_0(start_gateway: StartGateway) -> None:
@@ -170,19 +128,6 @@ def test_drain_ends_a_stream_with_draining_and_status_0(start_gateway: StartGate
         gateway.process.send_signal(signal.SIGTERM)
         events = checked(list(events_in([*first, *lines])))
     assert (events[-1].name, events[-1].data["code"]) == ("error", "draining")
-    assert gateway.process.wait(10) == 0
-
-
-def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, drain_s="5")
-    with httpx.stream(
-        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=10, interval_s=0.05)
-    ) as answer:
-        lines = lines_of(answer)
-        first = [next(lines) for _ in range(4)]
-        gateway.process.send_signal(signal.SIGTERM)
-        events = checked(list(events_in([*first, *lines])))
-    assert (events[-1].name, len(events)) == ("done", 11)
     assert gateway.process.wait(10) == 0
 
 

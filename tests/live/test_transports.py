@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import httpx
 import pytest
 
 from app.launcher.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.test_cancellation import leave_after, request_bytes
-from tests.live.test_drain import CONFIG, LONG, Upload
+from tests.live.test_drain import CONFIG
 from tests.toolkit.events import read_stream
 from tests.toolkit.waiting import eventually
 
@@ -35,23 +34,10 @@ def script(**fields: Any) -> dict[str, str]:
     return {"script": json.dumps(fields)}
 
 
-def test_a_unary_call(client: httpx.Client) -> None:
-    answer = client.post("/v1/pipelines/scripted", json=script())
-    assert answer.status_code == 200
-    assert answer.json() == {"text": "hello", "numbers": [1.0, 2.0]}
-
-
 def test_a_stream(client: httpx.Client) -> None:
     *outputs, last = read_stream(client, "scripted_stream", script(outputs=3))
     assert len(outputs) == 3
     assert (last.name, last.data["reason"]) == ("done", "complete")
-
-
-def test_an_early_exit(client: httpx.Client) -> None:
-    error = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}
-    answer = client.post("/v1/pipelines/scripted_exit", json=script(error=error))
-    assert answer.status_code == 200
-    assert answer.json()["early_exit"] == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -70,13 +56,3 @@ async def test_a_disconnect_cancels_the_call(
     _, left = await leave_after(gateway, request, until, pause_s=0.1)
     await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) >= left - 0.1
-
-
-def test_the_drain_ends_a_stream(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, drain_s="0.2", grpc="grpcio")
-    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
-    running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1)
-    gateway.process.send_signal(signal.SIGTERM)
-    assert '"code":"draining"' in running.answer()
-    assert gateway.process.wait(20) == 0

@@ -96,17 +96,6 @@ def test_without_repair_the_pipeline_is_not_ready_until_a_reload(own_triton: Emb
         assert ask(gateway).status_code == 200
 
 
-@pytest.mark.full
-def test_several_workers_load_the_engine_again_once(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with gateway_of(own_triton, tmp_path, repair="true", workers="2") as gateway:
-        assert ask(gateway, "die").status_code == 503
-        eventually(lambda: "model 'llm' works again" in gateway.log)
-        wait_until_ready(gateway, PATIENCE_S)
-        eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8)
-        assert gateway.metric("engine_deaths_total", model="llm") == 1
-        assert gateway.log.count("was unloaded and loaded again") == 1
-
-
 def test_a_known_refusal_is_an_error_of_the_caller(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     with gateway_of(own_triton, tmp_path, repair="false") as gateway:
         for path in ("", "/stream"):

@@ -70,22 +70,6 @@ def test_the_request_can_define_the_labels(client: httpx.Client, pipeline: str) 
     assert len(found["sentiment_scores"]) == 3
 
 
-@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
-@pytest.mark.parametrize("topics", [[], [""], ["a", "a"], ["x" * 101], [str(number) for number in range(33)]])
-def test_invalid_labels_are_422(client: httpx.Client, pipeline: str, topics: list[str]) -> None:
-    response = client.post(f"/v1/pipelines/{pipeline}", json={"text": "x", "topics": topics})
-    assert response.status_code == 422
-    assert response.json()["code"] == "invalid_input"
-
-
-@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.full)])
-@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
-def test_rejected_and_valid_requests_can_alternate(client: httpx.Client, pipeline: str, count: int) -> None:
-    for number in range(count):
-        body = {"text": "The dog is in the garden.", "sentiments": ["good", "bad"] if number % 2 else [""]}
-        assert client.post(f"/v1/pipelines/{pipeline}", json=body).status_code == (200 if number % 2 else 422)
-
-
 @pytest.mark.parametrize(("pipeline", "skipped"), [("insights_topic", "sentiment"), ("insights_sentiment", "topic")])
 def test_a_pipeline_with_one_head_skips_the_other_head(
     client: httpx.Client, triton: EmbeddedTriton, pipeline: str, skipped: str

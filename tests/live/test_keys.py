@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 import tritonclient.http
 import yaml
 
-from app.cli import main
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.connections import CONNECTIONS
@@ -65,12 +63,6 @@ def test_calls_with_and_without_a_key(protected: GatewayProcess) -> None:
         assert httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200
     outside = httpx.post(f"{protected.url}/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
     assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
-
-
-def test_health_needs_no_key(protected: GatewayProcess) -> None:
-    for path in ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"):
-        for headers in ({}, bearer("unknown")):
-            assert httpx.get(protected.url + path, headers=headers).status_code == 200
 
 
 def test_each_request_of_a_connection_needs_a_key(protected: GatewayProcess) -> None:
@@ -148,35 +140,6 @@ def test_an_invalid_file_keeps_the_previous_keys(protected: GatewayProcess, fold
     write_all(folder)
     eventually(lambda: protected.metric("config_reload_failed") == 0)
     assert protected.log.count(message, len(before)) == 2
-
-
-def test_a_printed_key_works_and_an_expired_key_is_refused(
-    protected: GatewayProcess, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["key", "new", "printed"]) == 0
-    printed = capsys.readouterr()
-    (new,) = yaml.safe_load(printed.err)
-    write_all(
-        folder, new, entry("expired", expires="2020-01-01T00:00:00Z"), entry("valid", expires="2099-01-01T00:00:00Z")
-    )
-    eventually(lambda: statuses(protected, "valid") == {200})
-    refused = httpx.get(f"{protected.url}/v1/pipelines", headers=bearer("expired"))
-    assert (refused.status_code, refused.json()["detail"]) == (401, "The API key has expired.")
-    headers = {"X-API-Key": printed.out.strip()}
-    assert httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200
-    assert printed.out.strip() not in protected.log
-
-
-def test_the_openai_client(protected: GatewayProcess) -> None:
-    with openai.OpenAI(base_url=f"{protected.url}/v1", api_key=key_text("reads"), max_retries=0) as client:
-        assert [each.id for each in client.models.list()] == ["embed"]
-        assert client.embeddings.create(model="embed", input="A cat.").data
-        with pytest.raises(openai.PermissionDeniedError):
-            client.completions.create(model="write", prompt="x")
-    wrong = openai.OpenAI(base_url=f"{protected.url}/v1", api_key="tgw_wrong", max_retries=0)
-    with wrong, pytest.raises(openai.AuthenticationError) as caught:
-        wrong.models.list()
-    assert caught.value.code == "unauthenticated"
 
 
 def test_the_http_client_of_nvidia(protected: GatewayProcess) -> None:

@@ -1,29 +1,53 @@
-"""LLM backends without a gateway.yaml: OpenAI's client over stand-ins with the tensors and habits of each backend."""
+"""OpenAI's client over stand-ins with the tensors and habits of each LLM backend: texts, vectors, images, tools."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 from app.cli import main
 from app.launcher.server import EmbeddedTriton
-from tests.toolkit.llm_backends import (
-    BACKENDS,
-    TEMPLATE,
-    TOKENIZER,
-    running_backends,
-    running_embeddings,
-    running_llms,
-    text_of_triton,
-)
+from tests.live import tool_models
+from tests.llm.test_contents import LLAVA
+from tests.toolkit.image_host import GIF, PNG
+from tests.toolkit.llm_backends import BACKENDS, TEMPLATE, TOKENIZER, running_backends, running_llms, text_of_triton
 from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import PATIENCE_S
 
-COUNTING = ("vllm", "tensorrt_llm")
+CHATS = {"parts": {"template_text": LLAVA}, "texts": {"template_text": TEMPLATE, "image_marker": "<image>"}}
+"""A template that takes parts, and one that takes texts."""
+OF_IMAGES = {
+    f"{name}-{form}": {"model": name, "preset": name, "openai": {"chat": chat}}
+    for name in ("vllm", "tensorrt_llm_api")
+    for form, chat in CHATS.items()
+}
+PIPELINES = tool_models.CONFIG["pipelines"] | OF_IMAGES
+PIPELINES |= {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "strict": True,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+
+
+class City(BaseModel):
+    name: str
+    population: int
+    parts: list["City"] = []
+
+
+LIMA = City(name="Lima", population=10_000_000, parts=[City(name="Z\u00fcrich", population=1)])
 
 
 @pytest.fixture(scope="module")
@@ -34,112 +58,124 @@ def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Ite
 
 @pytest.fixture(scope="module")
 def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway without a gateway.yaml."""
     with running_llms(tmp_path_factory.mktemp("llms"), backends) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def embeddings(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    with (
-        running_embeddings(tmp_path_factory.mktemp("embeddings"), backends) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def openai_client(llms: GatewayProcess) -> Iterator[OpenAI]:
+def undeclared(llms: GatewayProcess) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{llms.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
+@pytest.fixture(scope="module")
+def client(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    """The client of a gateway with PIPELINES."""
+    folder = tmp_path_factory.mktemp("declared")
+    (folder / "gateway.yaml").write_text(json.dumps({"pipelines": PIPELINES}))
+    settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
+    with (
+        running_gateway(folder / "gateway", **settings) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as found,
+    ):
+        yield found
+
+
 @pytest.mark.parametrize("name", BACKENDS)
-class TestEachBackend:
-    def test_a_completion_is_the_text_of_the_backend(
-        self, openai_client: OpenAI, llms: GatewayProcess, name: str
-    ) -> None:
-        whole = openai_client.completions.create(model=name, prompt="Once")
-        chunks = list(openai_client.completions.create(model=name, prompt="Once", stream=True))
-        assert whole.choices[0].text == text_of_triton(llms, name, "Once")
-        assert "".join(each.choices[0].text for each in chunks) == whole.choices[0].text
-        assert whole.choices[0].finish_reason in ("stop", "length")
-        assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-
-    def test_a_chat_uses_the_template_of_the_tokenizer_folder(
-        self, openai_client: OpenAI, llms: GatewayProcess, name: str
-    ) -> None:
-        answer = openai_client.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi"}])
-        assert answer.choices[0].message.content == text_of_triton(llms, name, "<user>Hi")
-        assert answer.usage is not None or name == "tensorrt_llm"
-
-    def test_the_pipeline_has_fields_of_usual_names(self, llms: GatewayProcess, name: str) -> None:
-        described = httpx.get(f"{llms.url}/v1/pipelines/{name}").json()
-        names = {each["name"] for each in described["parameters"]}
-        assert (next(each["name"] for each in described["inputs"]), "max_tokens" in names) == ("prompt", True)
-        answer = httpx.post(f"{llms.url}/v1/pipelines/{name}", json={"prompt": "Once", "max_tokens": 8}).json()
-        assert answer["text"]
-
-    def test_a_wrong_parameter_is_named(self, openai_client: OpenAI, name: str) -> None:
-        with pytest.raises(openai.BadRequestError) as caught:
-            openai_client.completions.create(model=name, prompt="Once", max_tokens=0)
-        assert caught.value.param == "max_tokens"
+def test_texts_are_those_of_the_backend(undeclared: OpenAI, llms: GatewayProcess, name: str) -> None:
+    """Chats use the template of the tokenizer folder."""
+    whole = undeclared.completions.create(model=name, prompt="Once")
+    chunks = list(undeclared.completions.create(model=name, prompt="Once", stream=True))
+    assert whole.choices[0].text == text_of_triton(llms, name, "Once")
+    assert "".join(each.choices[0].text for each in chunks) == whole.choices[0].text
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    answer = undeclared.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi"}])
+    assert answer.choices[0].message.content == text_of_triton(llms, name, "<user>Hi")
+    assert answer.usage is not None or name == "tensorrt_llm"
 
 
-def test_the_models_are_listed(openai_client: OpenAI) -> None:
-    assert {each.id for each in openai_client.models.list()} == set(BACKENDS)
+def test_the_models_are_listed(undeclared: OpenAI) -> None:
+    assert {each.id for each in undeclared.models.list()} == set(BACKENDS)
 
 
-def test_vllm_counts_tokens(openai_client: OpenAI) -> None:
-    answer = openai_client.completions.create(model="vllm", prompt="Once")
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens > 0) == (7, True)
+def test_a_vector_for_each_text_in_order(client: OpenAI) -> None:
+    answer = client.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
+    assert [each.embedding for each in answer.data] == [[length, 0.5, 0.5, 0.5] for length in range(1, 101)]
+    assert answer.usage.prompt_tokens == sum(range(1, 101))
 
 
-def test_several_choices_are_several_requests(openai_client: OpenAI, llms: GatewayProcess) -> None:
-    answer = openai_client.completions.create(model="vllm", prompt="Once", n=3, seed=1)
-    text = text_of_triton(llms, "vllm", "Once")
-    assert [(each.index, each.text) for each in answer.choices] == [(0, text), (1, text), (2, text)]
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 7
+@pytest.mark.parametrize("model", OF_IMAGES)
+def test_the_model_sees_the_images_in_their_order(client: OpenAI, model: str) -> None:
+    """The stand-ins say the number of markers in the prompt, and the bytes of each image."""
+
+    def image(content: bytes, media_type: str) -> dict[str, Any]:
+        url = f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    first, second = {"type": "text", "text": "Compare "}, {"type": "text", "text": " and "}
+    content = [first, image(PNG, "image/png"), second, image(GIF, "image/gif")]
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    answer = client.chat.completions.create(model=model, messages=messages)
+    assert answer.choices[0].message.content == f"2: {PNG.hex()} {GIF.hex()}"
+    stream = client.chat.completions.create(model=model, messages=messages, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer.choices[0].message.content
 
 
-def test_logprobs_of_vllm(openai_client: OpenAI) -> None:
-    messages = [{"role": "user", "content": "Hi"}]
-    answer = openai_client.chat.completions.create(
-        model="vllm",
-        messages=messages,
-        logprobs=True,
-        top_logprobs=2,  # type: ignore[arg-type]
-    )
-    choice = answer.choices[0]
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert "".join(each.token for each in choice.logprobs.content) == choice.message.content
-    assert {len(each.top_logprobs) for each in choice.logprobs.content} == {2}
+def asking(text: str) -> Any:
+    return [{"role": "user", "content": f"Please write: {text}"}]
 
 
-def test_a_prompt_beyond_the_context_is_the_callers_error(openai_client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        openai_client.completions.create(model="vllm", prompt="x" * 5000)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+@pytest.mark.parametrize("name", tool_models.TEXTS)
+def test_a_call_whole_and_added_up_by_the_clients_helper(client: OpenAI, name: str) -> None:
+    messages = asking(tool_models.TEXTS[name])
+    with client.chat.completions.stream(model=name, messages=messages, tools=TOOLS) as stream:
+        kinds = {event.type for event in stream}
+        streamed = stream.get_final_completion().choices[0]
+    assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    whole = client.chat.completions.create(model=name, messages=messages, tools=TOOLS).choices[0]
+    for choice in (streamed, whole):
+        assert choice.finish_reason == "tool_calls"
+        message = choice.message
+        assert message.tool_calls is not None
+        (call,) = message.tool_calls
+        assert call.type == "function"
+        found = (call.function.name, json.loads(call.function.arguments), message.content)
+        assert found == ("weather", {"city": "Z\u00fcrich"}, "Wait.")
+        assert (message.model_extra or {}).get("reasoning_content") == (None if name == "mistral" else "Hm.")
 
 
-class TestEmbeddings:
-    def test_a_vector_for_each_text_in_order(self, embeddings: OpenAI) -> None:
-        answer = embeddings.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
-        assert [each.embedding for each in answer.data] == [[length, 0.5, 0.5, 0.5] for length in range(1, 101)]
-        assert answer.usage.prompt_tokens == sum(range(1, 101))
+def test_the_result_of_a_call_goes_back_to_the_model(client: OpenAI) -> None:
+    messages = asking(tool_models.TEXTS["hermes"])
+    called = client.chat.completions.create(model="hermes", messages=messages, tools=TOOLS).choices[0].message
+    assert called.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": " 31 degrees"}
+    history = [{"role": "user", "content": "Please write: "}, called.model_dump(), result]
+    answer: Any = client.chat.completions.create(model="hermes", messages=history, tools=TOOLS)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == "<called Z\u00fcrich>Wait. 31 degrees"
 
-    def test_token_ids_in_place_of_texts(self, embeddings: OpenAI) -> None:
-        one = embeddings.embeddings.create(model="embed", input=[7, 8])
-        several = embeddings.embeddings.create(model="embed", input=[[7, 8], [9]])
-        assert [each.embedding[0] for each in (*one.data, *several.data)] == [7, 7, 9]
 
-    def test_dimensions(self, embeddings: OpenAI) -> None:
-        assert len(embeddings.embeddings.create(model="embed", input="a", dimensions=2).data[0].embedding) == 2
-        with pytest.raises(openai.BadRequestError) as caught:
-            embeddings.embeddings.create(model="embed", input="a", dimensions=300)
-        assert caught.value.param == "dimensions"
+def test_the_clients_parse_returns_the_model(client: OpenAI) -> None:
+    """The backend gets the schema, which names itself."""
+    messages = asking(LIMA.model_dump_json())
+    for tools in (openai.omit, TOOLS):
+        answer = client.chat.completions.parse(model="mistral", messages=messages, response_format=City, tools=tools)
+        assert answer.choices[0].message.parsed == LIMA
+    with client.chat.completions.stream(model="mistral", messages=messages, response_format=City) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == LIMA
+
+
+def test_an_answer_that_does_not_fit_is_an_error(client: OpenAI) -> None:
+    """Tools that may be called exclude guiding, so the gateway checks the answer."""
+    asked: Any = {"model": "mistral", "messages": asking('{"name": "Lima"}'), "tools": TOOLS}
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.parse(**asked, response_format=City)
+    assert caught.value.code == "response_format_mismatch"
+    stream = client.chat.completions.stream(**asked, response_format=City)
+    with pytest.raises(openai.APIError) as broken, stream as events:
+        events.until_done()
+    assert broken.value.code == "response_format_mismatch"
 
 
 def test_check_compares_the_running_backends_with_the_presets(

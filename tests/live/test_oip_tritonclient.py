@@ -121,16 +121,6 @@ def test_missing_numbers_in_json(client: Any, triton_http: Any) -> None:
     assert ours.as_numpy("FP32_OUT").tobytes() == theirs.as_numpy("FP32_OUT").tobytes() == array.tobytes()
 
 
-def test_large_tensors(client: Any, triton_http: Any) -> None:
-    array = np.random.default_rng(1).random((512, 512), np.float32)
-    for binary in (True, False):
-        tensor = http.InferInput("FP32", list(array.shape), "FP32")
-        tensor.set_data_from_numpy(array, binary_data=binary)
-        ours, theirs = (each.infer("typed_echo", [tensor]) for each in (client, triton_http))
-        assert np.array_equal(ours.as_numpy("FP32_OUT"), array)
-        assert np.array_equal(theirs.as_numpy("FP32_OUT"), array)
-
-
 def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> None:
     tensor = http.InferInput("X", [1, 3], "FP32")
     tensor.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))

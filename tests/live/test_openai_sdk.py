@@ -4,13 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
-import yaml
 
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
@@ -51,15 +50,6 @@ class TestModels:
 
 
 class TestText:
-    def test_a_completion_matches_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)
-        answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
-        assert answer.choices[0].text == expected["text"]
-        assert answer.choices[0].finish_reason == expected["finish_reason"]
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == len(expected["token_id"])
-        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-
     def test_a_completion_matches_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
         answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
         assert answer.usage is not None
@@ -80,59 +70,6 @@ class TestText:
         answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **sampling)
         assert answer.choices[0].message.content == expected["text"]
         assert answer.choices[0].message.role == "assistant"
-
-    def test_a_request_can_have_parameters_of_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        extra = {"chunk_tokens": 8}
-        chunks = list(sdk.completions.create(model="write", prompt=PROMPT, stream=True, extra_body=extra, **SAMPLING))
-        assert len(chunks) == 24 / 8 + 1
-        assert text_of(chunks) == pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
-
-    def test_the_prompt_can_map_to_another_input(self, sdk: openai.OpenAI) -> None:
-        script = json.dumps({"outputs": 3, "texts": ["c3", "a4c3", "b6"]})
-        assert sdk.completions.create(model="scripted_stream", prompt=script).choices[0].text == "äö"
-
-    def test_an_early_exit_is_an_empty_text(self, sdk: openai.OpenAI) -> None:
-        script = {"outputs": 0, "then": "error", "error": {"code": "INTERNAL", "message": "EARLY_EXIT[nothing]"}}
-        answer = sdk.completions.with_raw_response.create(model="scripted_stream", prompt=json.dumps(script))
-        assert answer.headers["x-early-exit"] == "nothing"
-        assert answer.parse().choices[0].text == ""
-
-
-class TestNeutralFields:
-    """Fields that applications send to OpenAI, and that do not change the answer."""
-
-    CALLER: ClassVar[dict[str, Any]] = {"user": "u-1"}
-    CHAT: ClassVar[dict[str, Any]] = CALLER | {
-        "metadata": {"team": "search"},
-        "parallel_tool_calls": False,
-        "prediction": {"type": "content", "content": "A list"},
-        "prompt_cache_key": "search",
-        "safety_identifier": "u-1",
-        "service_tier": "priority",
-        "store": True,
-        "verbosity": "low",
-    }
-
-    def test_they_do_not_change_a_chat(self, sdk: openai.OpenAI) -> None:
-        plain = sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING)
-        neutral = sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING, **self.CHAT)
-        assert neutral.choices == plain.choices
-        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **SAMPLING, **self.CHAT) as stream:
-            assert stream.get_final_completion().choices[0].message.content == plain.choices[0].message.content
-
-    def test_they_do_not_change_a_completion(self, sdk: openai.OpenAI) -> None:
-        plain = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
-        assert sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING, **self.CALLER).choices == plain.choices
-
-    def test_they_do_not_change_embeddings(self, sdk: openai.OpenAI) -> None:
-        plain = sdk.embeddings.create(model="embed", input=TEXTS[:1])
-        assert sdk.embeddings.create(model="embed", input=TEXTS[:1], **self.CALLER).data == plain.data
-
-    @pytest.mark.parametrize("extra", [{"ignore_eos": True}, {"min_tokens": 9}], ids=str)
-    def test_parameters_that_would_change_the_answer_are_named(self, sdk: openai.OpenAI, extra: dict[str, Any]) -> None:
-        with pytest.raises(openai.BadRequestError) as caught:
-            sdk.chat.completions.create(model="write", messages=MESSAGES, extra_body=extra)
-        assert caught.value.param == next(iter(extra))
 
 
 class TestStreams:
@@ -176,13 +113,6 @@ class TestStreams:
             )
         assert caught.value.code == "model_error"
         assert type(caught.value) is openai.APIError
-
-    async def test_the_async_client_raises_an_error_of_a_stream(self, async_sdk: openai.AsyncOpenAI) -> None:
-        script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
-        stream = await async_sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
-        assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["word "] * 2
-        with pytest.raises(openai.APIError, match="failed"):
-            await anext(stream)
 
     def test_the_client_ignores_pings_and_raises_draining(self, start_gateway: StartGateway, tmp_path: Path) -> None:
         config = config_with(tmp_path, ["scripted_stream"])
@@ -265,13 +195,6 @@ class TestCancellation:
 
 
 class TestEmbeddings:
-    def test_vectors_match_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        """The client requests base64 by default."""
-        answer = sdk.embeddings.create(model="embed", input=TEXTS[:3])
-        for text, item in zip(TEXTS, answer.data, strict=False):
-            assert np.allclose(item.embedding, pipeline_answer(client, "embed", text=text)["embedding"], atol=1e-6)
-        assert [item.index for item in answer.data] == [0, 1, 2]
-
     def test_vectors_match_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
         answer = sdk.embeddings.create(model="embed", input=TEXTS[:2])
         vectors = np.float32([item.embedding for item in answer.data]).tolist()
@@ -296,26 +219,6 @@ class TestEmbeddings:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("body", "error", "code"),
-        [
-            ({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
-            ({"model": "embed"}, openai.NotFoundError, "model_not_found"),
-            ({"n": 0}, openai.BadRequestError, "invalid_input"),
-            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "invalid_input"),
-            ({"max_completion_tokens": 10_000}, openai.BadRequestError, "invalid_input"),
-            ({"messages": []}, openai.BadRequestError, "invalid_input"),
-        ],
-        ids=str,
-    )
-    def test_the_exception_matches_the_status(
-        self, sdk: openai.OpenAI, body: dict[str, Any], error: type[openai.APIStatusError], code: str
-    ) -> None:
-        with pytest.raises(error) as caught:
-            sdk.chat.completions.create(**{"model": "write", "messages": MESSAGES, **body})
-        assert caught.value.code == code
-        assert caught.value.request_id
-
     def test_the_client_does_not_retry_a_model_error(self, gateway: GatewayProcess) -> None:
         """The client retries statuses from 500, unless the header X-Should-Retry is false."""
         labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
@@ -328,33 +231,6 @@ class TestErrors:
             sdk.completions.create(model="scripted_stream", prompt=script)
         assert (caught.value.status_code, caught.value.code) == (502, "model_error")
         eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
-
-    def test_a_deadline_is_504(self, sdk: openai.OpenAI) -> None:
-        script = json.dumps({"outputs": 1, "interval_s": 4})
-        with pytest.raises(openai.InternalServerError) as caught:
-            sdk.completions.create(model="scripted_stream", prompt=script, extra_headers={"X-Request-Timeout": "0.3"})
-        assert caught.value.status_code == 504
-
-
-def test_a_reload_can_add_a_model(start_gateway: StartGateway, tmp_path: Path) -> None:
-    path = tmp_path / "gateway.yaml"
-    pipeline: dict[str, Any] = {"model": "scripted_stream", "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}}}
-    pipeline["outputs"] = {"text": {"tensor": "TEXT", "kind": "text"}}
-    path.write_text(yaml.safe_dump({"pipelines": {"p": pipeline}}))
-    gateway = start_gateway(config=str(path))
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
-        assert list(sdk.models.list()) == []
-        assert "/v1/chat/completions" not in paths_of(gateway)
-        (tmp_path / "chat.jinja").write_text('{"outputs": {{ messages | length }}}')
-        pipeline["openai"] = {"chat": {"template": "chat.jinja", "prompt": "script"}}
-        path.write_text(yaml.safe_dump({"pipelines": {"p": pipeline}}))
-        eventually(lambda: [model.id for model in sdk.models.list()] == ["p"])
-        assert "/v1/chat/completions" in paths_of(gateway)
-        assert sdk.chat.completions.create(model="p", messages=MESSAGES).choices[0].message.content == "word word "
-
-
-def paths_of(gateway: GatewayProcess) -> Any:
-    return httpx.get(f"{gateway.url}/openapi.json").json()["paths"]
 
 
 def text_of(chunks: list[Any]) -> str:

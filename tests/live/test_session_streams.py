@@ -22,8 +22,7 @@ from tests.live.sessions import (
     wait_for_new_triton,
 )
 from tests.toolkit.events import Event, checked, events_in
-from tests.toolkit.keys import bearer, entry, write_keys
-from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
@@ -34,7 +33,6 @@ PIPELINES = {
     },
     "whole": {"model": "streamed_oldest", "session": True, "sample": SAMPLE},
 }
-LAST = {"X-Session-End": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -136,51 +134,6 @@ def test_a_step_runs_to_its_end_when_its_caller_leaves(
     }
 
 
-def test_a_caller_leaves_before_the_first_output(client: httpx.Client, gateway: GatewayProcess) -> None:
-    """A second step waits behind the first. The step that leaves while it waits does not run."""
-    session = Caller(client, "streamed_oldest")
-    session.leave(5, 10, 0.1)
-    with httpx.Client(base_url=gateway.url) as leaving, pytest.raises(httpx.ReadTimeout):
-        leaving.post(f"{session.url}/stream", json=body_of(1000, 1), timeout=0.1)
-    session.step(7, 2)
-    session.end()
-
-
-def test_outputs_that_nobody_reads_are_dropped(client: httpx.Client) -> None:
-    session = Caller(client, "streamed_oldest")
-    session.leave(1, 3000, 0)
-    session.step(7, 2)
-    session.end()
-
-
-def test_the_deadline_of_the_caller_ends_the_events_but_not_the_step(client: httpx.Client) -> None:
-    session = Caller(client, "streamed_oldest")
-    answer = session.send(5, 10, 0.1, X_Request_Timeout="0.5")
-    *outputs, last = checked(list(events_in(answer.text.splitlines())))
-    assert 0 < len(outputs) < 10
-    assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
-    session.steps, session.sum = 1, 50
-    session.step(7, 2)
-    session.end()
-
-
-def test_a_repeated_step_is_refused(client: httpx.Client) -> None:
-    """The model never runs it twice."""
-    session = Caller(client, "streamed_oldest")
-    session.step(1, 2, X_Session_Step="1")
-    for number in ("1", "3"):
-        answer = session.send(1, 2, X_Session_Step=number)
-        assert (code(answer), answer.headers["X-Session-Step"]) == ((409, "step_out_of_turn"), "1")
-    whole = {"X-Session-Step": "1"}
-    assert code(client.post(session.url, json=body_of(1, 2), headers=whole)) == (409, "step_out_of_turn")
-    answer = client.post(session.url, json=body_of(2, 2), headers={"X-Session-Step": "2"})
-    assert answer.json()["SUM"] == [4, 6]
-    assert code(session.send(2, 2, X_Session_Step="2")) == (409, "step_out_of_turn")
-    session.steps, session.sum = 2, 6
-    session.step(7, 2, X_Session_Step="3")
-    session.end()
-
-
 def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
     """After the first output the error is an event, before it a status."""
     session = Caller(client, "streamed_oldest")
@@ -191,14 +144,6 @@ def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
     assert code(session.send(-1, 1, X_Session_Step="2")) == (409, "step_out_of_turn")
     session.steps, session.sum = 2, -4
     session.step(6, 2)
-    session.end()
-
-
-def test_a_silent_model_gets_heartbeats(client: httpx.Client) -> None:
-    session = Caller(client, "streamed_oldest")
-    answer = session.send(1, 2, 1)
-    assert answer.text.count("\n: \n") >= 2
-    session.steps, session.sum = 1, 2
     session.end()
 
 
@@ -260,17 +205,6 @@ async def test_a_websocket_gets_the_outputs_of_each_step(gateway: GatewayProcess
     await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
 
 
-async def test_a_step_goes_on_when_its_websocket_ends(gateway: GatewayProcess) -> None:
-    before = gateway.metric("sessions_total", pipeline="streamed_oldest", reason="lost")
-    client = await opened(gateway, "streamed_oldest")
-    await client.send(json.dumps(body_of(1, 10, 0.1)))
-    assert (await event_of(client))[0] == "output"
-    client.transport.abort()
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
-    assert gateway.metric("sessions_total", pipeline="streamed_oldest", reason="lost") == before
-
-
 async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
     async with opened(gateway, "streamed_oldest") as client:
         await client.send(json.dumps(body_of(5, 1000, 0.1)))
@@ -282,18 +216,6 @@ async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: 
             await client.recv()
         assert (client.close_code, client.close_reason) == (4410, "session_lost")
     await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
-
-
-def test_only_the_key_that_opened_a_session_can_stream(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
-    with (
-        sessions_gateway(triton, tmp_path, PIPELINES, api_keys_file=keys) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
-    ):
-        session = Caller(client, "streamed_oldest", bearer("alice"))
-        assert code(session.send(1, 1)) == (401, "unauthenticated")
-        assert code(session.send(1, 1, **bearer("bob"))) == (403, "forbidden")
-        session.step(1, 2, **bearer("alice"), **LAST)
 
 
 def test_the_document_describes_streams_of_sessions(gateway: GatewayProcess) -> None:

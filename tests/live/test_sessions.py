@@ -390,6 +390,9 @@ def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, t
             lambda headers: client.post(url, json={"NUMBER": 1}, headers=headers),
             lambda headers: client.delete(url, headers=headers),
         ]
+        stream = {"url": f"{url}/stream", "json": {"NUMBER": 1}}
+        assert code(client.post(**stream)) == (401, "unauthenticated")
+        assert code(client.post(**stream, headers=bearer("bob"))) == (403, "forbidden")
         for call in calls:
             assert code(call({})) == (401, "unauthenticated")
             assert code(call(bearer("bob"))) == (403, "forbidden")

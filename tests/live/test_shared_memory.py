@@ -1,7 +1,6 @@
 """Large tensors in shared memory with the real Triton."""
 
 import asyncio
-import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -94,26 +93,6 @@ def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], Gateway
         assert post(gateway, b"c" * MIB).json()["fill"][0] == float(ord("c"))
     eventually(lambda: held() == 0)
     assert post(gateway, b"d" * (MIB - 1)).json() == {"sum": (MIB - 1) * ord("d"), "fill": [float(ord("d"))] * 131072}
-
-
-def test_v2_answers_are_the_same_as_those_of_triton(
-    start: Callable[[], GatewayProcess], triton: EmbeddedTriton
-) -> None:
-    gateway = start()
-    given = {"name": "FILE", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 2 * MIB}}
-    header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-    answers = []
-    for byte in (b"a", b"b"):
-        tensor = (2 * MIB - 4).to_bytes(4, "little") + byte * (2 * MIB - 4)
-        for address in (gateway.url, triton.http_url):
-            length = {"Inference-Header-Content-Length": str(len(header))}
-            url = f"{address}/v2/models/scripted_large/infer"
-            answers.append(httpx.post(url, content=header + tensor, headers=length, timeout=30))
-    assert [answer.status_code for answer in answers] == [200] * 4
-    sizes = [int(answer.headers["inference-header-content-length"]) for answer in answers]
-    first, second, third, fourth = (answer.content[size:] for answer, size in zip(answers, sizes, strict=True))
-    assert (first, third) == (second, fourth)
-    assert gateway.metric("large_calls_total", way="shared_memory") == 2
 
 
 def test_killed_and_stopped_gateways_leave_no_regions(

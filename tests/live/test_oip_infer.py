@@ -4,7 +4,7 @@ import gzip
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,26 +79,6 @@ def same_answer(both: Both, path: str, body: bytes, **headers: str) -> Answer:
 
 
 class TestDatatypes:
-    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in WITHOUT_JSON_IN_TRITON])
-    def test_json_input_and_output(self, both: Both, datatype: str) -> None:
-        body = json.dumps({"id": "7", "inputs": [tensor_of(datatype, data=VALUES[datatype])]}).encode()
-        answer = same_answer(both, TYPED, body)
-        assert answer.frame == {"id": "7", "model_name": "typed_echo", "model_version": "1"}
-
-    @pytest.mark.parametrize("datatype", list(VALUES))
-    def test_binary_input_and_output(self, both: Both, datatype: str) -> None:
-        raw = raw_of(datatype)
-        request = {"inputs": [tensor_of(datatype, **binary_size(len(raw)))], "parameters": {"binary_data_output": True}}
-        body, headers = with_binary(request, raw)
-        answer = same_answer(both, TYPED, body, **headers)
-        assert answer.tensors == {f"{datatype}_OUT": (datatype, [1, 2], raw)}
-
-    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in {*WITHOUT_JSON_IN_TRITON, "BYTES"}])
-    def test_binary_input_and_json_output(self, both: Both, datatype: str) -> None:
-        raw = raw_of(datatype)
-        body, headers = with_binary({"inputs": [tensor_of(datatype, **binary_size(len(raw)))]}, raw)
-        same_answer(both, TYPED, body, **headers)
-
     @pytest.mark.parametrize("datatype", sorted(WITHOUT_JSON_IN_TRITON))
     def test_half_precision_is_allowed_in_json(self, both: Both, datatype: str) -> None:
         body = json.dumps({"inputs": [tensor_of(datatype, data=VALUES[datatype])]}).encode()
@@ -275,11 +255,21 @@ class TestRequests:
         assert list(same_answer(both, "/v2/models/scripted/infer", body).tensors) == ["NUMBERS"]
 
 
-def refused_statuses(both: Both, path: str, body: bytes, **headers: str) -> tuple[int, int]:
+def refused(
+    both: Both, path: str, body: bytes, *, worded: bool = False, names: Sequence[str] = (), **headers: str
+) -> tuple[int, int]:
+    """Returns both statuses.
+
+    ``worded``: one error begins with the other, without Triton's id of the request. ``names``: the error has one.
+    """
     theirs, ours = both.post(path, body, **headers)
     assert list(ours.json()) == ["error"]
     assert ours.headers["content-type"] == "application/json"
     assert len(ours.content) <= 4096
+    if worded:
+        text, own = theirs.json()["error"].removeprefix("[request id: <id_unknown>] "), ours.json()["error"]
+        assert text.startswith(own) or own.startswith(text), (text, own)
+        assert not names or any(name in own for name in names), own
     return theirs.status_code, ours.status_code
 
 
@@ -339,85 +329,103 @@ MALFORMED: dict[str, bytes] = {
 }
 
 
+UNWORDED = {"additional input", "empty batch", "object as parameter", "null as parameter"}
+"""The cases of INVALID for which Triton has no words about the model, the tensor or the parameter."""
+OF_X = {"name": "X", "datatype": "FP32", "shape": [1, 3]}
+SIZED = {"inputs": [OF_X | binary_size(12)]}
+STRINGS = {True: [raw_texts(b"a"), raw_texts(b"a", b"b", b"c")]}
+STRINGS |= {False: [struct.pack("<I", 100) + b"a", b"ab", raw_texts(b"a", b"b") + b"c"]}
+BINARY: list[tuple[str, dict[str, Any], bytes, bool]] = [
+    *((BATCHED, {"inputs": [OF_X | binary_size(size)]}, b"\0" * size, True) for size in (0, 8, 16)),
+    *((BATCHED, {"inputs": [OF_X | binary_size(size)]}, b"\0" * min(size, 16), False) for size in (13, 2**40)),
+    *((BATCHED, SIZED, raw, bool(raw)) for raw in (RAW[:8], RAW + b"1234", b"")),
+    *(
+        (TYPED, {"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw, worded)
+        for worded, raws in STRINGS.items()
+        for raw in raws
+    ),
+]
+"""Path, request, bytes after the JSON, and whether both have the same words."""
+ELEMENTS = {
+    200: [("UINT8", 256), ("INT8", 128), ("INT32", 2**31), ("FP32", 1e39)],
+    500: [
+        *(("UINT8", -1), ("UINT8", 1.5), ("INT64", 2**63), ("UINT64", 2**64), ("BOOL", 1), ("BOOL", "true")),
+        *(("BYTES", 1), ("BYTES", None), ("INT32", True)),
+    ],
+}
+"""Status of Triton, which wraps numbers out of range -> datatype and element."""
+UNKNOWN = {
+    "/v2/models/nope/infer": "'nope' is not found",
+    "/v2/models/batched_echo/versions/9/infer": "'batched_echo' version 9 is not found",
+    "/v2/models/batched_echo/versions/x/infer": "",
+    "/v2/models/batched_echo/infer/": "",
+}
+"""Path -> what both say, or an empty text if they say different things."""
+
+
 class TestRefusals:
     @pytest.mark.parametrize("case", list(INVALID))
     def test_invalid_requests_are_4xx_in_both(self, both: Both, case: str) -> None:
-        theirs, ours = refused_statuses(both, BATCHED, json.dumps({"inputs": [input_x()], **INVALID[case]}).encode())
+        body = json.dumps({"inputs": [input_x()], **INVALID[case]}).encode()
+        names = ("'batched_echo'", "'X'", "input X", "'Z'", "'triton_x'", "'a'")
+        theirs, ours = refused(both, BATCHED, body, worded=case not in UNWORDED, names=names)
         assert (theirs // 100, ours) == (4, 400)
 
     @pytest.mark.parametrize("case", list(MALFORMED))
     def test_malformed_requests_are_400_instead_of_500(self, both: Both, case: str) -> None:
-        assert refused_statuses(both, BATCHED, MALFORMED[case]) == (500, 400)
+        assert refused(both, BATCHED, MALFORMED[case]) == (500, 400)
 
-    @pytest.mark.parametrize(
-        ("data", "datatype"),
-        [([256], "UINT8"), ([128], "INT8"), ([2**31], "INT32"), ([1e39], "FP32")],
-    )
-    def test_numbers_out_of_range_are_400(self, both: Both, data: list[Any], datatype: str) -> None:
-        body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
-        assert refused_statuses(both, TYPED, body.encode()) == (200, 400)
+    @pytest.mark.parametrize("status", ELEMENTS)
+    def test_wrong_elements_are_400(self, both: Both, status: int) -> None:
+        for datatype, element in ELEMENTS[status]:
+            tensor = {"name": datatype, "datatype": datatype, "shape": [1, 1], "data": [element]}
+            assert refused(both, TYPED, json.dumps({"inputs": [tensor]}).encode()) == (status, 400), (datatype, element)
 
-    @pytest.mark.parametrize(
-        ("datatype", "data"),
-        [
-            ("UINT8", [-1]),
-            ("UINT8", [1.5]),
-            ("INT64", [2**63]),
-            ("UINT64", [2**64]),
-            ("BOOL", [1]),
-            ("BOOL", ["true"]),
-            ("BYTES", [1]),
-            ("BYTES", [None]),
-            ("INT32", [True]),
-        ],
-    )
-    def test_wrong_elements_are_400(self, both: Both, datatype: str, data: list[Any]) -> None:
-        body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
-        assert refused_statuses(both, TYPED, body.encode()) == (500, 400)
-
-    @pytest.mark.parametrize("size", [0, 8, 16, 13, 2**40])
-    def test_wrong_binary_sizes_are_400(self, both: Both, size: int) -> None:
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(size)}
-        body, headers = with_binary({"inputs": [tensor]}, b"\0" * min(size, 16))
-        assert refused_statuses(both, BATCHED, body, **headers) == (400, 400)
-
-    @pytest.mark.parametrize("raw", [RAW[:8], RAW + b"1234", b""])
-    def test_missing_or_extra_bytes_are_400(self, both: Both, raw: bytes) -> None:
-        body, headers = with_binary(
-            {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, raw
-        )
-        assert refused_statuses(both, BATCHED, body, **headers) == (400, 400)
+    @pytest.mark.parametrize(("path", "request_", "raw", "worded"), BINARY)
+    def test_wrong_sizes_of_binary_tensors_are_400(
+        self, both: Both, path: str, request_: dict[str, Any], raw: bytes, worded: bool
+    ) -> None:
+        body, headers = with_binary(request_, raw)
+        assert refused(both, path, body, worded=worded, **headers) == (400, 400)
 
     @pytest.mark.parametrize("length", ["99999", "-5", "abc", "0x10", "9" * 30, ""])
     def test_wrong_header_lengths_are_400(self, both: Both, length: str) -> None:
-        body, _ = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, RAW)
-        assert refused_statuses(both, BATCHED, body, Inference_Header_Content_Length=length) == (400, 400)
+        body, _ = with_binary(SIZED, RAW)
+        assert refused(both, BATCHED, body, Inference_Header_Content_Length=length) == (400, 400)
 
-    @pytest.mark.parametrize(
-        "raw",
-        [
-            raw_texts(b"a"),
-            raw_texts(b"a", b"b", b"c"),
-            struct.pack("<I", 100) + b"a",
-            b"ab",
-            raw_texts(b"a", b"b") + b"c",
-        ],
-    )
-    def test_malformed_binary_strings_are_400(self, both: Both, raw: bytes) -> None:
-        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
-        assert refused_statuses(both, TYPED, body, **headers) == (400, 400)
-
-    @pytest.mark.parametrize(
-        "path",
-        [
-            "/v2/models/nope/infer",
-            "/v2/models/batched_echo/versions/9/infer",
-            "/v2/models/batched_echo/versions/x/infer",
-            "/v2/models/batched_echo/infer/",
-        ],
-    )
+    @pytest.mark.parametrize("path", UNKNOWN)
     def test_unknown_models_and_versions_are_404(self, both: Both, path: str) -> None:
-        assert refused_statuses(both, path, json.dumps({"inputs": [input_x()]}).encode()) == (404, 404)
+        body = json.dumps({"inputs": [input_x()]}).encode()
+        assert refused(both, path, body, worded=bool(UNKNOWN[path]), names=[UNKNOWN[path]]) == (404, 404)
+
+    def test_a_raw_body_for_several_inputs_is_400(self, both: Both) -> None:
+        assert refused(both, TYPED, b"1234", worded=True, Inference_Header_Content_Length="0") == (400, 400)
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [{"priority": "x"}, {"priority": 1.5}, {"timeout": "x"}, {"sequence_start": 1}, {"sequence_end": "x"}],
+    )
+    def test_a_parameter_of_triton_is_named(self, both: Both, parameters: dict[str, Any]) -> None:
+        body = json.dumps({"inputs": [input_x()], "parameters": parameters}).encode()
+        assert refused(both, BATCHED, body, worded=True)[1] == 400
+
+    @pytest.mark.parametrize("value", [None, [1], {}])
+    def test_a_parameter_of_a_wrong_type_is_named(self, both: Both, value: Any) -> None:
+        for path, body in (
+            (BATCHED, {"inputs": [input_x()], "parameters": {"steps": value}}),
+            ("/v2/models/batched_echo/generate", {"X": [1, 2, 3], "steps": value}),
+        ):
+            for answer in both.post(path, json.dumps(body).encode()):
+                assert answer.json()["error"].startswith(
+                    "parameter 'steps' has invalid type. It should be either 'int'"
+                )
+
+    @pytest.mark.parametrize(
+        "path", ["nope", "nope/config", "batched_echo/versions/9", "batched_echo/versions/9/config"]
+    )
+    def test_an_unknown_model_is_named_by_documents(self, both: Both, path: str) -> None:
+        theirs, ours = both.get(f"/v2/models/{path}")
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
     def test_classes_of_texts_are_400(self, both: Both) -> None:
         """Triton 2.51 crashes on this request, so only the gateway gets it."""
@@ -451,16 +459,11 @@ class TestRefusals:
     )
     @pytest.mark.parametrize("model", ["scripted", "scripted_chain"])
     def test_an_error_of_a_model_has_the_status_of_triton(self, both: Both, model: str, code: str, status: int) -> None:
-        script = json.dumps({"error": {"code": code, "message": "EARLY_EXIT[nothing]"}})
-        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [script]}
-        assert refused_statuses(both, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode()) == (
-            status,
-            status,
-        )
+        body = script(error={"code": code, "message": "EARLY_EXIT[nothing]"})
+        assert refused(both, f"/v2/models/{model}/infer", body) == (status, status)
 
     def test_a_model_that_raises_is_500_without_its_text(self, both: Both) -> None:
-        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps({"raise": "secret"})]}
-        theirs, ours = both.post("/v2/models/scripted/infer", json.dumps({"inputs": [tensor]}).encode())
+        theirs, ours = both.post("/v2/models/scripted/infer", script(**{"raise": "secret"}))
         assert (theirs.status_code, ours.status_code) == (500, 500)
         assert b"model.py" in theirs.content
         assert ours.json() == {"error": "Model 'scripted' failed: a model's script raised an exception."}
@@ -470,96 +473,6 @@ class TestRefusals:
         for opening in ('{"inputs":', '{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":', '{"a":'):
             answer = both.gateway.post(BATCHED, content=opening.encode() + b"[" * 100_000)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
-
-
-WORDED = {
-    "no inputs",
-    "wrong name",
-    "duplicate input",
-    "wrong datatype",
-    "unknown datatype",
-    "no data",
-    "wrong rank",
-    "wrong dimension",
-    "large batch",
-    "unknown output",
-    "reserved parameter",
-    "JSON data and binary size",
-    "shared memory for an input",
-    "shared memory for an output",
-}
-"""The cases of INVALID for which Triton has words about the model, the tensor or the parameter."""
-
-
-def same_words(both: Both, path: str, body: bytes, **headers: str) -> str:
-    """Checks that one error begins with the other, without Triton's id of the request. Returns the gateway's."""
-    theirs, ours = (answer.json()["error"] for answer in both.post(path, body, **headers))
-    theirs = theirs.removeprefix("[request id: <id_unknown>] ")
-    assert theirs.startswith(ours) or ours.startswith(theirs), (theirs, ours)
-    return ours
-
-
-class TestWords:
-    @pytest.mark.parametrize("case", sorted(WORDED))
-    def test_an_error_has_the_words_of_triton(self, both: Both, case: str) -> None:
-        body = {"inputs": [input_x()], **INVALID[case]}
-        text = same_words(both, BATCHED, json.dumps(body).encode())
-        assert any(name in text for name in ("'batched_echo'", "'X'", "input X", "'Z'", "'triton_x'", "'a'")), text
-
-    @pytest.mark.parametrize("value", [None, [1], {}])
-    def test_a_parameter_of_a_wrong_type_is_named(self, both: Both, value: Any) -> None:
-        for path, body in (
-            (BATCHED, {"inputs": [input_x()], "parameters": {"steps": value}}),
-            ("/v2/models/batched_echo/generate", {"X": [1, 2, 3], "steps": value}),
-        ):
-            for answer in both.post(path, json.dumps(body).encode()):
-                assert answer.json()["error"].startswith(
-                    "parameter 'steps' has invalid type. It should be either 'int'"
-                )
-
-    @pytest.mark.parametrize(
-        "parameters",
-        [{"priority": "x"}, {"priority": 1.5}, {"timeout": "x"}, {"sequence_start": 1}, {"sequence_end": "x"}],
-    )
-    def test_a_parameter_of_triton_is_named(self, both: Both, parameters: dict[str, Any]) -> None:
-        same_words(both, BATCHED, json.dumps({"inputs": [input_x()], "parameters": parameters}).encode())
-
-    @pytest.mark.parametrize(
-        ("path", "name"),
-        [
-            ("/v2/models/nope/infer", "'nope' is not found"),
-            ("/v2/models/batched_echo/versions/9/infer", "'batched_echo' version 9 is not found"),
-        ],
-    )
-    def test_an_unknown_model_is_named(self, both: Both, path: str, name: str) -> None:
-        assert same_words(both, path, json.dumps({"inputs": [input_x()]}).encode()).endswith(name)
-
-    @pytest.mark.parametrize(
-        "path", ["nope", "nope/config", "batched_echo/versions/9", "batched_echo/versions/9/config"]
-    )
-    def test_an_unknown_model_is_named_by_documents(self, both: Both, path: str) -> None:
-        theirs, ours = both.get(f"/v2/models/{path}")
-        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
-
-    @pytest.mark.parametrize("size", [0, 8, 16])
-    def test_sizes_of_binary_tensors_are_named(self, both: Both, size: int) -> None:
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(size)}
-        body, headers = with_binary({"inputs": [tensor]}, b"\0" * size)
-        same_words(both, BATCHED, body, **headers)
-
-    @pytest.mark.parametrize("raw", [RAW[:8], RAW + b"1234"])
-    def test_missing_or_extra_bytes_are_named(self, both: Both, raw: bytes) -> None:
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}
-        body, headers = with_binary({"inputs": [tensor]}, raw)
-        same_words(both, BATCHED, body, **headers)
-
-    @pytest.mark.parametrize("raw", [raw_texts(b"a"), raw_texts(b"a", b"b", b"c")])
-    def test_numbers_of_texts_are_named(self, both: Both, raw: bytes) -> None:
-        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
-        same_words(both, TYPED, body, **headers)
-
-    def test_a_raw_body_for_several_inputs(self, both: Both) -> None:
-        same_words(both, TYPED, b"1234", Inference_Header_Content_Length="0")
 
 
 class TestExposedMessages:

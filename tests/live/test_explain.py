@@ -1,6 +1,7 @@
 """Explained requests on the real Triton, as the console shows them: sums, steps, early exits, failures, streams."""
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from tests.console import runs
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.some_models import embedded
 from tests.toolkit.events import read_stream
+from tests.toolkit.waiting import eventually
 
 MODELS = (
     *("ocr_ensemble", "text_detect", "text_gate", "text_recognize"),
@@ -32,10 +34,10 @@ ROUNDING_MS = 0.01
 
 @pytest.fixture(scope="module")
 def explaining(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
-    """A gateway with its own Triton."""
+    """A gateway with its own Triton. Both log the tensors of requests."""
     folder = tmp_path_factory.mktemp("explaining")
     settings = embedded(folder, models_venv, MODELS, PIPELINES)
-    with running_gateway(folder, **settings, explain="true") as process:
+    with running_gateway(folder, **settings, explain="true", log_tensors="shapes") as process:
         yield process
 
 
@@ -197,3 +199,27 @@ def test_other_requests_are_not_traced(explaining: GatewayProcess) -> None:
     answer = httpx.post(f"{explaining.url}/v1/pipelines/insights", json=TEXT, timeout=30)
     asked = httpx.get(f"{explaining.url}/v1/requests/{answer.headers['x-request-id']}/explain")
     assert (asked.status_code, asked.json()["code"]) == (404, "unknown_request")
+
+
+def test_gateway_and_models_log_tensors_under_the_same_id_without_values(explaining: GatewayProcess) -> None:
+    body = {"prompt": "four words nobody logs", "max_tokens": 3, "seed": 1}
+    url = f"{explaining.url}/v1/pipelines/write/stream"
+    httpx.post(url, json=body, headers={"X-Request-ID": "logged"}, timeout=30).raise_for_status()
+    triton_id = str(explaining.log_lines("logged")[0]["triton_request_id"])
+
+    def of_models(text: str) -> list[str]:
+        logged = re.findall(rf"tensors triton_request_id={triton_id} ([^\"\\]*)", explaining.log)
+        return [tensors for tensors in logged if text in tensors]
+
+    eventually(lambda: len(of_models("TEXT:BYTES[1]")) == 3)  # the detokenizer
+    assert any(tensors.startswith("TOKEN_IDS:INT32[") for tensors in of_models("")), "tokenizer"
+    generated = [tensors for tensors in of_models("TOKEN_ID:INT32[1]") if "TEXT" not in tensors]
+    assert len(generated) == 3, "not one line of the generator for each token"
+    lines = [line for line in explaining.json_lines() if line.get("triton_request_id") == triton_id]
+    seen = [line for line in lines if "tensors" in line]
+    assert [line["response"] for line in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1]["final"] is True
+    with_tensors = [line for line in seen if line["tensors"]]
+    assert (len(with_tensors), with_tensors[0]["model"]) == (3, "text_generate")
+    assert set(with_tensors[0]["tensors"].split()) >= {"TEXT:BYTES[1]", "TOKEN_ID:INT32[1]"}
+    assert body["prompt"] not in explaining.log

@@ -32,7 +32,7 @@ def messages(gateway: GatewayProcess) -> list[str]:
     return [json.loads(line)["message"] for line in gateway.log.splitlines()]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full), "2"])
 def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, workers: str) -> None:
     settings = JSON | {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "workers": workers}
     with running_gateway(tmp_path, **settings, shutdown_delay_s="0.2") as gateway:

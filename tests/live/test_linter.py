@@ -92,7 +92,8 @@ def may_crash(case: Refused) -> bool:
     return any(word in case.text for word in CRASHING)
 
 
-@pytest.mark.parametrize("completes", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("completes", [False, True])
 async def test_triton_refuses_each_configuration_and_loads_its_neighbour(
     outcomes: Outcomes, tmp_path: Path, *, completes: bool
 ) -> None:

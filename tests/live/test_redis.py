@@ -271,7 +271,7 @@ def test_the_log_does_not_contain_the_password(pair: Pair, redis: RedisServer) -
     assert all(PASSWORD not in each.log for each in pair)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_gateway_starts_without_redis_and_connects_later(
     settings: dict[str, str], redis: RedisServer, start_gateway: StartGateway, workers: int
 ) -> None:

@@ -35,7 +35,7 @@ KILLED_S = 20.0
 """The container must end within this time: Triton's exit time, and the time until SIGKILL."""
 LOAD_S = 60
 """The time to load the slow model, longer than every limit of these tests."""
-SHM_MIB, INSTANCES, KILLS = 12, 5, 4
+SHM_MIB, INSTANCES, KILLS = 12, 5, 2
 """Two Tritons with this many processes do not fit: each process takes 1 MiB of `/dev/shm`, and Triton itself more."""
 OUTPUTS = 15
 BODY = json.dumps({"SCRIPT": json.dumps({"outputs": OUTPUTS, "interval_s": 0.2, "items": [1, 2]})})
@@ -219,7 +219,13 @@ def test_triton_ends_in_order_after_its_loads(start: Start, tmp_path: Path) -> N
     assert container.status_after("after the loads") == 0
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param((signal.SIGTERM,), id="one", marks=pytest.mark.full),
+        pytest.param((signal.SIGTERM, signal.SIGTERM), id="two"),
+    ],
+)
 def test_streams_end_in_order(start: Start, tmp_path: Path, signals: tuple[int, ...]) -> None:
     container = loaded(start(sidecar(tmp_path)))
     assert "entry point ends" in container.log

@@ -377,7 +377,7 @@ async def test_a_key_has_a_share_of_the_websockets(
 
 
 async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway) -> None:
-    """Not one whose request runs, although it is older."""
+    """Not one whose request runs, although it is older. If every one has a request, a connection is refused."""
     gateway = start_gateway(config=CONFIG, max_connections="4")
     async with AsyncExitStack() as stack:
         busy, first, second, third = [
@@ -389,23 +389,20 @@ async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway
             await client.send(script(outputs=1))
             await events_of(client, 1)
         await asyncio.sleep(1.2)
+        newer = []
         for closes in (third, first):
             newest = await stack.enter_async_context(opened(gateway, "scripted_patient"))
             assert await closed(closes) == (1013, "idle")
             await newest.send(script(outputs=1))
             await events_of(newest, 1)
+            newer.append(newest)
         await event_of(busy)
         await second.send(script(outputs=1))
         await events_of(second, 2)
-    assert gateway.metric("websockets_total", reason="idle") == 2
-
-
-async def test_websockets_that_are_not_idle_refuse_a_connection(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, max_connections="1")
-    async with opened(gateway, "scripted_patient") as client:
-        await client.send(script(**ENDLESS))
-        await event_of(client)
+        assert gateway.metric("websockets_total", reason="idle") == 2
+        for client in (second, *newer):
+            await client.send(script(**ENDLESS))
+            await event_of(client)
         await asyncio.sleep(1.2)
-        answer = await asyncio.to_thread(httpx.get, f"{gateway.url}/health/live")
-        assert answer.status_code == 429
-        await event_of(client)
+        assert (await asyncio.to_thread(httpx.get, f"{gateway.url}/health/live")).status_code == 429
+        await event_of(busy)

@@ -138,7 +138,7 @@ def test_the_end_flag_ends_a_phrase(client: InferenceServerClient, phrases: list
     assert (len(text_of(last).split()) >= 5, partial_of(last)) == (True, "")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: bytes, seed: int) -> None:
     expected = Sequence(client, "listen").steps([spoken])
     answers = Sequence(client, "listen").steps(cut_at_random(spoken, seed))
@@ -148,6 +148,7 @@ def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: byt
     assert text_of(answers[-1]) == text_of(expected[-1])
 
 
+@pytest.mark.full
 def test_interleaved_sequences_do_not_mix(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
     audios = [cut(room(silence(0.3 * number), phrases[number], silence(0.5))) for number in (0, 1)]
     alone = [Sequence(client, "listen").steps(audio) for audio in audios]

@@ -85,6 +85,7 @@ def test_the_decoupled_model_streams(started: GatewayProcess) -> None:
     ]
 
 
+@pytest.mark.full
 async def test_standalone_triton_works_as_documented(models: Path, models_venv: Path, tmp_path: Path) -> None:
     ports = Ports.free()
     running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))

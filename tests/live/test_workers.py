@@ -152,6 +152,7 @@ def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> Non
     eventually(lambda: pair.metric("config_reload_failed") == 0)
 
 
+@pytest.mark.full
 def test_a_worker_that_ends_while_the_file_is_invalid_is_replaced_later(pair: GatewayProcess, config: Path) -> None:
     """The other worker serves the last valid file."""
     deaths, valid = pair.metric("worker_deaths_total"), config.read_text()

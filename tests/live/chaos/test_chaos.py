@@ -54,6 +54,7 @@ async def test_a_round_of_faults_leaves_nothing_unexplained(mortal_triton: Embed
         await balanced(stand, [(FAULTS[name], 0.3) for name in SHORT], SHORT_CLIENTS)
 
 
+@pytest.mark.full
 async def test_a_killed_worker_and_redis_leave_nothing_unexplained(
     mortal_triton: EmbeddedTriton, redis: RedisServer, tmp_path: Path
 ) -> None:

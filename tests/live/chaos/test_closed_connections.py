@@ -21,6 +21,7 @@ LARGE = 7_500_000
 CONNECTIONS = 5
 """Of each kind in the short form."""
 MAX_GROWTH_MIB = 32.0
+CLOSED_WITHIN_S = 0.05
 SESSION_KEPT_S = 0.2
 """How long an ended session is known."""
 SMALL_BODY, LARGE_BODY = script().encode(), script(pad="x" * LARGE).encode()
@@ -125,11 +126,11 @@ KINDS = LARGE_MESSAGES | {
 }
 
 
-def settle(gateway: GatewayProcess) -> None:
-    """Waits until the connections have ended, and their sessions are forgotten."""
+def settle(gateway: GatewayProcess, kept_s: float = SESSION_KEPT_S) -> None:
+    """Waits until the connections have ended, and their sessions are forgotten, which are known for ``kept_s``."""
     gauges = "open_websockets", "open_sessions", "in_flight_requests", "active_streams"
     eventually(lambda: not any(map(gateway.metric, gauges)))
-    time.sleep(2 * SESSION_KEPT_S)
+    time.sleep(2 * kept_s)
 
 
 def memory_mib(gateway: GatewayProcess) -> float:
@@ -138,12 +139,13 @@ def memory_mib(gateway: GatewayProcess) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_closed_connection_leaves_no_circle_of_objects(uncollected: GatewayProcess, kind: str) -> None:
+    kept_s = SESSION_KEPT_S if "session" in kind else CLOSED_WITHIN_S
     KINDS[kind](uncollected)
-    settle(uncollected)
+    settle(uncollected, kept_s)
     levels_of(uncollected)
     for _ in range(CONNECTIONS):
         KINDS[kind](uncollected)
-    settle(uncollected)
+    settle(uncollected, kept_s)
     assert levels_of(uncollected).circles < CONNECTIONS
 
 

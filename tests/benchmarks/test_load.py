@@ -6,16 +6,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 from websockets.asyncio.server import ServerConnection, serve
 
-from benchmarks.load.grpc import GrpcClient
 from benchmarks.load.http import HttpClient
-from benchmarks.load.orders import Drop, Flood, GrpcAsk, Hold, HttpAsk, SocketAsk, TensorAsk, Unary, UnexpectedAnswer
+from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, SocketAsk, TensorAsk, Unary, UnexpectedAnswer
 from benchmarks.load.process import load_process
-from tests.toolkit.triton import FakeTriton, piece, serving
 
 ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
 SOCKET = SocketAsk("/", b"{}", last=b'"event":"done"')
@@ -73,15 +69,6 @@ async def test_an_unexpected_status_stops_the_load() -> None:
             await HttpClient("127.0.0.1", port).unary([ASK] * 2, seconds=5)
 
 
-async def test_a_connection_closed_early_stops_the_load() -> None:
-    async def close(writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
-
-    async with http_server(close) as port:
-        with pytest.raises(UnexpectedAnswer, match="closed before the answer"):
-            await HttpClient("127.0.0.1", port).unary([ASK], seconds=0)
-
-
 async def test_each_websocket_sends_its_next_message_after_the_last_event() -> None:
     async def answer(connection: ServerConnection) -> None:
         async for message in connection:
@@ -93,15 +80,6 @@ async def test_each_websocket_sends_its_next_message_after_the_last_event() -> N
         port = next(iter(server.sockets)).getsockname()[1]
         report = await HttpClient("127.0.0.1", port).unary([SOCKET] * 2, seconds=0.03)
     assert report.count == len(report.durations) >= 2
-
-
-async def test_a_refused_upgrade_stops_the_load() -> None:
-    async def answer(_connection: ServerConnection) -> None: ...
-
-    async with serve(answer, "127.0.0.1", 0, process_request=lambda each, _: each.respond(404, "no")) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        with pytest.raises(UnexpectedAnswer, match="404"):
-            await HttpClient("127.0.0.1", port).unary([SOCKET], seconds=5)
 
 
 async def test_events_are_counted_across_chunks() -> None:
@@ -136,43 +114,3 @@ async def test_a_load_process_raises_the_exception_of_its_load(tmp_path: Path) -
     async with http_server(not_found) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
         with pytest.raises(UnexpectedAnswer, match="404"):
             await load.perform(Unary(ASK, connections=1, seconds=5))
-
-
-async def echo(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-    if request.model_name == "refusing":
-        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "EARLY_EXIT[no_text]")
-    return pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
-
-
-async def three_pieces(
-    request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
-) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    for number in range(3):
-        yield piece(number)
-    yield piece(final=True)
-
-
-async def test_grpc_client_counts_answers_and_expected_errors() -> None:
-    async with serving(FakeTriton(unary=echo)) as triton:
-        client = GrpcClient(triton.url)
-        assert (await client.unary([CALL] * 2, seconds=0.02)).count >= 2
-        refused = GrpcAsk("refusing", (), error="ALREADY_EXISTS")
-        assert (await client.unary([refused], seconds=0.02)).count >= 1
-
-
-async def test_grpc_client_raises_other_errors() -> None:
-    async with serving(FakeTriton(unary=echo)) as triton:
-        with pytest.raises(UnexpectedAnswer, match="ALREADY_EXISTS: EARLY_EXIT"):
-            await GrpcClient(triton.url).unary([GrpcAsk("refusing", ())], seconds=5)
-
-
-async def test_grpc_client_counts_responses_with_outputs() -> None:
-    async with serving(FakeTriton(streamed=three_pieces)) as triton:
-        assert await GrpcClient(triton.url).read_stream(CALL) == 3
-
-
-async def test_grpc_client_calls_at_a_steady_rate() -> None:
-    async with serving(FakeTriton(unary=echo)) as triton:
-        answers = await GrpcClient(triton.url).above_capacity(Flood(CALL, rate=200, warm_up_s=0.0, seconds=0.2))
-    assert 1 < answers.asked <= 40
-    assert len(answers.good_s) == answers.statuses[200] > 0

@@ -115,10 +115,3 @@ def test_stop_cancels_the_stream(browser: Chrome, slow_gateway: GatewayProcess) 
     page.wait_for("#state", "Ready.")
     assert text
     eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
-
-
-def test_the_page_reports_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:
-    page = ConsolePage(browser)
-    browser.get(f"{FILE.as_uri()}?gateway={gateway.url}")
-    page.click("#write")
-    page.wait_for("#state", "does not allow this page")

@@ -47,12 +47,6 @@ def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -
     assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()
 
 
-def test_httpx_sse_reads_the_same_events(stream_url: str, client: httpx.Client) -> None:
-    with httpx_sse.connect_sse(client, "GET", stream_url) as source:
-        events = [(each.id, each.event, each.json()) for each in source.iter_sse() if each.data]
-    assert events == ours(stream_url)
-
-
 def test_httpx_sse_reads_the_answer_of_a_post(client: httpx.Client) -> None:
     body = {"script": json.dumps({"outputs": len(TRICKY), "texts": TRICKY})}
     with httpx_sse.connect_sse(client, "POST", "/v1/pipelines/scripted_patient/stream", json=body) as source:

@@ -1,6 +1,5 @@
 """Streams with fetch and EventSource in a real Chromium, also from another origin."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,21 +57,6 @@ def open_gateway(
 def run_script(browser: Chrome, script: str, *arguments: Any) -> dict[str, Any]:
     answer: dict[str, Any] = browser.execute_async_script(script, *arguments)
     return answer
-
-
-def test_fetch_streams_a_post_from_another_origin(
-    browser: Chrome, open_gateway: GatewayProcess, other_origin: str
-) -> None:
-    browser.get(other_origin)
-    texts = [f"<{index}>" for index in range(20)]
-    script = json.dumps({"outputs": 20, "interval_s": 0.05, "texts": [text.encode().hex() for text in texts]})
-    url = f"{open_gateway.url}/v1/pipelines/scripted_patient/stream"
-    answer = run_script(browser, POST_AND_READ, url, {"script": script})
-    assert (answer["status"], answer["id"]) == (200, "from-a-page")
-    assert "event: done" not in answer["chunks"][0], "the events came in one piece"
-    frames = [frame.split("\n") for frame in "".join(answer["chunks"]).split("\n\n") if frame.startswith("id:")]
-    assert [json.loads(frame[2][6:])["text"] for frame in frames[:-1]] == texts
-    assert frames[-1][1] == "event: done"
 
 
 def test_event_source_stops_after_the_end(browser: Chrome, open_gateway: GatewayProcess, other_origin: str) -> None:

@@ -23,34 +23,6 @@ NPM_LOCKS = sorted(
 VULNERABLE = "https://pypi.org/pypi/jinja2/2.4.1/json"
 """A version with known vulnerabilities."""
 NO_SERVICE = "PyPI's advisory service does not answer here: the locked packages are not audited"
-TODAY = datetime.date(2026, 11, 22)
-ADVISORY = {"id": "PYSEC-1", "aliases": ["GHSA-1"], "fix_versions": ["2"]}
-REPORT = {
-    "dependencies": [{"name": "a", "version": "1", "vulns": [ADVISORY]}, {"name": "b", "version": "1", "vulns": []}]
-}
-
-
-def entry(expires: str) -> str:
-    return f'["GHSA-1"]\npackage = "a"\nreason = "It is not called."\nexpires = {expires}\n'
-
-
-def test_an_advisory_is_a_complaint() -> None:
-    assert complaints(REPORT, {}, TODAY) == ["a 1: PYSEC-1, fixed in 2"]
-
-
-def test_an_accepted_advisory_is_ignored_until_it_expires() -> None:
-    assert complaints(REPORT, accepted_in(entry("2026-11-23")), TODAY) == []
-    assert complaints(REPORT, accepted_in(entry("2026-11-22")), TODAY) != []
-
-
-def test_an_acceptance_without_a_reason_is_an_error() -> None:
-    with pytest.raises(TypeError):
-        accepted_in(entry("2026-11-23").replace("reason", "because"))
-
-
-def test_a_package_that_was_not_audited_is_a_complaint() -> None:
-    report = {"dependencies": [{"name": "a", "skip_reason": "not found"}]}
-    assert complaints(report, {}, TODAY) == ["not audited: not found"]
 
 
 def test_the_accepted_advisories_can_be_read() -> None:

@@ -70,24 +70,3 @@ def test_the_figures_of_a_disconnect_are_on_the_page_of_cancellation() -> None:
     named = set(re.findall(rf"\b{NUMBER}\b", claim))
     assert len(named) > 3
     assert named <= set(re.findall(rf"\b{NUMBER}\b", (ROOT / "docs/explanation/cancellation.md").read_text()))
-
-
-def test_the_figures_are_found() -> None:
-    assert len([figure for page in PAGES for _, section in sections_of(page) for figure in figures_of(section)]) > 40
-
-
-def test_two_numbers_may_share_a_unit() -> None:
-    assert figures_of("0.38 instead of 0.96 ms, 2,600 and 2,900 requests/s, 1.2, 2.0 ms, 94 %, on 2 cores") == [
-        *("0.38", "0.96", "2,600", "2,900", "1.2", "2.0", "94"),
-    ]
-
-
-def test_a_column_may_have_the_unit() -> None:
-    assert figures_of("| request | requests/s |\n|---|---|\n| of 1 MiB | 455, 281 |\n") == ["455", "281"]
-
-
-@pytest.mark.parametrize(
-    ("figure", "found"), [("1.90", True), ("1.9", True), ("1.91", False), ("0.26", True), ("2,900", True)]
-)
-def test_a_figure_may_be_rounded(figure: str, found: bool) -> None:
-    assert is_measured(figure, frozenset({1.9, 260.0, 2899.0})) == found

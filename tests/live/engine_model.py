@@ -4,7 +4,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-TOO_LONG = "The decoder prompt (length 4001) is longer than the maximum model length of 512"
 
 
 class TritonPythonModel:
@@ -22,8 +21,6 @@ class TritonPythonModel:
         if text == "die":
             self.is_dead = True
             return _failed("Error generating stream: EngineCore encountered an issue. See stack trace (above).")
-        if text == "long":
-            return _failed(f"Error generating stream: {TOO_LONG}")
         return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object))])
 
 

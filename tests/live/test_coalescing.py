@@ -80,12 +80,6 @@ def test_every_caller_gets_its_own_rows(two_workers: GatewayProcess) -> None:
     assert two_workers.metric("items_per_call_sum", model="good") > 2 * calls
 
 
-def test_rows_without_their_dimension_of_size_1_are_shared(two_workers: GatewayProcess) -> None:
-    answers = answers_of(two_workers, "flat", range(2000, 3000))
-    assert (answers.right, answers.wrong, answers.others) == (1000, [], {})
-    assert shared(two_workers, "flat") > 500
-
-
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_million_answers_prove_whose_they_are(two_workers: GatewayProcess) -> None:

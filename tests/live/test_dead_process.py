@@ -27,12 +27,33 @@ pipelines:
     outputs: {text: {tensor: TEXT, kind: text}}
     sample: {script: "{}"}
 """
+LLM = """
+backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+LLM_CONFIG = """
+pipelines:
+  llm:
+    model: llm
+    inputs: {prompt: {tensor: text_input, kind: text}}
+    outputs: {text: {tensor: text_output, kind: text}}
+    stream: true
+    engine_errors: [EngineCore encountered an issue, EngineDeadError]
+    sample: {prompt: Hi}
+"""
 
 
 @pytest.fixture(scope="module")
 def own_triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
     """A Triton for this module only, because its tests kill the model processes."""
     repository = scripted_models(tmp_path_factory.mktemp("own") / "repository")
+    (repository / "llm" / "1").mkdir(parents=True)
+    (repository / "llm" / "config.pbtxt").write_text(LLM)
+    (repository / "llm" / "1" / "model.py").symlink_to(Path(__file__).parent / "engine_model.py")
     with running_triton(EmbeddedOptions(repository, models_venv)) as server:
         yield server
 
@@ -133,3 +154,20 @@ def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_pat
         assert 503 in [ask(gateway).status_code for _ in range(3)]
         eventually(lambda: "model 'scripted' works again" in gateway.log)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
+
+
+def test_an_engine_that_died_is_loaded_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """Triton still reports the model as ready, and every request fails."""
+
+    def ask(prompt: str, path: str = "") -> httpx.Response:
+        return httpx.post(f"{gateway.url}/v1/pipelines/llm{path}", json={"prompt": prompt}, timeout=PATIENCE_S)
+
+    with repairing_gateway(own_triton, tmp_path, LLM_CONFIG, repair="true") as gateway:
+        assert ask("Hi").status_code == 200
+        first = ask("die", "/stream")
+        assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
+        assert int(first.headers["Retry-After"]) > 0
+        eventually(lambda: "model 'llm' works again" in gateway.log)
+        wait_until_ready(gateway, PATIENCE_S)
+        assert ask("Hi").json() == {"text": "Hi"}
+        assert gateway.metric("engine_deaths_total", model="llm") == 1

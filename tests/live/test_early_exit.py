@@ -149,36 +149,6 @@ class TestDecoupledModels:
         answer = client.post(f"/v1/pipelines/{pipeline}", json=script(outputs, error=error(signed="proven")))
         assert answer.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
 
-    @pytest.mark.parametrize(
-        ("fields", "outputs", "reason"),
-        [
-            ({"omit": ["TEXT"]}, [{"text": "", "token_id": [0]}] * 2, "no_text"),
-            ({"items": [0]}, [{"text": "word ", "token_id": []}] * 2, "no_items"),
-            ({"items": [0, 1]}, [{"text": "word ", "token_id": []}, {"text": "word ", "token_id": [0]}], None),
-            ({"outputs": 0}, [{"text": "", "token_id": []}], "no_text"),
-        ],
-        ids=["missing in all", "empty in all", "empty in one of two", "no responses"],
-    )
-    def test_rules_for_outputs_apply_to_the_whole_stream(
-        self,
-        client: httpx.Client,
-        pipeline: str,
-        fields: dict[str, Any],
-        outputs: list[dict[str, Any]],
-        reason: str | None,
-    ) -> None:
-        body = {"script": json.dumps({"outputs": 2, "interval_s": 0.02, **fields})}
-        *written, last = read_stream(client, pipeline, body)
-        assert [event.data for event in written] == outputs
-        assert (last.name, last.data["early_exit"]) == ("done", reason)
-
-    def test_an_exception_is_a_model_error(self, client: httpx.Client, exits: GatewayProcess, pipeline: str) -> None:
-        before, texts = exceptions_and_exits(exits, pipeline), [MARKER, "a user's words"]
-        for text in texts:
-            answer = client.post(f"/v1/pipelines/{pipeline}/stream", json={"script": json.dumps({"raise": text})})
-            assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
-        assert exceptions_and_exits(exits, pipeline) == (before[0] + len(texts), before[1])
-
 
 def script(outputs: int, **fields: Any) -> dict[str, str]:
     return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **fields})}

@@ -12,6 +12,7 @@ import yaml
 from app.launcher.launch import EmbeddedOptions
 from tests.live.conftest import running_gateway, running_triton
 from tests.toolkit.broken_repositories import DECOUPLED, Repository
+from tests.toolkit.events import checked, parsed
 
 SCRIPTS = Path(__file__).parent / "fault_scripts"
 NO_ROWS = {
@@ -34,7 +35,20 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "rows_exit": {"model": "rows", "early_exit": [NO_ROWS]},
     "twice": {},
     "relay": {},
+    "sender": {"stream": True},
 }
+SENDER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros((1, 3, 4), np.float32))])
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""Not decoupled, and sends its response with a response sender: Triton marks no end of a stream."""
 NAMES = ("writer", "ident", "chain", "outer", "[0]", "'X'", "'T'")
 
 
@@ -60,6 +74,7 @@ def _write_models(repository: Repository) -> None:
     sources = {path.stem: path.read_text() for path in SCRIPTS.iterdir() if path.suffix == ".py"}
     repository.model("writer", script, f"T:{image}", one, script=sources["writer"])
     repository.model("stream_writer", script, f"T:{image}", f"{one}\n{DECOUPLED}", script=sources["stream_writer"])
+    repository.model("sender", script, f"Y:{image}", one, script=SENDER)
     repository.model("ident", f"X:{image}", f"Y:{image}", one, script=sources["ident"])
     repository.model("script", script, f"Y:{image}", one, script=sources["script"])
     repository.model("declared_script", script, f"Y:{image}", calls, script=sources["script"])
@@ -235,6 +250,12 @@ def test_a_stream_gets_the_same_explanation(faulty: httpx.Client, script: dict[s
 def test_a_decoupled_model_that_returns_its_response(faulty: httpx.Client) -> None:
     problem = faulty.post("stream_writer/stream", json={"SCRIPT": json.dumps({"returns": True})}).json()
     assert problem["hint"].startswith("`execute` of 'stream_writer' must send every response")
+
+
+def test_a_response_sender_ends_the_stream_of_a_model_that_is_not_decoupled(faulty: httpx.Client) -> None:
+    assert ask(faulty, "sender").json() == {"Y": [[[0.0] * 4] * 3]}
+    *outputs, last = checked(parsed(faulty.post("sender/stream", json={"SCRIPT": ""}).text))
+    assert ([each.data for each in outputs], last.name) == ([{"Y": [[[0.0] * 4] * 3]}], "done")
 
 
 def test_an_unknown_name_in_an_error_is_not_shown(faulty: httpx.Client) -> None:

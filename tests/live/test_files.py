@@ -11,9 +11,7 @@ import pytest
 
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
-from tests.live.side_by_side import HEADER
 from tests.toolkit.image_host import PNG
-from tests.toolkit.websocket_client import event_of, opened
 
 LARGE = PNG + bytes(range(256)) * 8192
 TEXT = "zw\u00f6lf [1, 2]"
@@ -48,17 +46,6 @@ CONFIG: dict[str, Any] = {
         "inputs": {"x": {"tensor": "FP32", "missing": "nan"}},
         "outputs": {"x": {"tensor": "FP32_OUT"}},
         "early_exit": [{"reason": "none", "missing": ["FP64_OUT"]}],
-    },
-    "chat": {
-        "model": "image_list",
-        "inputs": {"prompt": {"tensor": "TEXT", "kind": "text"}, "images": {"tensor": "IMAGES", "kind": "image"}},
-        "outputs": {"text": {"tensor": "ANSWER", "kind": "text"}},
-        "openai": {
-            "chat": {
-                "template_text": "{% for m in messages %}{{ m.content }}{% endfor %}",
-                "image_marker": "<image>",
-            }
-        },
     },
 }
 
@@ -141,20 +128,10 @@ class TestDeclaredKinds:
             status, detail = refusal(gateway, "image", content=PNG, headers={"Content-Type": media_type})
             assert (status, detail) == (415, "'file' has content whose media type is not image/*.")
 
-    @pytest.mark.parametrize("value", [[137, 80], 137, [base64_of(PNG)] * 2, None])
-    def test_other_json_is_refused(self, gateway: GatewayProcess, value: Any) -> None:
-        assert refusal(gateway, "image", json={"file": value})[0] == 422
-
     def test_a_stream_has_the_file(self, gateway: GatewayProcess) -> None:
         url = f"{gateway.url}/v1/pipelines/image/stream"
         answer = httpx.post(url, content=LARGE, headers={"Content-Type": "image/png"}, timeout=30)
         assert f'{{"size":{len(LARGE)},"file":"{base64_of(LARGE)}"}}' in answer.text
-
-    @pytest.mark.parametrize("content", [PNG, LARGE], ids=["small", "large"])
-    async def test_a_binary_message_of_a_websocket(self, gateway: GatewayProcess, content: bytes) -> None:
-        async with opened(gateway, "image") as client:
-            await client.send(content)
-            assert await event_of(client) == ("output", 1, {"size": len(content), "file": base64_of(content)})
 
 
 class TestNumbersThatTakeAFile:
@@ -195,14 +172,6 @@ class TestNumbersThatTakeAFile:
         files = {"ENCODED": ("a", PNG), "SIGNED": ("b", b"\x80\x7f")}
         assert post(without_file, "file_numbers", files=files)["SIGNED_OUT"] == [[-128, 127]]
 
-    def test_triton_gets_the_same_tensor(self, without_file: GatewayProcess, triton: EmbeddedTriton) -> None:
-        tensor = {"name": "ENCODED", "datatype": "UINT8", "shape": [1, len(PNG)]}
-        head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(PNG)}}]}).encode()
-        answer = httpx.post(
-            f"{triton.http_url}/v2/models/file_numbers/infer", content=head + PNG, headers={HEADER: str(len(head))}
-        )
-        assert bytes(answer.json()["outputs"][0]["data"]) == PNG
-
 
 def test_a_large_file_is_sent_through_shared_memory(
     triton: EmbeddedTriton, start_gateway: StartGateway, tmp_path: Path
@@ -219,18 +188,3 @@ def test_missing_numbers_reach_the_model(gateway: GatewayProcess) -> None:
     assert post(gateway, "table", json={"x": [[1, None], [None, 0.5]]})["x"] == [[1, None], [None, 0.5]]
     large = [[None if (row + column) % 3 else 0.5 for column in range(100)] for row in range(300)]
     assert post(gateway, "table", json={"x": large})["x"] == large
-
-
-def chat(gateway: GatewayProcess, content: Any, **more: Any) -> httpx.Response:
-    body = {"model": "chat", "messages": [{"role": "user", "content": content}], **more}
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=30)
-
-
-def test_a_chat_without_images_sends_an_empty_list(gateway: GatewayProcess) -> None:
-    url = f"data:image/png;base64,{base64_of(PNG)}"
-    parts = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": url}}]
-    for content, expected in (("hi", "hi: 0 images"), (parts, "hi<image>: 1 images")):
-        answer = chat(gateway, content)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"] == expected
-    assert chat(gateway, "hi", images=[base64_of(PNG)]).json()["choices"][0]["message"]["content"] == "hi: 1 images"

@@ -1,6 +1,5 @@
 """One model hangs while Triton is live and another model answers; a Triton hangs in its crash handler."""
 
-import asyncio
 import logging
 import os
 import shutil
@@ -8,15 +7,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from app.launcher import process as process_module
 from app.launcher.launch import EmbeddedOptions
@@ -171,57 +168,6 @@ def test_hung_models_of_another_triton_fail_its_liveness(
             killed = time.monotonic()
             measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), killed)
         eventually(lambda: liveness(gateway) == 200)
-
-
-def flood(gateway: GatewayProcess, seconds: float) -> Counter[int]:
-    """Clients that wait one second for computations of 21 s."""
-    ends = time.monotonic() + seconds
-    statuses: Counter[int] = Counter()
-
-    async def client(http: httpx.AsyncClient) -> None:
-        while time.monotonic() < ends:
-            url, body = f"{gateway.url}/v1/pipelines/scripted", {"script": '{"sleep_s": 21}'}
-            headers = {"X-Request-Timeout": "1", "Connection": "close"}
-            with suppress(httpx.TransportError):  # a request that is refused before its body is read
-                answer = await http.post(url, json=body, headers=headers)
-                statuses[answer.status_code] += 1
-            await asyncio.sleep(2.0)
-
-    async def clients() -> None:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as http, asyncio.TaskGroup() as group:
-            for _ in range(120):
-                group.create_task(client(http))
-
-    asyncio.run(clients())
-    return statuses
-
-
-@pytest.mark.full
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("sample", "others"),
-    [("{}", True), ("{}", False), ('{"sleep_s": 20}', True)],
-    ids=["fast sample", "the only model", "slow sample"],
-)
-def test_a_slow_model_is_never_reloaded_or_restarted(
-    tmp_path: Path, embedded: dict[str, str], sample: str, others: bool
-) -> None:
-    document = yaml.safe_load(CONFIG)
-    document["pipelines"]["scripted"] |= {"sample": {"script": sample}, "timeout_s": 25, "limits": {"in_flight": 200}}
-    if not others:
-        del document["pipelines"]["other"]
-    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(document))
-    with running_gateway(tmp_path / "gateway", **embedded) as gateway:
-        triton = pid_of_triton(gateway)
-        statuses = flood(gateway, 180.0)
-        logging.info("statuses %s", dict(statuses))
-        assert statuses[504] >= 100
-        for line in ("was unloaded and loaded", "could not be loaded", "is restarted", "is stuck", "is killed"):
-            assert line not in gateway.log
-        assert gateway.log.count("it is not ready") <= 3
-        assert pid_of_triton(gateway) == triton
-        assert liveness(gateway) == 200
 
 
 @pytest.mark.full

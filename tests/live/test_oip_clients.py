@@ -80,6 +80,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterato
     write(models, "heads", HEADS)
     write(models, "features", STEP, "(lambda x: 2 * x)")
     write(models, "head", STEP, "(lambda x: x + 1)")
+    write(models, "undeclared", STEP, "(lambda x: x.astype(np.int8)[None])")
     write(models, "text", TEXTS.replace("DIM", "1"), f"({SIZES})")
     write(models, "batched", "max_batch_size: 4" + TEXTS.replace("DIM", "1"), f"(lambda texts: ({SIZES})(texts)[None])")
     write(models, "texts", TEXTS.replace("DIM", "-1"), f"({SIZES})")
@@ -129,3 +130,10 @@ class TestRawTexts:
         assert (theirs.status_code, ours.status_code) == (400, 400)
         assert text in json.loads(theirs.content)["error"]
         assert text in json.loads(ours.content)["error"]
+
+
+def test_an_output_that_differs_from_its_declaration_is_that_of_triton(both: Both) -> None:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    theirs, ours = both.post("/v2/models/undeclared/infer", json.dumps({"inputs": [tensor]}).encode())
+    assert answer_of(ours) == answer_of(theirs)
+    assert answer_of(ours).tensors == {"OUT": ("INT8", [1, 1, 3], [1, 2, 3])}

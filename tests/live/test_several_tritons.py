@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from app.launcher.server import EmbeddedTriton
 from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.service import call_control
-from tests.live.session_models import MODELS, write_models
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
@@ -38,7 +36,6 @@ pipelines:
     inputs: {script: {tensor: SCRIPT, kind: text}}
     outputs: {text: {tensor: TEXT, kind: text}}
     timeout_s: 20
-  summing: {model: int64_oldest, session: true}
 """
 
 
@@ -46,7 +43,6 @@ pipelines:
 def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[list[EmbeddedTriton]]:
     """Two Tritons on two addresses with the same ports. A killed Triton restarts."""
     repository = scripted_models(tmp_path_factory.mktemp("several") / "repository")
-    write_models(repository, ["int64_oldest"])
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         ports = Ports.free("127.0.0.2")
         options = [
@@ -171,23 +167,6 @@ def test_no_request_fails_while_a_triton_is_stopped(gateway: GatewayProcess, tri
     assert load.balances()
 
 
-def test_non_idempotent_requests_wait_for_a_stopped_triton(
-    gateway: GatewayProcess, tritons: list[EmbeddedTriton]
-) -> None:
-    victim = tritons[1]
-    assert victim.pid is not None
-    load = Load(gateway, "once")
-    with load.running():
-        wait_until_both_answer(gateway, tritons)
-        os.kill(victim.pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: states(gateway)[victim.grpc_url] == "down")
-        finally:
-            os.kill(victim.pid, signal.SIGCONT)
-    assert set(load.answers) == {200}
-    assert load.balances()
-
-
 def test_requests_go_to_the_triton_that_has_the_model(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     unloaded = tritons[0]
     asyncio.run(control(unloaded, loads=False))
@@ -220,71 +199,3 @@ async def control(triton: EmbeddedTriton, *, loads: bool) -> None:
             await TritonEngine(transport).reload_model("scripted")
         else:
             await call_control(transport, service_pb2.RepositoryModelUnloadRequest(model_name="scripted"), PATIENCE_S)
-
-
-@pytest.mark.full
-def test_requests_succeed_within_a_second_after_an_outage(tritons: list[EmbeddedTriton], tmp_path: Path) -> None:
-    """The gateway has only one Triton. The time is measured from when Triton reports that the model is ready."""
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    victim = tritons[0]
-    with running_gateway(
-        tmp_path / "gateway", triton_url=victim.grpc_url, config=str(tmp_path / "gateway.yaml")
-    ) as gateway:
-        for _ in range(3):
-            assert victim.pid is not None
-            os.kill(victim.pid, signal.SIGKILL)
-            eventually(lambda: post(gateway) == 503)
-            ready_at = time.monotonic() + PATIENCE_S
-            while post(gateway) != 200:
-                ready_at = min(ready_at, time.monotonic()) if is_ready(victim) else ready_at
-                assert time.monotonic() < ready_at + 1.0
-
-
-def is_ready(triton: EmbeddedTriton) -> bool:
-    try:
-        return httpx.get(f"{triton.http_url}/v2/models/scripted/ready", timeout=1).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-@pytest.mark.full
-def test_a_session_stays_at_its_triton_and_is_lost_with_it(
-    gateway: GatewayProcess, tritons: list[EmbeddedTriton]
-) -> None:
-    """Each Triton has as many sessions as places. The sums of the answers show that no other Triton runs a step."""
-    places, before = MODELS["int64_oldest"].places, [calls(gateway, each) for each in tritons]
-    with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        opened = [client.post("/v1/pipelines/summing/sessions") for _ in range(2 * places + 1)]
-        assert [each.status_code for each in opened] == [201] * 2 * places + [429]
-        urls = [each.headers["Location"] for each in opened[:-1]]
-
-        def step(url: str, number: int) -> httpx.Response:
-            return client.post(url, json={"NUMBER": number})
-
-        def step_once_up(url: str) -> httpx.Response:
-            """Repeats a step that no Triton has got: the gateway may still keep calls from the restarted one."""
-            eventually(lambda: (answer := step(url, 1000)).status_code != 503 and not found.append(answer))
-            return found.pop()
-
-        found: list[httpx.Response] = []
-        for number in (1, 10, 100):
-            sums = [step(url, number + index).json()["SUM"] for index, url in enumerate(urls)]
-            assert sums == [int("1" * len(str(number))) + index * len(str(number)) for index in range(len(urls))]
-        assert [calls(gateway, each) - old >= 3 * places for each, old in zip(tritons, before, strict=True)] == [
-            True
-        ] * 2
-        victim = tritons[0].pid
-        assert victim is not None
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: tritons[0].pid not in (None, victim) and set(states(gateway).values()) == {"up"})
-        answers = [step_once_up(url) for url in urls]
-        lost = [each for each in answers if each.status_code == 410]
-        assert (len(lost), {each.json()["code"] for each in lost}) == (places, {"session_lost"})
-        assert {each.headers["X-Session-Step"] for each in lost} == {"3"}
-        kept = [url for url, answer in zip(urls, answers, strict=True) if answer.status_code == 200]
-        assert len(kept) == places
-        for url in kept:
-            assert client.post(url, json={"NUMBER": 1}, headers={"X-Session-End": "true"}).json()["STEPS"] == 5
-        again = client.post("/v1/pipelines/summing/sessions").headers["Location"]
-        answer = client.post(again, json={"NUMBER": 7}, headers={"X-Session-End": "true"})
-        assert (answer.json()["SUM"], answer.json()["STEPS"]) == (7, 1)

@@ -1,9 +1,6 @@
 """Traces from the caller to each step of an ensemble, as the gateway and Triton send them to a collector."""
 
-import json
 import secrets
-import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.some_models import embedded
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
-from tests.toolkit.processes import LIVE
 
 MODELS = (
     "insights",
@@ -33,8 +29,6 @@ MODELS = (
 PIPELINES = ("insights", "write", "scripted", "scripted_exit")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
-SCRIPTED = str(LIVE / "gateway.yaml")
-"""Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
 @pytest.fixture(scope="module")
@@ -167,55 +161,6 @@ def test_a_resumable_stream_has_its_own_span(client: httpx.Client, collector: Co
     assert started.json()["id"] not in str(spans)
 
 
-@pytest.mark.parametrize(
-    ("script", "outcome", "is_error"),
-    [
-        ({"omit": ["TEXT"]}, {"triton_gateway.outcome": "early_exit", "triton_gateway.early_exit": "no_text"}, False),
-        (
-            {"error": {"code": "INTERNAL", "message": "broken"}},
-            {"triton_gateway.outcome": "model_error", "error.type": "model_error"},
-            True,
-        ),
-    ],
-    ids=["early exit", "error"],
-)
-def test_the_span_of_a_stream_has_the_outcome(
-    client: httpx.Client, collector: Collector, script: dict[str, Any], outcome: dict[str, str], is_error: bool
-) -> None:
-    caller = Caller()
-    client.post(
-        "/v1/pipelines/scripted_exit/stream", json={"script": json.dumps(script)}, headers=caller.headers
-    ).read()
-    spans = collector.of(caller.trace_id, "POST /v1/pipelines/{name}/stream", "stream scripted_exit")
-    stream, request = named(spans, "stream scripted_exit"), named(spans, "POST /v1/pipelines/{name}/stream")
-    assert (stream.is_error, request.is_error) == (is_error, is_error)
-    assert outcome.items() <= stream.attributes.items()
-    assert outcome.items() <= request.attributes.items()
-
-
-def test_a_request_without_valid_context_starts_a_trace(
-    client: httpx.Client, traced: GatewayProcess, collector: Collector
-) -> None:
-    request_id = secrets.token_hex(8)
-    headers = {"X-Request-ID": request_id, "traceparent": "00-" + "0" * 32 + "-" + "1" * 16 + "-01"}
-    client.post("/v1/pipelines/insights", json=INSIGHTS, headers=headers).raise_for_status()
-    line = line_of(traced, request_id)
-    spans = collector.of(str(line["trace_id"]), "POST /v1/pipelines/{name}")
-    assert named(spans, "POST /v1/pipelines/{name}").parent_id == ""
-    assert line["trace_id"] != "0" * 32
-
-
-def test_an_unsampled_trace_is_only_in_the_log(
-    client: httpx.Client, traced: GatewayProcess, collector: Collector
-) -> None:
-    unsampled, send = Caller("00"), send_insights(client)
-    send(unsampled)
-    complete_trace(collector, send, count=ALL_OF_INSIGHTS)
-    assert [span for span in collector.spans if span.trace_id == unsampled.trace_id] == []
-    line = line_of(traced, unsampled.request_id)
-    assert line["trace_id"] == unsampled.trace_id
-
-
 def test_probes_pages_and_warm_ups_have_no_spans(client: httpx.Client, collector: Collector) -> None:
     caller = Caller()
     for path in ("/health/ready", "/v1/pipelines", "/openapi.json"):
@@ -235,28 +180,3 @@ def test_spans_contain_no_values_of_tensors(client: httpx.Client, collector: Col
 
     complete_trace(collector, send, "insights", "scripted", "ModelInfer insights", "ModelInfer scripted")
     assert secret not in str(collector.spans)
-
-
-def test_without_a_collector_the_log_has_the_callers_context(gateway: GatewayProcess) -> None:
-    caller = Caller("00")
-    httpx.post(f"{gateway.url}/v1/pipelines/write", json=WRITE, headers=caller.headers, timeout=30).raise_for_status()
-    line = line_of(gateway, caller.request_id)
-    assert (line["trace_id"], line["span_id"]) == (caller.trace_id, caller.span_id)
-
-
-@pytest.mark.parametrize(
-    "listens",
-    [pytest.param(False, id="refuses connections", marks=pytest.mark.full), pytest.param(True, id="does not answer")],
-)
-def test_an_unreachable_collector_does_not_affect_requests(start_gateway: StartGateway, listens: bool) -> None:
-    with socket.socket() as unreachable:
-        unreachable.bind(("127.0.0.1", 0))
-        if listens:
-            unreachable.listen()
-        endpoint = f"http://127.0.0.1:{unreachable.getsockname()[1]}"
-        gateway = start_gateway(config=SCRIPTED, otlp_endpoint=endpoint, drain_s="1")
-        with httpx.Client(base_url=gateway.url, timeout=30) as client:
-            for _ in range(20):
-                client.post("/v1/pipelines/scripted", json={"script": "{}"}).raise_for_status()
-        gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(15) == 0

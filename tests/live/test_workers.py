@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,9 +14,8 @@ import psutil
 import pytest
 
 from app.launcher.server import EmbeddedTriton
-from tests.conftest import Require
 from tests.live.resumable import delete, read_all, start
-from tests.toolkit.connections import CONNECTIONS, Connection, connections_to_each, deaths_of, load, workers_of
+from tests.toolkit.connections import CONNECTIONS, connections_to_each, deaths_of, load, workers_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import PATIENCE_S, eventually
@@ -113,17 +110,6 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     assert pair.metric("model_ready", model="scripted_stream") == 1
 
 
-def test_promtool_reports_nothing(pair: GatewayProcess, require: Require) -> None:
-    """Checks the metrics page of several processes."""
-    promtool = shutil.which("promtool")
-    require(promtool, "promtool is not installed: `make system-packages` installs it")
-    page = httpx.get(f"{pair.admin_url}/metrics")
-    assert page.headers["content-type"].startswith("text/plain")
-    command = [str(promtool), "check", "metrics"]
-    done = subprocess.run(command, input=page.text, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_resumable_streams_are_501_and_the_log_says_so_once(pair: GatewayProcess) -> None:
     answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
     assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
@@ -150,19 +136,6 @@ def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> Non
     config.write_text(valid)
     eventually(lambda: statuses(pair, "added") == {404})
     eventually(lambda: pair.metric("config_reload_failed") == 0)
-
-
-@pytest.mark.full
-def test_a_worker_that_ends_while_the_file_is_invalid_is_replaced_later(pair: GatewayProcess, config: Path) -> None:
-    """The other worker serves the last valid file."""
-    deaths, valid = pair.metric("worker_deaths_total"), config.read_text()
-    config.write_text("pipelines: [")
-    os.kill(workers_of(pair)[0], signal.SIGKILL)
-    eventually(lambda: deaths_of(pair) >= deaths + 2)
-    assert statuses(pair, "scripted") == {200}
-    assert httpx.get(f"{pair.admin_url}/health/ready").status_code == 200
-    config.write_text(valid)
-    eventually(lambda: has_all_workers(pair))
 
 
 def test_workers_answer_while_their_parent_is_stopped(pair: GatewayProcess) -> None:
@@ -261,27 +234,6 @@ async def test_drain_ends_the_streams_of_every_worker(pair: GatewayProcess) -> N
             assert b'"code":"draining"' in received
             assert not was_reset
     assert await asyncio.to_thread(pair.process.wait, PATIENCE_S) == 0
-
-
-@pytest.mark.full
-async def test_each_worker_limits_its_connections(settings: dict[str, str], start_gateway: StartGateway) -> None:
-    gateway = await asyncio.to_thread(start_gateway, **settings | {"max_connections": "6"})
-    held: list[Connection] = []
-    async with asyncio.timeout(4):
-        while len(held) < 6:
-            connection = await Connection.to(gateway)
-            connection.post("/v1/pipelines/nothing", b"{}")
-            if await connection.answer() == 429:
-                await connection.close()
-            else:
-                connection.writer.write(b"POST")  # otherwise it is idle, and a new connection replaces it
-                held.append(connection)
-    await asyncio.sleep(0.2)
-    refused = [await Connection.to(gateway) for _ in range(4)]
-    assert {await connection.answer() for connection in refused} == {429}
-    assert gateway.metric("rejected_total", reason="too_many_requests") >= 4
-    for connection in held + refused:
-        await connection.close()
 
 
 @pytest.mark.full

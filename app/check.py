@@ -115,14 +115,13 @@ def _count(count: int, noun: str) -> str:
 
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:
-    """The findings in the ready models and in gateway.yaml, and of calls that are not shared. Raises GatewayError."""
+    """The findings in the ready models and in gateway.yaml, and the faults of layers. Raises GatewayError."""
     findings = [*(await _live_report(catalog.engine, catalog.file)).findings]
     for name, entry in catalog.entries.items():
-        coalescing = None if entry.pipeline is None else entry.pipeline.coalescing
-        if coalescing is not None and coalescing.fault is not None:
-            text = f"requests of pipeline '{name}' do not share calls: {coalescing.fault}"
-            output = coalescing.fault.output or None
-            findings.append(Finding(Code.COALESCING, text, entry.spec.model, tensor=output, pipeline=name))
+        for layer in () if entry.pipeline is None else entry.pipeline.layers:
+            if (fault := layer.fault) is not None:
+                output = fault.output or None
+                findings.append(Finding(Code(fault.code), fault.text, entry.spec.model, tensor=output, pipeline=name))
     return findings
 
 

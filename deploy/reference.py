@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.cli import command_parser
+from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.errors import GatewayError
 from app.lint.findings import Check, Code, checks
 from app.observability.metrics import Metrics
@@ -53,10 +54,12 @@ def pages() -> dict[Path, str]:
     findings = (FOLDER / "checks.md").read_text()
     for code, check in checks().items():
         findings = with_finding(findings, code, check)
+    metrics = Metrics("0")
+    SharedCallMetrics(metrics.counter, metrics.histogram)
     tables: dict[str, tuple[str, Iterable[Row]]] = {
         "settings.md": ("Settings", rows_of_settings()),
         "errors.md": ("Codes", [row_of_error(error) for error in ROW_BY_ERROR]),
-        "metrics.md": ("Metrics", rows_of_metrics(Metrics("0"))),
+        "metrics.md": ("Metrics", rows_of_metrics(metrics)),
         "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
     }
     written = {name: with_table((FOLDER / name).read_text(), *table) for name, table in tables.items()}

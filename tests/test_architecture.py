@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "grpc": set[str](),
     "core": set[str](),
+    "coalescing": {"core"},
     "http1": {"core"},
     "launcher": {"core"},
     "shared_memory": {"core"},
@@ -23,7 +24,7 @@ LAYERS = {
     "triton": {"grpc", "launcher", "shared_memory", "core", "config"},
     "codecs": {"core"},
     "llm": {"core", "config"},
-    "pipelines": {"core", "config", "codecs", "llm"},
+    "pipelines": {"core", "coalescing", "config", "codecs", "llm"},
     "lint": {"core", "config", "codecs", "pipelines"},
     "streams": {"core"},
     "sessions": {"core"},
@@ -45,14 +46,25 @@ LAYERS = {
     },
     "console": {"core", "api"},
     "process": {
-        *("core", "config", "grpc", "launcher", "shared_memory", "admission", "triton", "pipelines", "lint", "streams"),
-        *("sessions", "observability", "http1", "api"),
+        *(
+            "core",
+            "coalescing",
+            "config",
+            "grpc",
+            "launcher",
+            "shared_memory",
+            "admission",
+            "triton",
+            "pipelines",
+            "lint",
+        ),
+        *("streams", "sessions", "observability", "http1", "api"),
         *("console", "check", "main", "settings"),
     },
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
 
-CLOSED_ROOMS = {"grpc", "http1", "launcher", "shared_memory"}
+CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "shared_memory"}
 """Packages that know nothing of the gateway: each could be published alone."""
 
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
@@ -165,14 +177,25 @@ def test_every_folder_says_what_lives_in_it() -> None:
             assert "\n\n" in (ast.get_docstring(ast.parse(path.read_text())) or ""), path.parent.name
 
 
-def test_explanations_are_named_outside_their_folder_only_where_they_are_set_and_wired() -> None:
-    """A feature is a layer: its settings, its scope of keys, and one place that lists it."""
-    words = re.compile(r"x-explain|may_explain|explanations|explain: bool|\bapi\.explain\b", re.IGNORECASE)
-    folder = ROOT / "app" / "api" / "explain"
+LAYERS_OF_REQUESTS = {
+    "api/explain": (
+        r"x-explain|may_explain|explanations|explain: bool|\bapi\.explain\b",
+        {"admission/keys", "process/gateway", "settings"},
+    ),
+    "coalescing": (r"coalesc", {"lint/findings", "pipelines/spec", "process/gateway"}),
+}
+"""Folder -> the names of its feature, and the modules outside of it that have them: its settings, and its wiring."""
+
+
+@pytest.mark.parametrize("folder", LAYERS_OF_REQUESTS)
+def test_a_feature_is_named_outside_its_folder_only_where_it_is_set_and_wired(folder: str) -> None:
+    words, expected = LAYERS_OF_REQUESTS[folder]
     named = {
-        "/".join(parts_of(path)) for path in MODULES if folder not in path.parents and words.search(path.read_text())
+        "/".join(parts_of(path))
+        for path in MODULES
+        if ROOT / "app" / folder not in path.parents and re.search(words, path.read_text(), re.IGNORECASE)
     }
-    assert named == {"admission/keys", "process/gateway", "settings"}
+    assert named == expected
 
 
 def test_every_dependency_has_a_reason() -> None:

@@ -22,7 +22,6 @@ from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.core.answer import Answer, Ending
 from app.core.batch import Batch, BatchPart, PartEnd
-from app.core.coalescing import SharedCall
 from app.core.engine import Engine, Put, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
@@ -206,8 +205,7 @@ class Inference:
             raise
         finally:
             record.triton_s = time.perf_counter() - started
-            if request.shared is not None:
-                _note_sharing(record, request.shared)
+            _note_sending(record, request)
             if (tokens := answer.tokens) is not None:
                 record.add_tokens(tokens)
             if is_abandoned or answer.has_enough:
@@ -300,8 +298,7 @@ class Inference:
                 except GatewayError as exc:
                     error = exc
                 finally:
-                    if request.shared is not None:
-                        _note_sharing(call.record, request.shared)
+                    _note_sending(call.record, request)
                 await put(PartEnd({}, choice=first, error=error))
                 return error
 
@@ -322,11 +319,11 @@ class Inference:
         stream.start().add_done_callback(forget)
 
 
-def _note_sharing(record: RequestRecord, shared: SharedCall) -> None:
-    """Notes the call that the request shared, whose id is the one that Triton knows."""
-    if shared.requests:
-        record.triton_request_id, record.shared_with = shared.request_id, shared.requests - 1
-        record.shared_trace = shared.trace
+def _note_sending(record: RequestRecord, request: InferenceRequest) -> None:
+    """Notes how a layer sent the request, if it had no call of its own."""
+    for extension in request.extensions:
+        if (sent_as := extension.sent_as) is not None:
+            record.sent_as, record.triton_request_id = sent_as, sent_as.request_id
 
 
 def _nothing() -> None: ...

@@ -90,7 +90,8 @@ async def _only_response(
     engine: Engine, request: InferenceRequest, deadline: Deadline
 ) -> AsyncGenerator[InferenceResponse]:
     """In a call of its own, because a stream does not show with whom it shares a call."""
-    yield await engine.infer(replace(request, coalescing=None, shared=None), deadline)
+    extensions = tuple(each for each in request.extensions if each.is_for_streams)
+    yield await engine.infer(replace(request, extensions=extensions), deadline)
 
 
 async def _read_to_the_end(

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from app.core.coalescing import Coalescing, SharedCall
 from app.core.trace import TraceContext
 
 _DIGITS = 32
@@ -123,6 +122,24 @@ class RequestedOutput(Struct, frozen=True):
     classification: int = 0
 
 
+class SentAs(Struct, frozen=True):
+    """The call in which a layer sent a request, if it is not a call of its own."""
+
+    request_id: str
+    """The id with which Triton knows the call."""
+    trace: TraceContext | None
+    notes: Mapping[str, int]
+    """For the request's log line and span."""
+
+
+class Extension(Struct, eq=False, kw_only=True):
+    """What a request has for one layer around the engine. Only that layer reads the members of its own type."""
+
+    sent_as: SentAs | None = None
+    """Set by the layer."""
+    is_for_streams: ClassVar[bool] = True
+
+
 class OpenSequence(Struct, eq=False):
     """The sequence in Triton to which the steps of one session belong. The engine notes how it ends unexpectedly."""
 
@@ -158,10 +175,8 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     """For a ``cancel`` call: the id of the request to cancel. The call goes to the Triton that has that request."""
     ends_by_hook: bool = False
     """Whether a ``cancel`` model is called for an abandoned request; the stream then ends without cancellation."""
-    coalescing: Coalescing | None = None
-    """How the request may share a call with others; None: it has a call of its own."""
-    shared: SharedCall | None = None
-    """Filled by the engine if the request shares a call."""
+    extensions: tuple[Extension, ...] = ()
+    """What layers around the engine need of the request."""
     sequence: OpenSequence | None = None
     """For a step of a session: it goes to the Triton that has the sequence, and is never sent again."""
 
@@ -172,11 +187,33 @@ class InferenceRequest(Struct, frozen=True, eq=False):
         """Returns a copy for use during a stream, without the inputs, which may be large and are already sent."""
         return replace(self, inputs=())
 
-    def coalesced(self, coalescing: Coalescing) -> Self:
-        return replace(self, coalescing=coalescing, shared=SharedCall())
+    def extended(self, extension: Extension) -> Self:
+        return replace(self, extensions=(*self.extensions, extension))
+
+    def owned(self) -> Self:
+        """Returns the request with copies of those tensors that may be in the memory of its body.
+
+        That memory belongs to another caller's body when the caller leaves. A call for several callers goes on.
+        """
+        if all(map(_is_owned, self.inputs)):
+            return self
+        return replace(self, inputs=tuple([replace(each, array=_copied(each)) for each in self.inputs]))
 
     def with_parameter(self, name: str, value: Parameter) -> Self:
         return replace(self, parameters={**self.parameters, name: value})
+
+
+def _is_owned(tensor: Tensor) -> bool:
+    """Whether numpy allocated the memory of the numbers. The elements of BYTES have memory of their own kind."""
+    array = tensor.array
+    owner = array if array.base is None else array.base
+    return tensor.datatype != BYTES and isinstance(owner, np.ndarray) and owner.flags.owndata
+
+
+def _copied(tensor: Tensor) -> Array:
+    if tensor.datatype != BYTES:
+        return tensor.array.copy()
+    return bytes_array([bytes(element) for element in tensor.array.flat], tensor.shape)
 
 
 class InferenceResponse(Struct, frozen=True, eq=False):

@@ -76,6 +76,9 @@ class Code(StrEnum):
     UNKNOWN_EDGE = "unknown-edge"
 
 
+WAYS_TO_JOIN_REQUESTS = "`dynamic_batching` would join requests in Triton, `coalesce` would join them in the gateway"
+
+
 class Check(Struct, forbid_unknown_fields=True):
     severity: Severity
     solution: str

@@ -14,8 +14,7 @@ from app.core.sequence import sequence_ids_of
 from app.core.session import reach_s
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
-from app.lint.findings import Code, Finding
-from app.pipelines.coalescing import coalescing_of
+from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Code, Finding
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile
@@ -161,7 +160,7 @@ def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[Code
         )
         yield Code.SPECIAL_TOKENS, text, spec.model
     config = models.get(spec.model)
-    if config is None or spec.coalesce is not None or with_recognized_preset(spec, config).preset is not None:
+    if config is None or spec.joins_requests or with_recognized_preset(spec, config).preset is not None:
         return
     steps = reached(config, models, by_steps=True)
     if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
@@ -169,11 +168,8 @@ def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[Code
     for model in steps:
         is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
         if model.max_batch_size > 1 and not is_joined:
-            text = (
-                f"runs each request of pipeline '{name}' alone, although it takes {model.max_batch_size} items at a "
-                "time: `dynamic_batching` would join requests in Triton, `coalesce` would join them in the gateway"
-            )
-            yield Code.BATCHES_OF_ONE, text, model.name
+            text = f"although it takes {model.max_batch_size} items at a time: {WAYS_TO_JOIN_REQUESTS}"
+            yield Code.BATCHES_OF_ONE, f"runs each request of pipeline '{name}' alone, {text}", model.name
 
 
 def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[Misfit]:
@@ -195,7 +191,7 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
     if not is_auto_completed(models[spec.model]):
         try:
             _compiled(name, spec, models)
-            coalescing_of(spec, models[spec.model], models)
+            spec.layers_of(name, models[spec.model], models)
             session_terms_of(spec, models[spec.model], models)
         except PipelineMismatch as exc:
             yield exc.location, exc.text

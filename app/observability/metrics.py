@@ -17,7 +17,6 @@ NO_PIPELINE = "-"
 
 DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _BY_REQUEST = ("pipeline", "transport", "outcome")
-_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -29,32 +28,32 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
-        self.requests = self._counter("requests", "Requests that ended, by outcome", *_BY_REQUEST)
-        self.request_duration = self._histogram(
+        self.requests = self.counter("requests", "Requests that ended, by outcome", *_BY_REQUEST)
+        self.request_duration = self.histogram(
             "request_duration_seconds", "Time from a request's first byte to its answer's last byte", *_BY_REQUEST
         )
-        self.overhead = self._histogram(
+        self.overhead = self.histogram(
             "overhead_seconds",
             "Time spent outside Triton and outside the queue",
             "pipeline",
             "transport",
             buckets=_OVERHEAD_SECONDS,
         )
-        self.time_to_first_output = self._histogram(
+        self.time_to_first_output = self.histogram(
             "time_to_first_output_seconds", "From a stream's request to its first output", "pipeline"
         )
-        self.inter_output = self._histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
-        self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts of language models", "pipeline")
-        self.completion_tokens = self._counter("completion_tokens", "Tokens that language models wrote", "pipeline")
-        self.time_per_output_token = self._histogram(
+        self.inter_output = self.histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
+        self.stream_outputs = self.counter("stream_outputs", "Outputs of streams", "pipeline")
+        self.prompt_tokens = self.counter("prompt_tokens", "Tokens of the prompts of language models", "pipeline")
+        self.completion_tokens = self.counter("completion_tokens", "Tokens that language models wrote", "pipeline")
+        self.time_per_output_token = self.histogram(
             "time_per_output_token_seconds",
             "From the first to the last output of a stream, for each token after the first",
             "pipeline",
         )
         self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline")
         self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline")
-        self.queue_time = self._histogram(
+        self.queue_time = self.histogram(
             "queue_seconds", "Time that a request waited for a slot, 0 if it did not wait", "pipeline"
         )
         self.requests_running = self._gauge("requests_running", "Requests that have a slot")
@@ -68,54 +67,47 @@ class Metrics:
         self.kept_stream_bytes = self._gauge("kept_stream_bytes", "Memory of the events of resumable streams")
         self.sessions = OpenedMetrics(
             self._gauge("open_sessions", "Sessions that take steps", "pipeline"),
-            self._counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
+            self.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
         )
         self.websockets = OpenedMetrics(
             self._gauge("open_websockets", "Open WebSockets", "pipeline"),
-            self._counter("websockets", "WebSockets that ended, by reason", "pipeline", "reason"),
+            self.counter("websockets", "WebSockets that ended, by reason", "pipeline", "reason"),
         )
-        self.parts = self._counter(
+        self.parts = self.counter(
             "request_parts", "Calls for requests with more items than their model takes at a time", "pipeline"
         )
-        self.early_exits = self._counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
-        self.rejected = self._counter("rejected", "Requests rejected under load, by error code", "reason")
-        self.contract_violations = self._counter(
+        self.early_exits = self.counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
+        self.rejected = self.counter("rejected", "Requests rejected under load, by error code", "reason")
+        self.contract_violations = self.counter(
             "contract_violations", "Outputs that broke their contract", "pipeline", "tensor"
         )
-        self.model_exceptions = self._counter(
+        self.model_exceptions = self.counter(
             "model_exceptions",
             "Requests that failed because a model's script raised, a whole batch at a time",
             "pipeline",
         )
-        self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
-        self.triton_calls_by_address = self._counter(
+        self.triton_calls = self.counter("triton_calls", "Inference calls to Triton", "model", "code")
+        self.triton_calls_by_address = self.counter(
             "triton_calls_by_address", "Inference calls to each of several Tritons", "address", "code"
         )
-        self.triton_ejections = self._counter(
+        self.triton_ejections = self.counter(
             "triton_ejections", "Times that one of several Tritons was not used any more", "address", "reason"
         )
-        self.triton_repeats = self._counter(
+        self.triton_repeats = self.counter(
             "triton_repeats", "Requests that were sent to Triton again, to another one if there are several"
-        )
-        self.coalescing = CoalescingMetrics(
-            self._histogram(
-                "items_per_call", "Items of the calls of models whose requests share calls", "model", buckets=_ITEMS
-            ),
-            self._counter("coalesced_requests", "Requests that shared a call", "model"),
-            self._counter("coalesced_repeats", "Calls that were made again for a part of a shared call", "model"),
         )
         self.open_breakers = self._gauge(
             "open_breakers", "Tritons where a model is not called until it answers a probe", "model"
         )
-        self.large_calls = self._counter("large_calls", "Calls with large tensors, by transport", "way")
+        self.large_calls = self.counter("large_calls", "Calls with large tensors, by transport", "way")
         self.shared_memory = self._gauge(
             "shared_memory_bytes", "Shared memory for large tensors, by its state", "state"
         )
-        self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
-        self.engine_deaths = self._counter("engine_deaths", "Engines of models that died", "model")
-        self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
-        self.out_of_files = self._counter("out_of_files", "Seconds in which a process had no free file descriptor")
-        self.dropped_lines = self._counter(
+        self.stub_deaths = self.counter("stub_deaths", "Python processes of models that died", "model")
+        self.engine_deaths = self.counter("engine_deaths", "Engines of models that died", "model")
+        self.worker_deaths = self.counter("worker_deaths", "Worker processes that ended unexpectedly")
+        self.out_of_files = self.counter("out_of_files", "Seconds in which a process had no free file descriptor")
+        self.dropped_lines = self.counter(
             "log_lines_dropped", "Log lines dropped because the reader of the log is too slow"
         )
         self._shown_dropped_lines = 0
@@ -178,7 +170,7 @@ class Metrics:
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
         return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
 
     def _gauge(
@@ -187,7 +179,7 @@ class Metrics:
         """``mode``: how the gauges of several processes are merged. With ``all``, a page has those of its process."""
         return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
-    def _histogram(
+    def histogram(
         self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
     ) -> Histogram:
         return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
@@ -286,23 +278,6 @@ class OpenedMetrics:
     def ended(self, pipeline: str, reason: str) -> None:
         self._open_of(pipeline).dec()
         self._ended_of(pipeline, reason).inc()
-
-
-class CoalescingMetrics:
-    """Observes the calls of models whose requests may share calls."""
-
-    def __init__(self, items: Histogram, requests: Counter, repeats: Counter) -> None:
-        self._items_of = cache(items.labels)
-        self._requests_of = cache(requests.labels)
-        self._repeats_of = cache(repeats.labels)
-
-    def called(self, model: str, items: int, requests: int) -> None:
-        self._items_of(model).observe(items)
-        if requests > 1:
-            self._requests_of(model).inc(requests)
-
-    def repeated(self, model: str) -> None:
-        self._repeats_of(model).inc()
 
 
 class CallMetrics:

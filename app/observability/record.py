@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
-from app.core.inference import new_request_id
+from app.core.inference import SentAs, new_request_id
 from app.core.trace import TraceContext
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
@@ -52,10 +52,8 @@ class RequestRecord(Struct, eq=False):
     """Time that the request waited for Triton."""
     stream_ended: float = 0.0
     """When the request's stream ended, on the clock of ``started``."""
-    shared_with: int = 0
-    """The number of other requests in the call to Triton."""
-    shared_trace: TraceContext | None = None
-    """The trace to which a shared call belongs."""
+    sent_as: SentAs | None = None
+    """Set if the request had no call to Triton of its own."""
     queue_s: float = 0.0
     total_s: float = 0.0
     """Time from the start to the end; 0 before."""
@@ -182,8 +180,8 @@ class RequestRecord(Struct, eq=False):
             fields["key"] = self.key
         if self.triton_request_id:
             fields["triton_request_id"] = self.triton_request_id
-        if self.shared_with:
-            fields["shared_with"] = self.shared_with
+        if self.sent_as is not None:
+            fields |= self.sent_as.notes
         if self.tokens is not None:
             fields["prompt_tokens"] = self.tokens.prompt
             fields["completion_tokens"] = self.tokens.completion

@@ -96,10 +96,10 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
         attributes |= {"triton_gateway.pipeline": record.pipeline, "triton_gateway.transport": record.transport}
     if record.triton_request_id:
         attributes["triton_gateway.triton_request_id"] = record.triton_request_id
-    if record.shared_with:
-        attributes["triton_gateway.shared_with"] = record.shared_with
-    if record.shared_trace is not None and record.shared_trace != record.trace:
-        span.link(record.shared_trace)
+    if (sent_as := record.sent_as) is not None:
+        attributes |= {f"triton_gateway.{name}": value for name, value in sent_as.notes.items()}
+        if sent_as.trace is not None and sent_as.trace != record.trace:
+            span.link(sent_as.trace)
     if record.operation or record.tokens is not None:
         attributes |= _attributes_of_language_model(record)
     if route is not None:

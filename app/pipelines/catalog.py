@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.config.watch import FollowedFile
-from app.core.coalescing import Coalescing
 from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
+from app.core.layer import PipelineLayer
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext
 from app.pipelines.file import GatewayFile, followed_gateway_file
@@ -167,13 +167,13 @@ class Catalog:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
         return entry.pipeline
 
-    def coalescing_of(self, model: str) -> Coalescing | None:
-        """How requests to a model by its own name share calls; None if ``oip.coalesce`` does not list the model."""
+    def layers_of(self, model: str) -> tuple[PipelineLayer, ...]:
+        """The layers of a pipeline over the model that requests to the model by its own name use too."""
         oip = None if self.file is None else self.file.spec.oip
-        if oip is None or model not in oip.coalesce:
-            return None
+        if oip is None or model not in oip.models_with_layers:
+            return ()
         pipelines = (entry.pipeline for entry in self.entries.values() if entry.spec.model == model)
-        return next((each.coalescing for each in pipelines if each is not None and each.coalescing is not None), None)
+        return next((each.layers for each in pipelines if each is not None and each.layers), ())
 
     def missing_at(self, entry: CatalogEntry) -> Mapping[str, str]:
         """The Tritons, of several, that are not called for a pipeline: address -> why not."""

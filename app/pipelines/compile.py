@@ -12,7 +12,6 @@ from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, 
 from app.core.sequence import sequence_ids_of
 from app.core.text import nearest
 from app.pipelines.body import BodyReader
-from app.pipelines.coalescing import coalescing_of
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.graph import graph_of
 from app.pipelines.inputs import InputField
@@ -94,7 +93,7 @@ def compile_pipeline(
         exposes_errors=context.exposes_errors,
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),
-        coalescing=coalescing_of(spec, config, models),
+        layers=spec.layers_of(name, config, models),
         session=session_terms_of(spec, config, models),
     )
     try:

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+from msgspec.structs import replace
 
 from app.codecs.kinds import is_bare_item
 from app.config.document import read_regular_file
-from app.core.inference import INTEGER_DATATYPES
+from app.core.inference import (
+    BYTES,
+    INTEGER_DATATYPES,
+    Array,
+    InferenceRequest,
+    Tensor,
+    bytes_array,
+    new_request_id,
+)
 from app.pipelines.inputs import InputField
 from app.pipelines.parameters import ParameterField
 from app.pipelines.pipeline import Pipeline
@@ -141,3 +151,64 @@ def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) ->
 def sample_body(pipeline: Pipeline, folder: Path) -> bytes:
     """The JSON body of the pipeline's sample. Raises OSError, TypeError or ValueError."""
     return body_of(pipeline, pipeline.spec.sample or {}, folder)
+
+
+VARIATIONS = 4
+"""How many different requests are made from the sample."""
+
+
+def trial_requests(pipeline: Pipeline, folder: Path) -> tuple[list[InferenceRequest], list[InferenceRequest]]:
+    """Returns the requests of the sample and the examples, and different requests made from the sample.
+
+    Raises the errors of :func:`body_of`, and GatewayError for an invalid request.
+    """
+    declared = [
+        pipeline.request_of_json(body_of(pipeline, values, folder))
+        for values in declared_requests(pipeline.spec).values()
+    ]
+    specs: dict[str, InputSpec | ParameterSpec] = {each.tensor.name: each.spec for each in pipeline.inputs}
+    specs |= {each.tensor.name: each.spec for each in pipeline.parameters if each.tensor is not None}
+
+    def varied(turn: int) -> InferenceRequest:
+        inputs = tuple(
+            replace(each, array=_varied_array(each, specs[each.name], turn)) if each.name in specs else each
+            for each in declared[0].inputs
+        )
+        return replace(declared[0], inputs=inputs, request_id=new_request_id())
+
+    return declared, list(map(varied, range(1, VARIATIONS + 1)))
+
+
+def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) -> Array:
+    """Other values of the same kind, within the declared bounds: in another order where that differs, or other ones."""
+    array = tensor.array
+    is_text = isinstance(spec, InputSpec) and spec.kind == "text" and tensor.datatype == BYTES
+    if isinstance(spec, InputSpec) and spec.kind != "number" and not is_text:
+        return array
+    if spec.enum:
+        value = spec.enum[turn % len(spec.enum)]
+        return np.full_like(array, value.encode() if isinstance(value, str) else value)
+    if tensor.datatype == BYTES:
+        texts = [_varied_text(each.decode(errors="replace"), turn).encode() for each in array.flat]
+        return bytes_array(texts, array.shape)
+    if tensor.datatype == "BOOL":
+        return ~array
+    mixed = np.roll(array.reshape(-1)[::-1], turn).reshape(array.shape)
+    return np.full_like(array, _other_number(array, spec, turn)) if np.array_equal(mixed, array) else mixed
+
+
+def _varied_text(text: str, turn: int) -> str:
+    mixed = text[turn:] + text[:turn] if len(text) > turn else text[::-1]
+    return mixed if mixed != text else f"{text} {'a' * turn}"
+
+
+def _other_number(array: Array, spec: InputSpec | ParameterSpec, turn: int) -> Any:
+    """The first number, moved within its bounds."""
+    value, info = array.flat[0].item(), np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
+    low, high = (-math.inf, math.inf) if info is None else (int(info.min), int(info.max))
+    low = low if spec.minimum is None else max(low, spec.minimum)
+    high = high if spec.maximum is None else min(high, spec.maximum)
+    moved = [value + turn, value - turn]
+    if info is None:
+        moved += [(value + high) / 2, (value + low) / 2]
+    return next((each for each in moved if low <= each <= high and math.isfinite(each)), value)

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import orjson
 
-from app.core.coalescing import Coalescing
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.core.inference import Deadline, InferenceRequest, Tensor
+from app.core.layer import PipelineLayer
 from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
 from app.core.session import SessionTerms
@@ -144,8 +144,8 @@ class Target:
     spec: PipelineSpec
     config: ModelConfig
     capacity: Capacity = dataclasses.field(default_factory=Capacity)
-    coalescing: Coalescing | None = None
-    """None if each request has a call of its own."""
+    layers: tuple[PipelineLayer, ...] = ()
+    """The layers around the engine that its requests use."""
 
     @property
     def stream_terms(self) -> StreamSpec:
@@ -158,7 +158,9 @@ class Target:
         if name is not None:  # Triton tells no step the deadline
             expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
             request = request.with_parameter(name, expires_at_ms)
-        return request if self.coalescing is None else request.coalesced(self.coalescing)
+        for layer in self.layers:
+            request = layer.extended(request)
+        return request
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -21,11 +21,10 @@ from app.core.batch import items_of, part_of
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
-from app.pipelines.examples import sample_body
+from app.pipelines.examples import sample_body, trial_requests
 from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline, Target
-from app.pipelines.trial import run_trial
 
 
 class TokenCount:
@@ -295,7 +294,7 @@ class Canceller:
 async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
 
-    With ``batch``, only its first part. Then runs the trial of a pipeline whose requests share calls.
+    With ``batch``, only its first part. Then runs the trials of the pipeline's layers.
 
     ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
     """
@@ -306,5 +305,6 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     deadline = Deadline.after(pipeline.sample_timeout_s)
     call = engine.infer_stream if pipeline.config.decoupled else engine.infer
     await run(WholeAnswer(pipeline, request), call(request, deadline))
-    if pipeline.coalescing is not None:
-        await run_trial(engine, pipeline, pipeline.coalescing, folder)
+    for layer in pipeline.layers:
+        declared, varied = await asyncio.to_thread(trial_requests, pipeline, folder)
+        await layer.run_trial(engine, declared, varied, pipeline.sample_timeout_s)

@@ -1,12 +1,18 @@
 """The keys of ``gateway.yaml`` as types, with all documented defaults."""
 
 import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from app.coalescing.trial import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Section
 from app.core.errors import FailureCode
+from app.core.layer import PipelineLayer
+from app.core.model import ModelConfig, reached
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.preset import PresetName, with_preset
 
@@ -384,6 +390,48 @@ class PipelineSpec(Section):
         """Whether the gateway itself runs the sample. With sessions, it would wait for, and take, a caller's place."""
         return self.sample is not None and self.warmup and self.session is None
 
+    @property
+    def joins_requests(self) -> bool:
+        """Whether the gateway joins small requests to one call."""
+        return self.coalesce is not None
+
+    def layers_of(self, name: str, config: ModelConfig, models: Mapping[str, ModelConfig]) -> tuple[PipelineLayer, ...]:
+        """The layers around the engine that the pipeline uses.
+
+        ``models``: those that a request runs through, as far as they are known. Raises PipelineMismatch with the reason
+        if requests must not share calls.
+        """
+        if self.coalesce is None:
+            return ()
+        steps = reached(config, models, by_steps=True)
+        for refusal in chain(self._reasons_not_to_coalesce(), refusals_of(steps)):
+            raise PipelineMismatch(("coalesce",), f"is on, but {refusal}")
+        smallest = min(each.max_batch_size for each in steps)
+        coalescing = Coalescing(
+            name,
+            max_items=min(smallest, self.coalesce.max_items or smallest),
+            max_bytes=self.coalesce.max_bytes,
+            outputs={each.name: each.dims for each in config.outputs},
+            steps=sum(not each.is_ensemble for each in steps) or 1,
+            tolerance=self.coalesce.tolerance,
+        )
+        return (coalescing,)
+
+    def _reasons_not_to_coalesce(self) -> Iterator[str]:
+        if not self.idempotent:
+            yield "the pipeline is not `idempotent: true`: a request of a call that failed is sent again"
+        if not self.runs_sample:
+            yield "the pipeline has no `sample` that runs at start, with which the gateway tries the model"
+        if self.early_exit:
+            yield "the pipeline has `early_exit` rules: they are for one request, and would end all requests of a call"
+        if self.cancel is not None:
+            yield "the pipeline has `cancel`, which would stop the other requests of a call"
+        if self.deadline_parameter is not None:
+            yield "the pipeline has `deadline_parameter`, and the requests of a call have different deadlines"
+        for tensor, contract in self.contract.items():
+            if contract.max_items is not None:
+                yield f"the contract of '{tensor}' counts items, which a model would count over all requests of a call"
+
     @model_validator(mode="after")
     def _names_are_free(self) -> Self:
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
@@ -429,6 +477,11 @@ class OipSpec(Section):
     """Served under ``/v2`` in addition to the models of the pipelines."""
     coalesce: list[str] = []
     """Models of pipelines with ``coalesce`` whose requests under ``/v2`` share calls too."""
+
+    @property
+    def models_with_layers(self) -> list[str]:
+        """The models whose requests under ``/v2`` use the layers of their pipelines."""
+        return self.coalesce
 
 
 class GatewaySpec(Section):

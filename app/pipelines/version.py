@@ -74,11 +74,9 @@ class PipelineVersion:
     @property
     def is_due(self) -> bool:
         """Whether the sample must run now."""
-        coalescing = None if self.pipeline is None else self.pipeline.coalescing
-        # Requests share no calls while a new version of the model answers.
-        needs_trial = self.state is VersionState.READY and coalescing is not None and coalescing.needs_trial
-        is_wanted = self.state is VersionState.WARMING or needs_trial
-        return is_wanted and self.warming is None and self._backoff.is_due
+        layers = () if self.pipeline is None else self.pipeline.layers
+        needs_trial = self.state is VersionState.READY and any(layer.needs_trial for layer in layers)
+        return (self.state is VersionState.WARMING or needs_trial) and self.warming is None and self._backoff.is_due
 
     def settle(self) -> None:
         """Handles the sample's result if it is available."""

@@ -20,6 +20,7 @@ from app.api.explain.explanations import Explanations
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.check import log_findings
+from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
 from app.core.loopback import is_loopback
@@ -36,7 +37,7 @@ from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
 from app.settings import Settings
 from app.streams.store import StreamStore
-from app.triton.coalescing import CoalescingEngine
+from app.triton.errors import is_dead_process
 
 _log = logging.getLogger(__name__)
 
@@ -251,7 +252,9 @@ def _inference_of(servers: Servers, engine: InferenceServer, catalog: Catalog, l
     triton, metrics = servers.triton, servers.metrics
     admission = Admission(triton.share, len(triton.addresses))
     return Inference(
-        CoalescingEngine(engine, admission.calls_of, metrics.coalescing),
+        CoalescingEngine(
+            engine, admission.calls_of, SharedCallMetrics(metrics.counter, metrics.histogram), is_dead_process
+        ),
         catalog,
         metrics,
         Canceller(engine),

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from app.api.explain.explanations import Explained
 from app.api.explain.spans import spans_in
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError, Outcome
+from app.core.inference import SentAs
 from app.observability.record import RequestRecord
 from tests.console import runs
 from tests.toolkit.triton_spans import Export
@@ -317,7 +318,7 @@ def test_a_decoupled_step_says_what_its_span_leaves_out() -> None:
 
 @pytest.mark.parametrize(("others", "text"), [(1, "with 1 other in"), (23, "with 23 others in")])
 def test_a_shared_call_is_explained(others: int, text: str) -> None:
-    found = explained(None, replace(OK, shared_with=others))
+    found = explained(None, replace(OK, sent_as=SentAs("tid", None, {"shared_with": others})))
     assert found["shared_with"] == others
     assert any(text in note for note in found["notes"])
     assert not any("one call" in note for note in explained(None)["notes"])

@@ -3,6 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.answer import Tokens
 from app.core.errors import Outcome
 from app.core.inference import InferenceRequest
@@ -73,8 +74,9 @@ def filled() -> Metrics:
     pipeline.parts.inc(2)
     metrics.sessions.opened("p")
     metrics.sessions.ended("p", "idle")
-    metrics.coalescing.called("m", 4, 2)
-    metrics.coalescing.repeated("m")
+    shared_calls = SharedCallMetrics(metrics.counter, metrics.histogram)
+    shared_calls.called("m", 4, 2)
+    shared_calls.repeated("m")
     metrics.show_load({"p": 4}, {"p": 1}, {"p": 2}, {"m": 3})
     metrics.count_triton_call("m", "OK")
     metrics.triton_calls_by_address.labels("a:1", "OK").inc()

@@ -12,7 +12,7 @@ import pytest
 
 from app.core.answer import Tokens
 from app.core.errors import GatewayError, InvalidInput, ModelError, Outcome
-from app.core.inference import InferenceRequest
+from app.core.inference import InferenceRequest, SentAs
 from app.core.trace import TraceContext
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord
@@ -122,7 +122,7 @@ async def test_the_span_of_a_request_links_to_the_trace_of_its_shared_call(
 ) -> None:
     other = TraceContext("5" * 32, "6" * 16, 1)
     for trace in (other, CALLER):
-        record = RequestRecord("rid", "POST", "/", shared_with=23, shared_trace=other, trace=trace)
+        record = RequestRecord("rid", "POST", "/", sent_as=SentAs("tid", other, {"shared_with": 23}), trace=trace)
         end_request_span(tracer.start("POST", SpanKind.SERVER, CALLER), record, None)
     own, linked = await sent(tracer, collector)
     assert (own.links, linked.links) == ((), (other.span_id,))

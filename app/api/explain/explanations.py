@@ -99,7 +99,8 @@ class Explained:
             answer.error, answer.failed_model = record.error.code, record.error.failed_step or None
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
         answer.spans = self.own_spans(record.triton_request_id) if record.triton_at else []
-        answer.dropped, answer.shared_with = self.dropped, record.shared_with
+        answer.dropped = self.dropped
+        answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
         has_call = any(span.name == CALL for span in answer.spans)
         is_whole = all(span.name == CALL or span.parent in self.spans for span in answer.spans)
         answer.is_complete = not record.triton_at or (has_call and is_whole)

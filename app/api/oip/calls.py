@@ -66,11 +66,11 @@ class ModelCalls:
         catalog = self.inference.catalog
         models = catalog.oip_models
         config, rules = models.config(model), models.rules(model)
-        coalescing = catalog.coalescing_of(model) if rules.idempotent else None
-        parts = config, rules, models.capacity(model), models.in_flight, coalescing
+        layers = catalog.layers_of(model) if rules.idempotent else ()
+        parts = config, rules, models.capacity(model), models.in_flight, layers
         known = self._signatures.get(model)
         if known is None or not all(map(is_, known[0], parts)):
-            known = self._signatures[model] = parts, Signature.compile(model, models, coalescing)
+            known = self._signatures[model] = parts, Signature.compile(model, models, layers)
         return known[1]
 
     async def answer(self, call: InferenceCall, request: InferenceRequest) -> InferenceResponse:

@@ -11,7 +11,6 @@ from app.api.oip.parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, NumberLists, number_codec
-from app.core.coalescing import Coalescing
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import (
     BYTES,
@@ -24,6 +23,7 @@ from app.core.inference import (
     bytes_array,
     elements_in,
 )
+from app.core.layer import PipelineLayer
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
 from app.observability.metrics import NO_PIPELINE
@@ -186,8 +186,8 @@ class Signature(Target):
     rules: RequestRules
 
     @classmethod
-    def compile(cls, model: str, models: OipModels, coalescing: Coalescing | None = None) -> "Signature":
-        """``coalescing``: of a model whose requests share calls. Raises UnknownModel or ModelNotReady."""
+    def compile(cls, model: str, models: OipModels, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
+        """Raises UnknownModel or ModelNotReady."""
         config, rules, first_output_s = models.config(model), models.rules(model), models.first_output_s.get(model)
         never_s = 2 * STREAM_DEFAULTS.timeout_s  # the status of a stream is that of its first output
         stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s, "commit_s": never_s})
@@ -196,7 +196,7 @@ class Signature(Target):
             spec=PipelineSpec(model=model, stream=stream, cancel=models.cancel.get(model)),
             config=config,
             capacity=models.capacity(model),
-            coalescing=coalescing,
+            layers=layers,
             inputs={spec.name: Input.compile(spec, config) for spec in config.inputs},
             required=frozenset(spec.name for spec in config.inputs if not spec.optional),
             outputs={spec.name: spec for spec in config.outputs},

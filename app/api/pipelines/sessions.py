@@ -19,7 +19,6 @@ from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
 from app.api.streaming import Start, StreamResponse
 from app.core.errors import Forbidden, HttpSessionsOff, InvalidRequest, UnknownSession
-from app.core.rows import owned
 from app.sessions.session import End, SessionStep, StepAnswer
 
 STEP = b"x-session-step"
@@ -80,7 +79,7 @@ class SessionRoutes:
         self._inference.admit_step(exchange, pipeline)
         number, is_last = _number_of(exchange), _is_last(exchange)
         deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
-        inference = owned(await read_inference(exchange, pipeline, self._limits, deadline))
+        inference = (await read_inference(exchange, pipeline, self._limits, deadline)).owned()
         record, caller = exchange.record, exchange.caller
         step = SessionStep(number, is_last, deadline, lambda: self._steps.answer(record, caller, session, inference))
         with CancelledOnDisconnect(exchange):
@@ -97,7 +96,7 @@ class SessionRoutes:
         check_is_start(exchange)
         number, is_last = _number_of(exchange), _is_last(exchange)
         deadline = self._steps.stream_deadline(exchange, session)
-        inference = owned(await read_inference(exchange, pipeline, self._limits, deadline))
+        inference = (await read_inference(exchange, pipeline, self._limits, deadline)).owned()
         stream = self._steps.stream_of(exchange.record, exchange.caller, session, inference, deadline)
         with CancelledOnDisconnect(exchange):
             opening = await stream.open(number, is_last=is_last)

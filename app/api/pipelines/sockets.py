@@ -25,7 +25,6 @@ from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, RequestReas
 from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
-from app.core.rows import owned
 from app.http1.websocket import Message, SocketTerms, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
@@ -173,7 +172,7 @@ class StepHandler:
         self._check_key(exchange)
         pipeline, caller = session.subject.pipeline, exchange.caller
         deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
-        request = owned(await read_message(exchange, pipeline, message, deadline))
+        request = (await read_message(exchange, pipeline, message, deadline)).owned()
         answer = await session.step(
             SessionStep(None, False, deadline, lambda: self._steps.answer(record, caller, session, request))
         )
@@ -200,7 +199,7 @@ class StreamedStepHandler(StepHandler):
         exchange, session = self._exchange, self._session
         self._check_key(exchange)
         deadline = self._steps.stream_deadline(exchange, session)
-        request = owned(await read_message(exchange, session.subject.pipeline, message, deadline))
+        request = (await read_message(exchange, session.subject.pipeline, message, deadline)).owned()
         stream = self._steps.stream_of(record, exchange.caller, session, request, deadline)
         opening = await stream.open(None, is_last=False)
         return Reply(stream.log, opening, stream.leave, stream.left)

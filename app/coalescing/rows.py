@@ -4,31 +4,20 @@ The first dimension of every input and output is the batch. A response is cut on
 the rows of all requests; Triton does not check that.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from app.core.coalescing import CoalescingFault
-from app.core.inference import (
-    BYTES,
-    Array,
-    InferenceRequest,
-    InferenceResponse,
-    Parameter,
-    Tensor,
-    bytes_array,
-    new_request_id,
-)
-from app.core.trace import TraceContext
+from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Tensor, new_request_id
 
 
 class RowsMismatch(Exception):
-    """An output of a response does not have the rows of its requests."""
+    """Why requests must not share calls. ``output``: the one at fault; empty if there is none."""
 
-    def __init__(self, fault: CoalescingFault) -> None:
-        super().__init__(fault.text)
-        self.fault = fault
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(f"output '{output}' {text}" if output else text)
+        self.output = output
 
 
 def rows_of(request: InferenceRequest) -> int | None:
@@ -44,35 +33,10 @@ def rows_of(request: InferenceRequest) -> int | None:
 
 def bytes_of(request: InferenceRequest) -> int:
     """Returns the size of the request's tensors on the wire, in bytes."""
-    return sum(map(_size_of, request.inputs))
-
-
-def _size_of(tensor: Tensor) -> int:
-    array = tensor.array
-    return sum(4 + len(element) for element in array.flat) if tensor.datatype == BYTES else array.nbytes
-
-
-def owned(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request with copies of those tensors that may be in the memory of its body.
-
-    That memory belongs to another caller's body when the caller leaves. A call for several callers goes on.
-    """
-    if all(map(_is_owned, request.inputs)):
-        return request
-    return replace(request, inputs=tuple([replace(each, array=_copied(each)) for each in request.inputs]))
-
-
-def _is_owned(tensor: Tensor) -> bool:
-    """Whether numpy allocated the memory of the numbers. The elements of BYTES have memory of their own kind."""
-    array = tensor.array
-    owner = array if array.base is None else array.base
-    return tensor.datatype != BYTES and isinstance(owner, np.ndarray) and owner.flags.owndata
-
-
-def _copied(tensor: Tensor) -> Array:
-    if tensor.datatype != BYTES:
-        return tensor.array.copy()
-    return bytes_array([bytes(element) for element in tensor.array.flat], tensor.shape)
+    return sum(
+        sum(4 + len(element) for element in each.array.flat) if each.datatype == BYTES else each.array.nbytes
+        for each in request.inputs
+    )
 
 
 def key_of(request: InferenceRequest) -> Hashable:
@@ -86,19 +50,12 @@ def key_of(request: InferenceRequest) -> Hashable:
         request.version,
         tuple([(each.name, each.datatype, each.array.shape[1:]) for each in request.inputs]),
         tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else (),
-        _parameters_of(request) if request.parameters else (),
+        tuple([(name, type(each), repr(each)) for name, each in sorted(request.parameters.items())])
+        if request.parameters
+        else (),
         request.takes_traceparent,
         request.ends_by_hook,
-        request.coalescing,
     )
-
-
-def _parameters_of(request: InferenceRequest) -> tuple[tuple[str, type, str], ...]:
-    return tuple([(name, type(each), repr(each)) for name, each in sorted(request.parameters.items(), key=_name)])
-
-
-def _name(parameter: tuple[str, Parameter]) -> str:
-    return parameter[0]
 
 
 def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest:
@@ -108,6 +65,7 @@ def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest:
     failed must not be sent again as a whole, because one of its items may have ended the model's process.
     """
     first = requests[0]
+    traces = [each.trace for each in requests if each.trace is not None]
     inputs = tuple(
         [
             replace(tensor, array=np.concatenate([each.inputs[index].array for each in requests]))
@@ -118,16 +76,10 @@ def joined(requests: Sequence[InferenceRequest]) -> InferenceRequest:
         first,
         inputs=inputs,
         request_id=new_request_id(),
-        trace=_trace_of(requests),
+        trace=next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None),
         idempotent=False,
-        coalescing=None,
-        shared=None,
+        extensions=(),
     )
-
-
-def _trace_of(requests: Iterable[InferenceRequest]) -> TraceContext | None:
-    traces = [each.trace for each in requests if each.trace is not None]
-    return next((trace for trace in traces if trace.is_sampled), traces[0] if traces else None)
 
 
 def check_rows(
@@ -144,12 +96,12 @@ def check_rows(
     outputs = response.outputs
     wanted = {output.name for output in request.outputs} if request.outputs else declared.keys()
     if not outputs.keys() >= wanted:
-        raise RowsMismatch(CoalescingFault("is left out of a response", min(wanted - outputs.keys())))
+        raise RowsMismatch("is left out of a response", min(wanted - outputs.keys()))
     for name, tensor in outputs.items():
         shape, dims = tensor.array.shape, declared.get(name, ())
         if shape[:1] != (rows,) or (len(shape) != len(dims) + 1 and -1 in dims):
             text = f"has the shape {list(shape)} for {rows} rows" + (f" of {list(dims)}" if dims else "")
-            raise RowsMismatch(CoalescingFault(text, name))
+            raise RowsMismatch(text, name)
 
 
 def cut(

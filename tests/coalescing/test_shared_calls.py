@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.coalescing import Coalescing, CoalescingFault
+from app.coalescing.rows import key_of
+from app.coalescing.shared_calls import (
+    PAUSE_S,
+    SPLITS,
+    CoalescingEngine,
+    SharedCallMetrics,
+    budget_of,
+    for_one_of_several,
+)
+from app.coalescing.trial import Coalescing
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
@@ -34,25 +43,27 @@ from app.core.inference import (
     Tensor,
     bytes_array,
 )
-from app.core.rows import key_of, owned
 from app.core.trace import TraceContext
-from app.triton.coalescing import PAUSE_S, SPLITS, CoalescingEngine, budget_of, for_one_of_several
+from app.observability.metrics import Metrics
+from app.triton.errors import is_dead_process
 from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of
 from tests.toolkit.simulated_clock import simulated
 
 OUTPUTS = {"NEGATIVE": (1,), "TEXT": (1,)}
 
 
-class Counted:
+class Counted(SharedCallMetrics):
     def __init__(self) -> None:
+        metrics = Metrics("0")
+        super().__init__(metrics.counter, metrics.histogram)
         self.calls: list[tuple[int, int]] = []
         self.repeats = 0
 
     def called(self, model: str, items: int, requests: int) -> None:
         self.calls.append((items, requests))
 
-    def repeated(self, model: str) -> None:
-        self.repeats += 1
+    def repeated(self, model: str, calls: int = 1) -> None:
+        self.repeats += calls
 
 
 class Bench:
@@ -68,8 +79,8 @@ class Bench:
     ) -> None:
         self.inner = engine or RowEngine()
         self.counted = Counted()
-        self.engine = CoalescingEngine(self.inner, lambda _model, _steps: calls, self.counted)
-        self.coalescing = Coalescing(max_items, 1024 * 1024, outputs)
+        self.engine = CoalescingEngine(self.inner, lambda _model, _steps: calls, self.counted, is_dead_process)
+        self.coalescing = Coalescing("p", max_items, 1024 * 1024, outputs)
         self.coalescing.prove("1")
 
     def request(
@@ -79,7 +90,7 @@ class Bench:
         request = InferenceRequest(
             model, (Tensor("ITEM", "INT64", array),), parameters=parameters or {}, idempotent=True
         )
-        return request.coalesced(self.coalescing)
+        return self.coalescing.extended(request)
 
     async def infer(self, *items: int, timeout_s: float = 10.0) -> InferenceResponse:
         return await self.engine.infer(self.request(*items), Deadline.after(timeout_s))
@@ -89,8 +100,8 @@ class Bench:
 
     @property
     def is_idle(self) -> bool:
-        models = self.engine._models.values()
-        return not any(model.running or model.waiting for model in models)
+        model = self.engine.of_model("m")
+        return not model.running and not model.waiting
 
 
 def is_answer_of(response: object, *items: int) -> bool:
@@ -110,8 +121,7 @@ def test_with_a_free_slot_a_request_goes_at_once() -> None:
         request = bench.request(7)
         assert is_answer_of(await bench.engine.infer(request, Deadline.after(1)), 7)
         assert bench.inner.calls == [request], "unchanged, with its own id"
-        assert request.shared is not None
-        assert request.shared.requests == 0
+        assert request.extensions[0].sent_as is None
         assert bench.counted.calls == [(1, 1)]
 
     run(work())
@@ -171,7 +181,6 @@ DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
     "shape": lambda request: replace(
         request, inputs=(Tensor("ITEM", "INT64", np.repeat(request.inputs[0].array, 2, axis=1)),)
     ),
-    "pipeline": lambda request: request.coalesced(Coalescing(64, 1024, OUTPUTS)),
 }
 
 
@@ -216,6 +225,22 @@ def test_different_requests_share_no_call() -> None:
         for call in bench.inner.calls[1:]:
             assert {item % 3 for item in items_of(call)} == {call.parameters["beam"]}
         assert len(bench.inner.calls) == 4
+
+    run(work())
+
+
+def test_pipelines_over_one_model_share_no_call() -> None:
+    async def work() -> None:
+        bench = Bench()
+        other = Coalescing("other", 64, 1024 * 1024, OUTPUTS)
+        other.prove("1")
+        requests = [bench.request(item) for item in range(5)]
+        requests[3:] = [
+            replace(each, extensions=other.extended(replace(each, extensions=())).extensions) for each in requests[3:]
+        ]
+        results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+        assert all(is_answer_of(result, item) for item, result in enumerate(results))
+        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [3, 4]]
 
     run(work())
 
@@ -292,10 +317,11 @@ def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> None:
         await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
         call = bench.inner.calls[1]
         assert not call.idempotent
-        assert call.coalescing is call.shared is None
+        assert call.extensions == ()
         assert call.request_id not in {each.request_id for each in requests}
-        assert requests[1].shared is not None
-        assert (requests[1].shared.requests, requests[1].shared.request_id) == (2, call.request_id)
+        sent_as = requests[1].extensions[0].sent_as
+        assert sent_as is not None
+        assert (sent_as.notes, sent_as.request_id) == ({"shared_with": 1}, call.request_id)
 
     run(work())
 
@@ -307,7 +333,8 @@ def test_the_trace_of_a_sampled_request_is_that_of_the_call() -> None:
         requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
         await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
         assert bench.inner.calls[1].trace == traces[3]
-        assert [each.shared and each.shared.trace for each in requests[1:]] == [traces[3]] * 3
+        sent_as = [each.extensions[0].sent_as for each in requests[1:]]
+        assert [each and each.trace for each in sent_as] == [traces[3]] * 3
 
     run(work())
 
@@ -362,6 +389,11 @@ def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pyte
     assert [output in record.getMessage() for record in caplog.records] == [True]
 
 
+def fault_of(coalescing: Coalescing) -> str:
+    assert coalescing.fault is not None
+    return coalescing.fault.text.removeprefix("requests of pipeline 'p' do not share calls: ")
+
+
 def flat(outputs: Outputs) -> Outputs:
     return {name: Tensor(name, each.datatype, each.array[:, 0]) for name, each in outputs.items()}
 
@@ -390,7 +422,7 @@ def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
             assert isinstance(result, InferenceResponse)
             assert result.outputs["NEGATIVE"].array.tolist() == [-item]
         assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
-        assert bench.coalescing.fault == CoalescingFault("has the shape [1] for 1 rows of [-1]", "NEGATIVE")
+        assert fault_of(bench.coalescing) == "output 'NEGATIVE' has the shape [1] for 1 rows of [-1]"
 
     run(work())
 
@@ -408,7 +440,7 @@ def test_a_response_with_other_rows_for_one_request_ends_shared_calls() -> None:
         results = await bench.results(range(9))
         assert bench.inner.sizes == [1] * 9
         assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        assert bench.coalescing.fault == CoalescingFault("has the shape [2, 1] for 1 rows", "BOXES")
+        assert fault_of(bench.coalescing) == "output 'BOXES' has the shape [2, 1] for 1 rows"
 
     run(work())
 
@@ -417,7 +449,7 @@ def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
     async def work() -> None:
         bench = Bench(RowEngine(distort=without_text))
         await bench.results(range(5))
-        other = Coalescing(64, 1024, OUTPUTS)
+        other = Coalescing("p", 64, 1024, OUTPUTS)
         other.prove("1")
         bench.coalescing = other
         bench.inner.calls.clear()
@@ -672,9 +704,9 @@ def test_tensors_in_the_memory_of_a_body_are_copied() -> None:
     own = np.arange(4, dtype=np.float32)
     shared = [np.frombuffer(body, np.float32), np.frombuffer(body, np.float32).reshape(2, 2)[:1]]
     for array in (*shared, own, own.reshape(2, 2)[np.newaxis]):
-        (tensor,) = owned(InferenceRequest("m", (Tensor("X", "FP32", array),))).inputs
+        (tensor,) = InferenceRequest("m", (Tensor("X", "FP32", array),)).owned().inputs
         assert not np.shares_memory(tensor.array, np.frombuffer(body, np.float32))
         assert np.shares_memory(tensor.array, own) == np.shares_memory(array, own)
         np.testing.assert_array_equal(tensor.array, array)
-    (tensor,) = owned(InferenceRequest("m", (Tensor("X", "BYTES", texts),))).inputs
+    (tensor,) = InferenceRequest("m", (Tensor("X", "BYTES", texts),)).owned().inputs
     assert [type(element) for element in tensor.array] == [bytes]

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from app.core.coalescing import Coalescing
+from app.coalescing.trial import Coalescing
+from app.core.engine import Engine
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.inference import Tensor
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines.catalog import Catalog
+from app.pipelines.examples import trial_requests
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
-from app.pipelines.trial import run_trial
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model, pipeline
 from tests.toolkit.rows import Distort, Outputs, RowEngine, items_of, outputs_of
@@ -70,8 +71,13 @@ def test_a_step_of_an_ensemble_that_does_not_batch_is_refused() -> None:
 
 
 def coalescing_of(compiled: Pipeline) -> Coalescing:
-    assert compiled.coalescing is not None
-    return compiled.coalescing
+    (coalescing,) = compiled.layers
+    assert isinstance(coalescing, Coalescing)
+    return coalescing
+
+
+async def run_trial(engine: Engine, compiled: Pipeline) -> None:
+    await coalescing_of(compiled).run_trial(engine, *trial_requests(compiled, Path()), 1.0)
 
 
 def test_the_narrowest_step_limits_the_items() -> None:
@@ -81,7 +87,7 @@ def test_the_narrowest_step_limits_the_items() -> None:
     given = {**DECLARED, "coalesce": {"max_items": 4, "max_bytes": 100, "tolerance": 0.5}}
     coalescing = coalescing_of(pipeline(CONFIG, **given))
     assert (coalescing.max_items, coalescing.max_bytes, coalescing.tolerance) == (4, 100, 0.5)
-    assert pipeline(CONFIG, **{**DECLARED, "coalesce": False}).coalescing is None
+    assert pipeline(CONFIG, **{**DECLARED, "coalesce": False}).layers == ()
 
 
 def test_oip_names_only_models_that_have_a_trial() -> None:
@@ -95,7 +101,7 @@ async def tried(distort: Distort | None = None, *, engine: RowEngine | None = No
     compiled = pipeline(CONFIG, **DECLARED | keys)
     engine = engine or RowEngine(service_s=0)
     engine.distort = distort
-    await run_trial(engine, compiled, coalescing_of(compiled), Path())
+    await run_trial(engine, compiled)
     return coalescing_of(compiled)
 
 
@@ -206,7 +212,7 @@ async def test_a_model_that_cannot_be_called_is_tried_again() -> None:
     engine = RowEngine(service_s=0, error=UpstreamUnavailable("Triton cannot be reached."))
     compiled = pipeline(CONFIG, **DECLARED)
     with pytest.raises(GatewayError):
-        await run_trial(engine, compiled, coalescing_of(compiled), Path())
+        await run_trial(engine, compiled)
     assert coalescing_of(compiled).needs_trial
 
 
@@ -232,8 +238,8 @@ async def test_the_trial_runs_with_the_sample_and_for_each_new_version(tmp_path:
     assert catalog.is_ready
     coalescing = coalescing_of(catalog.pipeline("p"))
     assert coalescing.is_on
-    assert catalog.coalescing_of("m") is coalescing
-    assert catalog.coalescing_of("other") is None
+    assert catalog.layers_of("m") == (coalescing,)
+    assert catalog.layers_of("other") == ()
 
     calls = len(engine.rows.calls)
     await catalog.refresh()

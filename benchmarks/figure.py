@@ -16,9 +16,6 @@ BAR = 0.8
 """Width of a group of bars; the distance between groups is 1."""
 
 
-MOST_LINES = 5
-
-
 class Spread(Protocol):
     @property
     def median(self) -> float: ...
@@ -39,35 +36,6 @@ class Figure:
     def __str__(self) -> str:
         """Returns GitHub's markdown."""
         return f"![{self.title}]({self.file})\n"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines over time. ``series``: name -> pairs of seconds and a value."""
-
-    title: str
-    series: Mapping[str, Sequence[tuple[float, float]]]
-
-
-def panels(title: str, file: str, found: Sequence[Panel]) -> Figure:
-    """Draws the panels in rows of three, each with its MOST_LINES highest lines."""
-    with mpl.rc_context(STYLE):
-        rows = -(-len(found) // 3)
-        canvas = Canvas(figsize=(15, 2.6 * rows), layout="constrained")
-        for index, panel in enumerate(found):
-            axes = canvas.add_subplot(rows, 3, index + 1)
-            highest = sorted(panel.series.items(), key=_height, reverse=True)[:MOST_LINES]
-            for (name, points), colour in zip(highest, COLOURS, strict=False):
-                axes.plot(*zip(*points, strict=True), label=name, color=colour)
-            axes.set_title(panel.title, fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.set_ylim(bottom=0)
-            axes.legend(fontsize=6, frameon=False, loc="upper left")
-        return Figure(title, file, _svg_of(canvas))
-
-
-def _height(line: tuple[str, Sequence[tuple[float, float]]]) -> float:
-    return max(value for _, value in line[1])
 
 
 def bars(title: str, file: str, groups: Sequence[str], found: Mapping[str, Sequence[Spread | None]]) -> Figure:

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import (
-    coalescing,
-    entered,
-    large_json,
-    llm,
-    sessions,
-    streams,
-    under_load,
-    workers,
-)
+from benchmarks import coalescing, entered, sessions, streams, under_load, workers
+from benchmarks.attacks import bodies, connections, stalls
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
@@ -30,21 +22,22 @@ from benchmarks.tritons import run as tritons
 @dataclass(frozen=True)
 class Benchmark:
     run: Callable[[int], Awaitable[Sequence[Table | Figure]]]
-    rounds: int = 30
+    rounds: int
 
 
 BENCHMARKS = {
     "micro": Benchmark(micro.run, 40),
     "peers": Benchmark(peers.run, 5),
-    "large-json": Benchmark(large_json.run, 6),
-    "entered": Benchmark(entered.run, 5),
-    "streams": Benchmark(streams.run),
-    "llm": Benchmark(llm.run, 3),
-    "workers": Benchmark(workers.run, 10),
-    "sessions": Benchmark(sessions.run, 7),
-    "coalescing": Benchmark(coalescing.run, 5),
-    "tritons": Benchmark(tritons.run, 1),
+    "streams": Benchmark(streams.run, 6),
     "load": Benchmark(under_load.run, 10),
+    "tritons": Benchmark(tritons.run, 1),
+    "coalescing": Benchmark(coalescing.run, 5),
+    "sessions": Benchmark(sessions.run, 7),
+    "workers": Benchmark(workers.run, 10),
+    "entered": Benchmark(entered.run, 5),
+    "bodies": Benchmark(bodies.run, 3),
+    "connections": Benchmark(connections.run, 1),
+    "stalls": Benchmark(stalls.run, 5),
 }
 STANDARD = ("micro", "peers")
 """The benchmarks that run without arguments. They take about ten minutes on two cores."""

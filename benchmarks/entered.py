@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 
+import httpx
+
 from app.cli import main
+from benchmarks.contents import json_of
 from benchmarks.load.orders import HttpAsk
-from benchmarks.peers.contents import json_of
-from benchmarks.stage import ROOT, Gateway, running_gateway, running_triton
+from benchmarks.servers import ROOT, running_gateway, running_triton
 from benchmarks.table import Table
 
 APP = f"{ROOT / 'app'}/"
@@ -64,16 +66,16 @@ async def run(rounds: int) -> list[Table]:
     return [_totals(found), *(_listing(name, entered) for name, entered in found.items())]
 
 
-async def _post(gateway: Gateway, recorder: Recorder) -> Entered:
+async def _post(gateway: httpx.AsyncClient, recorder: Recorder) -> Entered:
     recorder.start()
-    answer = await gateway.client.post(POST.path, content=POST.body, headers=JSON)
+    answer = await gateway.post(POST.path, content=POST.body, headers=JSON)
     entered = recorder.stop()
     answer.raise_for_status()
     return entered
 
 
-async def _event(gateway: Gateway, recorder: Recorder, ask: HttpAsk) -> Entered:
-    async with gateway.client.stream("POST", ask.path, content=ask.body, headers=JSON) as answer:
+async def _event(gateway: httpx.AsyncClient, recorder: Recorder, ask: HttpAsk) -> Entered:
+    async with gateway.stream("POST", ask.path, content=ask.body, headers=JSON) as answer:
         lines = (line async for line in answer.aiter_lines() if line.startswith("data:"))
         for _ in range(10):
             await anext(lines)
@@ -84,14 +86,11 @@ async def _event(gateway: Gateway, recorder: Recorder, ask: HttpAsk) -> Entered:
 
 
 def _totals(found: dict[str, Entered]) -> Table:
-    rows = [[name, len(each), len({file for file, _ in each}), len(_rooms(each))] for name, each in found.items()]
-    return Table(
-        "Code of app/ that is entered", ["", "functions", "files", "folders"], [list(map(str, r)) for r in rows]
-    )
-
-
-def _rooms(entered: Entered) -> set[Path]:
-    return {Path(file).parent for file, _ in entered}
+    rows = []
+    for name, entered in found.items():
+        files = {Path(file) for file, _ in entered}
+        rows.append([name, str(len(entered)), str(len(files)), str(len({file.parent for file in files}))])
+    return Table("Code of app/ that is entered", ["", "functions", "files", "folders"], rows)
 
 
 def _listing(name: str, entered: Entered) -> Table:
@@ -101,18 +100,19 @@ def _listing(name: str, entered: Entered) -> Table:
 
 
 @asynccontextmanager
-async def _recorded_gateway() -> AsyncIterator[tuple[Gateway, Recorder]]:
+async def _recorded_gateway() -> AsyncIterator[tuple[httpx.AsyncClient, Recorder]]:
     with TemporaryDirectory(prefix="benchmark-") as folder, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{folder}/recorder")
         listening.listen()
-        command = (sys.executable, "-m", "benchmarks.entered", f"{folder}/recorder")
-        async with (
-            running_triton(Path(folder)) as triton,
-            running_gateway(Path(folder), triton, more={"GATEWAY_LOG_LEVEL": "info"}, command=command) as gateway,
-        ):
-            control, _ = listening.accept()
-            with control:
-                yield gateway, Recorder(control)
+        program = ("-m", "benchmarks.entered", f"{folder}/recorder")
+        with running_triton(Path(folder)) as triton:
+            async with (
+                running_gateway("recorded", triton, Path(folder), {}, program=program) as peer,
+                httpx.AsyncClient(base_url=peer.url) as client,
+            ):
+                control, _ = listening.accept()
+                with control:
+                    yield client, Recorder(control)
 
 
 def record(control: socket.socket) -> None:

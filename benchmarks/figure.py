@@ -3,26 +3,18 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+
+from benchmarks.spread import Spread
 
 COLOURS = ("#0b6e4f", "#74b49b", "#b5d6b2", "#d1495b", "#8d6a9f", "#edae49", "#8d99ae", "#c3c9d6", "#4f5d75", "#bc6c25")
 """The colours of the names in order. The first three are this gateway: with one worker, with two, and under /v2."""
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "benchmarks", "font.family": "sans-serif", "font.size": 10}
 BAR = 0.8
 """Width of a group of bars; the distance between groups is 1."""
-
-
-class Spread(Protocol):
-    @property
-    def median(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -1,226 +1,169 @@
-"""The cost of a stream, compared with a bare gRPC reader and Triton's generate_stream; idle and cancelled streams."""
+"""`python -m benchmarks streams`: the relay of a language model's streams, disconnects, and events beside a large body.
+
+The model has the tensors of NVIDIA's vLLM backend, computes nothing, and writes a token each 2 ms for each stream.
+"""
 
 import asyncio
-import json
-import os
-import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import numpy as np
-import psutil
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.stage import Stage, stage
+from benchmarks.compare import CPU, P50, Comparison, Goal, Workload, ratio, say
+from benchmarks.contents import json_of
+from benchmarks.figure import Figure
+from benchmarks.load.orders import GrpcAsk, HttpAsk, Relay, TensorAsk, Unary, request_of
+from benchmarks.peers.servers import BARE, SSE, TRITON, bytes_ask
+from benchmarks.servers import (
+    MIB,
+    SHARED_MEMORY,
+    Peer,
+    Start,
+    direct_client,
+    load_process,
+    running_gateway,
+    running_triton,
+)
+from benchmarks.spread import Spread
 from benchmarks.table import Table
-from benchmarks.timing import Call, Durations, cpu_s, interleaved
 
-EVENTS = 5_000
-IDLE_STREAMS = (1_000, 5_000)
-LEAVES = 100
-CHUNKS = (1, 4, 16, 64)
-TOKENS = 256
-
-
-async def run(rounds: int) -> list[Table]:
-    """Runs all measurements with one Triton and one gateway with one worker."""
-    async with stage() as on:
-        return [
-            await _relay(on, max(rounds // 3, 5)),
-            await _chunks(on, max(rounds // 3, 5)),
-            await _leaving(on),
-            await _idle(on),
-        ]
-
-
-async def _relay(on: Stage, rounds: int) -> Table:
-    used_s: dict[str, list[float]] = {}
-
-    async def watched(name: str, pid: int, read: Call) -> None:
-        process = psutil.Process(pid)
-        before = cpu_s(process)
-        await read()
-        used_s.setdefault(name, []).append(cpu_s(process) - before)
-
-    read: dict[str, tuple[int, Call]] = {
-        "a bare grpc.aio reader": (os.getpid(), partial(_bare_reader, on)),
-        "this gateway, as SSE": (
-            on.gateway.pid,
-            partial(_read_sse, on.gateway.url, "bench_stream", {"count": EVENTS}),
+TOKENS = 200
+STREAM_S = 0.4
+CHAT, PIPELINE = "this gateway, chat", "this gateway, `/stream`"
+FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens")
+SAMPLING = f'{{"max_tokens": {TOKENS}}}'
+NOTE = (
+    f"Streams of {TOKENS} tokens, a token each 2 ms. A reader reads one after the other; the readers do "
+    "not start together. `generate_stream` answers without counts and end event."
+)
+ASKS = {
+    CHAT: HttpAsk(
+        "/v1/chat/completions",
+        json_of(messages=[{"role": "user", "content": "Hi"}], model="bench_llm", stream=True, max_tokens=TOKENS),
+        event=b'"content":" word"',
+        end=b"[DONE]",
+    ),
+    PIPELINE: HttpAsk("/v1/pipelines/bench_llm/stream", json_of(prompt="Hi", max_tokens=TOKENS), **SSE),
+    TRITON: HttpAsk(
+        "/v2/models/bench_llm/generate_stream",
+        json_of(text_input="Hi", sampling_parameters=SAMPLING, **dict.fromkeys(FLAGS, True)),
+        event=b"data: ",
+        end=b"\r\n0\r\n\r\n",
+    ),
+    BARE: GrpcAsk(
+        "bench_llm",
+        (
+            bytes_ask("text_input", (1,), [b"Hi"]),
+            bytes_ask("sampling_parameters", (1,), [SAMPLING.encode()]),
+            *(TensorAsk(name, "BOOL", (1,), b"\1") for name in (*FLAGS, "return_num_output_tokens")),
         ),
-    }
-    cases: dict[str, Call] = {name: partial(watched, name, *each) for name, each in read.items()}
-    found = await interleaved(cases | {"Triton's generate_stream": partial(_generate_stream, on)}, rounds, warm_up=1)
-    bare = found["a bare grpc.aio reader"]
-    rows = [
-        [
-            name,
-            str(durations),
-            f"{EVENTS / durations.median_ms * 1000:,.0f}",
-            f"{bare.median_ms / durations.median_ms:.2f}",
-            f"{statistics.median(used_s[name]) / EVENTS * 1e6:.0f}" if name in used_s else "",
-        ]
-        for name, durations in found.items()
-    ]
-    note = (
-        "One stream at a time. The ratio is of events per second to the bare reader's; aimed at: 0.95. "
-        "CPU of the reader's process, or of the gateway; aimed at: 45."
+    ),
+}
+PEERS: dict[str, Start] = {
+    CHAT: partial(running_gateway, CHAT, asks={"tokens": ASKS[CHAT]}),
+    PIPELINE: partial(running_gateway, PIPELINE, asks={"tokens": ASKS[PIPELINE]}),
+    TRITON: partial(direct_client, TRITON, "http", asks={"tokens": ASKS[TRITON]}),
+    BARE: partial(direct_client, BARE, "grpc", asks={"tokens": ASKS[BARE]}),
+}
+WORKLOADS = tuple(
+    Workload(f"{n} stream{'s' * (n > 1)} at a time", "tokens", n, STREAM_S, unit="token") for n in (1, 16, 64)
+)
+GOALS = tuple(
+    goal
+    for each in WORKLOADS
+    for goal in (
+        Goal(
+            f"{each.title}: CPU of a token, chat, against `/stream`",
+            1.3,
+            1.1,
+            ratio(each, CHAT, PIPELINE, CPU),
+            lower=True,
+        ),
+        Goal(
+            f"{each.title}: first event, chat, against `generate_stream`",
+            None,
+            1.2,
+            ratio(each, CHAT, TRITON, P50),
+            lower=True,
+        ),
     )
-    return Table(f"{EVENTS:,} events of one stream", ["reader", "ms", "events/s", "ratio", "CPU us/event"], rows, note)
+)
+COMPARISON = Comparison(
+    PEERS, WORKLOADS, GOALS, note=NOTE, seconds=1.0, warm_up_s=0.5, cpu_elsewhere=(TRITON,), unloaded=(BARE,)
+)
+AIMS_MS = {8: (20, 10), 32: (50, 30)}
+"""Size of a body in MiB -> the longest allowed wait of an event of another stream, and the aim."""
+WATCHED_S = 4.0
+BODIES = {"max_body_bytes": str(64 * MIB), "max_bytes_in_flight": str(256 * MIB)}
+LEAVES = 100
 
 
-async def _chunks(on: Stage, rounds: int) -> Table:
-    sizes: dict[int, tuple[int, int]] = {}
-    firsts: dict[int, list[float]] = {chunk: [] for chunk in CHUNKS}
-
-    async def write(chunk: int) -> None:
-        body = {
-            "prompt": "The for statement",
-            "max_tokens": TOKENS,
-            "temperature": 1.0,
-            "seed": 5,
-            "chunk_tokens": chunk,
-        }
-        first_s, *size = await _read_sse(on.gateway.url, "write", body)
-        sizes[chunk] = (size[0], size[1])
-        firsts[chunk].append(first_s)
-
-    found = await interleaved({str(chunk): partial(write, chunk) for chunk in CHUNKS}, rounds, warm_up=1)
-    rows = [
-        [
-            str(chunk),
-            str(found[str(chunk)]),
-            str(Durations(tuple(firsts[chunk]))),
-            f"{sizes[chunk][0]:,}",
-            str(sizes[chunk][1]),
-            f"{sizes[chunk][1] / found[str(chunk)].median_ms * 1000:,.0f}",
-        ]
-        for chunk in CHUNKS
+async def run(rounds: int) -> list[Table | Figure]:
+    tables = await COMPARISON.run(rounds)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as path, running_triton(Path(path)) as triton:
+        gaps = []
+        for name, more in (("over gRPC", {}), ("through shared memory", SHARED_MEMORY)):
+            async with running_gateway(name, triton, Path(path), {}, **BODIES, **more) as peer:
+                for size_mib in AIMS_MS:
+                    say(f"a body of {size_mib} MiB, tensors {name}")
+                    gaps.append([f"{size_mib} MiB, tensors {name}", *await _gaps(peer, Path(path), size_mib, rounds)])
+        async with running_gateway("left", triton, Path(path), {}) as peer:
+            left = [await _leaving(peer, Path(path), when, until) for when, until in _MOMENTS.items()]
+    columns = ["body", "answered in, ms", "an event waits, ms", "at most (aim)", "without the body, ms"]
+    note = (
+        "Another stream sends an event every 2 ms. The wait is the longest time between two events of a round, minus "
+        "these 2 ms. The answer has as many floats as the body."
+    )
+    return [
+        *tables,
+        Table("Events beside a large JSON body", columns, gaps, note),
+        Table(f"{LEAVES} disconnects", ["when", "ms until the model detects it", "worst"], left),
     ]
-    columns = ["chunk_tokens", "whole text, ms", "first output, ms", "bytes", "outputs", "outputs/s"]
-    return Table("One text of `write`, in chunks", columns, rows)
 
 
-async def _leaving(on: Stage) -> Table:
+async def _gaps(peer: Peer, folder: Path, size_mib: int, rounds: int) -> list[str]:
+    some = np.random.default_rng(7).standard_normal(100_000, np.float32)
+    count = round(size_mib * MIB / (len(json_of(input=some)) / len(some)))
+    large = Unary((HttpAsk("/v1/pipelines/bench_identity", json_of(input=np.resize(some, count))),), 0.0)
+    ticks = HttpAsk("/v1/pipelines/bench_stream/stream", json_of(count=round(WATCHED_S / 0.002), interval_ms=2), **SSE)
+    answered_ms, waits_ms, idle_ms = list[float](), list[float](), list[float]()
+    async with load_process("http", urlsplit(peer.url).netloc, folder) as other:
+        for _ in range(rounds):
+            for sends, into in ((False, idle_ms), (True, waits_ms)):
+                reading = asyncio.create_task(peer.load.perform(Relay((ticks,), 0.1)))
+                await asyncio.sleep(0.5)
+                if sends:
+                    answered_ms += [1000 * each for each in (await other.perform(large)).durations]
+                into.append(1000 * (await reading).longest_gap_s - 2)
+    highest, aim = AIMS_MS[size_mib]
+    found = [Spread(each).text(1) for each in (answered_ms, waits_ms, idle_ms)]
+    return [*found[:2], f"{highest} ({aim})", found[2]]
+
+
+_MOMENTS = {"mid-stream": b"id: 3\n", "before the first output": b""}
+
+
+async def _leaving(peer: Peer, folder: Path, when: str, until: bytes) -> list[str]:
     """Measures the time from the disconnect until the model detects it. The model checks every 2 ms."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, until in (("mid-stream", b"id: 3\n"), ("before the first output", b"")):
-            seconds = [await _leave(on, Path(folder) / f"{name}-{index}", until) for index in range(LEAVES)]
-            found = Durations(tuple(seconds))
-            rows.append([name, str(found), f"{max(seconds) * 1000:.1f}"])
-    return Table(f"{LEAVES} disconnects", ["when", "ms until the model detects it", "worst"], rows)
+    found_ms: Sequence[float] = [1000 * await _left_s(peer, folder / f"{when}-{n}", until) for n in range(LEAVES)]
+    return [when, Spread(found_ms).text(1), f"{max(found_ms):.1f}"]
 
 
-async def _leave(on: Stage, notice: Path, until: bytes) -> float:
-    body = {"count": 200, "interval_ms": 20 if until else 2_000, "notice": str(notice)}
-    reader, writer = await _post(on.gateway.url, "bench_stream", body)
+async def _left_s(peer: Peer, notice: Path, until: bytes) -> float:
+    body = json_of(count=200, interval_ms=20 if until else 2_000, notice=str(notice))
+    address = urlsplit(peer.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(request_of(HttpAsk("/v1/pipelines/bench_stream/stream", body)))
     seen = b""
     while until not in seen:
         seen += await reader.read(65536)
     await asyncio.sleep(0.05)
     left = time.monotonic()
     writer.transport.abort()
-    while not (said := await asyncio.to_thread(_text_of, notice)):
+    while not (said := notice.read_text() if notice.exists() else ""):  # noqa: ASYNC240 - a few bytes
         await asyncio.sleep(0.005)
     return float(said) - left
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-async def _idle(on: Stage) -> Table:
-    process = psutil.Process(on.gateway.pid)
-    held = [*await _open_idle(on, 50)]
-    await asyncio.sleep(1)
-    before, opened, rows = process.memory_info().rss, 0, []
-    for count in IDLE_STREAMS:
-        held += await _open_idle(on, count - opened)
-        opened = count
-        await asyncio.sleep(2)
-        rows.append([f"{count:,}", f"{(process.memory_info().rss - before) / count / 1024:.1f} KiB"])
-    for writer in held:
-        writer.transport.abort()
-    note = "Resident memory of the gateway, its call to Triton included: one open gRPC stream for each."
-    return Table("Idle streams", ["open streams", "memory of each"], rows, note)
-
-
-async def _open_idle(on: Stage, count: int) -> list[asyncio.StreamWriter]:
-    """Opens streams that have sent their head and wait for the model."""
-    opened = []
-    for _ in range(count):
-        reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 600_000})
-        opened.append((reader, writer))
-        if len(opened) % 50 == 0:
-            await asyncio.gather(*(reader.readuntil(b": \n\n") for reader, _ in opened[-50:]))
-    return [writer for _, writer in opened]
-
-
-async def _bare_reader(on: Stage) -> None:
-    async with grpc.aio.insecure_channel(on.triton.grpc_url) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer()
-        await call.write(_request())
-        await call.done_writing()
-        outputs = 0
-        async for message in call:
-            outputs += bool(message.infer_response.outputs)
-        assert outputs == EVENTS
-
-
-def _request() -> service_pb2.ModelInferRequest:
-    request = service_pb2.ModelInferRequest(model_name="bench_stream")
-    request.inputs.add(name="COUNT", datatype="INT32", shape=[1])
-    request.raw_input_contents.append(np.array([EVENTS], dtype=np.int32).tobytes())
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    return request
-
-
-async def _read_sse(url: str, pipeline: str, body: dict[str, Any]) -> tuple[float, int, int]:
-    """Reads a stream to its end. Returns the seconds to the first output, the bytes and the outputs."""
-    start = time.perf_counter()
-    reader, writer = await _post(url, pipeline, body)
-    first_s, size, outputs, tail = 0.0, 0, 0, b""
-    try:
-        while b"event: done" not in tail:
-            chunk = await reader.read(1 << 18)
-            assert chunk, tail
-            size += len(chunk)
-            outputs += (tail[-12:] + chunk).count(b"event: output") - tail[-12:].count(b"event: output")
-            first_s = first_s or (time.perf_counter() - start if outputs else 0.0)
-            tail = (tail + chunk)[-300:]
-    finally:
-        writer.transport.abort()
-    return first_s, size, outputs
-
-
-async def _post(url: str, pipeline: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await _send(url, f"/v1/pipelines/{pipeline}/stream", json.dumps(body).encode())
-
-
-async def _generate_stream(on: Stage) -> None:
-    body = json.dumps({"COUNT": EVENTS}).encode()
-    reader, writer = await _send(on.triton.http_url, "/v2/models/bench_stream/generate_stream", body)
-    outputs, tail = 0, b""
-    while outputs < EVENTS:
-        chunk = await reader.read(1 << 18)
-        assert chunk, tail
-        outputs += (tail + chunk).count(b"data: ")
-        tail = (tail + chunk)[-5:]
-    writer.transport.abort()
-
-
-async def _send(url: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    address = urlsplit(url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 20)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
-    return reader, writer

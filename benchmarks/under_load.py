@@ -9,24 +9,25 @@ Goodput is compared with the capacity in the same rounds.
 """
 
 import asyncio
-import hashlib
 import os
-import secrets
 import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
+
+from benchmarks.contents import json_of
 from benchmarks.load.orders import Answers, Flood, HttpAsk, Obedient, Unary
-from benchmarks.load.process import LoadProcess, load_process
-from benchmarks.peers.contents import json_of
-from benchmarks.stage import ROOT, Gateway, running_gateway, running_triton
+from benchmarks.servers import ROOT, LoadProcess, running_gateway, running_triton
+from benchmarks.spread import percentile
 from benchmarks.table import Table
-from benchmarks.timing import percentile
+from tests.toolkit.keys import bearer, entry, write_keys
 
 CALLERS = (1, 2, 4, 8)
 """Numbers of callers to try for the measurement of the capacity."""
@@ -39,40 +40,21 @@ FACTORS = {1: None, 4: 0.9, 16: 0.9, 64: 0.8}
 CLOSED = 256
 PROBE_S = 0.05
 CREATIONS = 1000
-IMAGE = HttpAsk("/v1/pipelines/ocr", (ROOT / "samples/sign.png").read_bytes(), "image/png")
-WRITE = json_of(prompt="The for statement", max_tokens=8)
-START = HttpAsk("/v1/streams", json_of(pipeline="write", inputs={"prompt": "The for statement", "max_tokens": 64}))
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Two keys and the keys file that contains both."""
-
-    flood: str
-    other: str
-    file: Path
-
-    @classmethod
-    def write(cls, folder: Path) -> "Keys":
-        texts = [f"tgk_{secrets.token_urlsafe(32)}" for _ in range(2)]
-        lines = [
-            f"  - {{id: {name}, sha256: {hashlib.sha256(text.encode()).hexdigest()}}}"
-            for name, text in zip(("flood", "other"), texts, strict=True)
-        ]
-        path = folder / "keys.yaml"
-        path.write_text("\n".join(["keys:", *lines, ""]))
-        return cls(*texts, path)
+KEY = tuple(bearer("flood").items())
+IMAGE = HttpAsk("/v1/pipelines/ocr", (ROOT / "samples/sign.png").read_bytes(), "image/png", KEY)
+START = HttpAsk(
+    "/v1/streams", json_of(pipeline="write", inputs={"prompt": "The for statement", "max_tokens": 64}), headers=KEY
+)
 
 
 @dataclass(frozen=True)
 class Scene:
-    gateway: Gateway
-    load: LoadProcess
-    keys: Keys
-    seconds: float
+    """``client``: of this process, with the other key."""
 
-    def ask(self, key: str = "", ask: HttpAsk = IMAGE) -> HttpAsk:
-        return replace(ask, headers=(*ask.headers, ("X-API-Key", key or self.keys.flood)))
+    load: LoadProcess
+    url: str
+    client: httpx.AsyncClient
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -87,21 +69,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Load:
-    """All measurements of a load."""
+    """``required``: fraction of the peak. ``samples``: all measurements."""
 
     name: str
-    samples: Sequence[Sample]
+    order: Flood | Obedient
     required: float | None = None
-    """Required fraction of the peak."""
-
-    @property
-    def rate(self) -> float:
-        """Returns the median of the answers with status 200 per second."""
-        return statistics.median(len(sample.answers.good_s) / sample.answers.seconds for sample in self.samples)
-
-    @property
-    def peak(self) -> float:
-        return statistics.median(sample.peak for sample in self.samples)
+    samples: list[Sample] = field(default_factory=list)
 
 
 async def run(rounds: int) -> list[Table]:
@@ -118,16 +91,16 @@ async def run(rounds: int) -> list[Table]:
 
 @asynccontextmanager
 async def _scene(folder: Path, seconds: float) -> AsyncIterator[Scene]:
-    keys = Keys.write(folder)
-    more = {"GATEWAY_API_KEYS_FILE": str(keys.file), **_settings()}
-    async with running_triton(folder) as triton, running_gateway(folder, triton, more=more) as gateway:
-        address = gateway.url.removeprefix("http://").rstrip("/")
-        async with load_process("http", address, folder) as load:
-            yield Scene(gateway, load, keys, seconds)
-
-
-def _settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("GATEWAY_")}
+    keys = write_keys(folder / "keys.yaml", entry("flood"), entry("other"))
+    more = {name.removeprefix("GATEWAY_").lower(): each for name, each in os.environ.items() if name[:8] == "GATEWAY_"}
+    with running_triton(folder) as triton:
+        async with (
+            running_gateway(
+                "loaded", triton, folder, {}, api_keys_file=str(keys), **{"log_level": "warning", **more}
+            ) as gateway,
+            httpx.AsyncClient(base_url=gateway.url, timeout=60, headers=bearer("other")) as client,
+        ):
+            yield Scene(gateway.load, gateway.url, client, seconds)
 
 
 async def _best_callers(scene: Scene) -> tuple[float, int]:
@@ -137,30 +110,35 @@ async def _best_callers(scene: Scene) -> tuple[float, int]:
 
 async def _peak(scene: Scene, callers: int) -> float:
     """Answers per second."""
-    report = await scene.load.perform(Unary(scene.ask(), callers, PEAK_S))
+    report = await scene.load.perform(Unary((IMAGE,) * callers, PEAK_S))
     return report.count / report.elapsed_s
 
 
 async def _loads(scene: Scene, peak: float, callers: int) -> list[Load]:
     """Runs each load once per round, after a measurement of the peak."""
-    orders: dict[tuple[str, float | None], Flood | Obedient] = {}
-    for factor, required in FACTORS.items():
-        flood = Flood(scene.ask(), factor * peak, WARM_UP_S, scene.seconds)
-        orders[f"{factor} times, `Retry-After` ignored", required] = flood
-    for factor, required in FACTORS.items():
-        obedient = Obedient(scene.ask(), round(factor * peak), 1.0, WARM_UP_S, scene.seconds)
-        orders[f"{factor} times, `Retry-After` obeyed", required] = obedient
-    samples: dict[tuple[str, float | None], list[Sample]] = {each: [] for each in orders}
+    floods = [
+        Load(f"{each} times, `Retry-After` ignored", Flood(IMAGE, each * peak, WARM_UP_S, scene.seconds), required)
+        for each, required in FACTORS.items()
+    ]
+    obedient = [
+        Load(
+            f"{each} times, `Retry-After` obeyed",
+            Obedient(IMAGE, round(each * peak), 1.0, WARM_UP_S, scene.seconds),
+            required,
+        )
+        for each, required in FACTORS.items()
+    ]
     for _ in range(ROUNDS):
-        for each, order in orders.items():
-            samples[each].append(replace(await _measured(scene, order), peak=await _peak(scene, callers)))
-    return [Load(name, samples[name, required], required) for name, required in orders]
+        for load in (*floods, *obedient):
+            load.samples.append(replace(await _measured(scene, load.order), peak=await _peak(scene, callers)))
+    return [*floods, *obedient]
 
 
 async def _closed(scene: Scene, peak: float) -> Load:
     """Runs callers that send the next request as soon as the last one is answered or refused."""
-    order = Obedient(scene.ask(), CLOSED, 0.0, WARM_UP_S, scene.seconds, obeys=False)
-    return Load(f"{CLOSED} callers that retry at once", [replace(await _measured(scene, order), peak=peak)])
+    order = Obedient(IMAGE, CLOSED, 0.0, WARM_UP_S, scene.seconds, obeys=False)
+    measured = replace(await _measured(scene, order), peak=peak)
+    return Load(f"{CLOSED} callers that retry at once", order, samples=[measured])
 
 
 async def _measured(scene: Scene, order: Flood | Obedient) -> Sample:
@@ -174,8 +152,8 @@ async def _measured(scene: Scene, order: Flood | Obedient) -> Sample:
 
 async def _probe(scene: Scene, found_s: list[float]) -> None:
     """Calls ``/health/live`` over one connection."""
-    host, port = scene.gateway.url.removeprefix("http://").rstrip("/").rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
+    address = urlsplit(scene.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
     await asyncio.sleep(WARM_UP_S)
     while True:
         started = time.perf_counter()
@@ -190,7 +168,7 @@ async def _probe(scene: Scene, found_s: list[float]) -> None:
 async def _two_keys(scene: Scene, peak: float) -> Table:
     """Floods the gateway with one key at 16 times the capacity, while another key sends one request at a time."""
     alone = await _other(scene)
-    flooding = asyncio.create_task(scene.load.perform(Flood(scene.ask(), 16 * peak, WARM_UP_S, scene.seconds)))
+    flooding = asyncio.create_task(scene.load.perform(Flood(IMAGE, 16 * peak, WARM_UP_S, scene.seconds)))
     await asyncio.sleep(WARM_UP_S)
     beside = await _other(scene)
     answers = await flooding
@@ -205,22 +183,18 @@ async def _two_keys(scene: Scene, peak: float) -> Table:
 
 async def _other(scene: Scene) -> Answers:
     """Runs in this process, because the load process sends the flood."""
-    found_s, ends, failed = list[float](), time.perf_counter() + scene.seconds - 1, 0
-    headers = {"X-API-Key": scene.keys.other, "Content-Type": IMAGE.content_type}
+    found, ends = Answers(scene.seconds), time.perf_counter() + scene.seconds - 1
     while time.perf_counter() < ends:
         started = time.perf_counter()
-        answer = await scene.gateway.client.post(IMAGE.path, content=IMAGE.body, headers=headers)
-        if answer.status_code == 200:
-            found_s.append(time.perf_counter() - started)
-        else:
-            failed += 1
-    return Answers(len(found_s), scene.seconds, {429: failed}, tuple(found_s), ())
+        answer = await scene.client.post(IMAGE.path, content=IMAGE.body, headers={"Content-Type": IMAGE.content_type})
+        found.add(answer.status_code, time.perf_counter() - started)
+    return found
 
 
 async def _creations(scene: Scene) -> Table:
     """Starts 1,000 streams as fast as possible with one key, while another key requests a few words."""
     begun = time.perf_counter()
-    flooding = asyncio.create_task(scene.load.perform(Flood(scene.ask(ask=START), CREATIONS / 10, 0.0, 10.0)))
+    flooding = asyncio.create_task(scene.load.perform(Flood(START, CREATIONS / 10, 0.0, 10.0)))
     await asyncio.sleep(1.0)
     waits_s = [await _words(scene) for _ in range(5)]
     answers = await flooding
@@ -243,8 +217,7 @@ async def _creations(scene: Scene) -> Table:
 
 async def _words(scene: Scene) -> float:
     started = time.perf_counter()
-    headers = {"X-API-Key": scene.keys.other, "Content-Type": "application/json"}
-    answer = await scene.gateway.client.post("/v1/pipelines/write", content=WRITE, headers=headers)
+    answer = await scene.client.post("/v1/pipelines/write", json={"prompt": "The for statement", "max_tokens": 8})
     answer.raise_for_status()
     return time.perf_counter() - started
 
@@ -270,14 +243,15 @@ def _row(load: Load) -> list[str]:
     good_s = [took_s for each in answers for took_s in each.good_s]
     refused_ms = 1000 * statistics.median(refused_s) if refused_s else 0.0
     health_ms = 1000 * percentile([took_s for sample in load.samples for took_s in sample.health_s], 99)
-    required, part = load.required, load.rate / load.peak
+    rates = [len(each.good_s) / each.seconds for each in answers]
+    peaks = [sample.peak for sample in load.samples]
+    required, part = load.required, statistics.median(rates) / statistics.median(peaks)
     missed = required is not None and (part < required or refused_ms > 10 or health_ms > 50)
     return [
         load.name,
         f"{asked:,.0f}",
-        _range([len(each.good_s) / each.seconds for each in answers]),
-        f"{100 * part:.0f} % of {_range([sample.peak for sample in load.samples])}"
-        + (f" (required: {100 * required:.0f} %)" if required else ""),
+        _range(rates),
+        f"{100 * part:.0f} % of {_range(peaks)}" + (f" (required: {100 * required:.0f} %)" if required else ""),
         f"{refused_ms:.1f}" if refused_s else "-",
         ", ".join(f"{count} x {status}" for status, count in sorted(others.items())) or "none",
         f"{health_ms:.1f}",

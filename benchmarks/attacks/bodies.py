@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from benchmarks.attacks.observer import Observation, observed
-from benchmarks.attacks.target import Target, Targets, connect
-from benchmarks.attacks.triton import MODEL
+from benchmarks.attacks.target import MODEL, attacked, connect
+from benchmarks.servers import Peer
+from benchmarks.spread import percentile
 from benchmarks.table import Table
 
 MIB = 1024 * 1024
 BODY_BYTES = 8 * MIB - 1024
 AT_ONCE = 8
-ROUNDS = 3
 BOUNDARY = b"attack"
 
 
@@ -24,12 +24,12 @@ class _Body:
     media_type: str = "application/json"
 
 
-async def run(targets: Targets) -> Sequence[Table]:
-    """Takes about a minute. A new gateway is started for each attack."""
-    rows = [await _row(targets, body) for body in _bodies()]
+async def run(rounds: int) -> Sequence[Table]:
+    """A new gateway is started for each attack."""
+    rows = [await _row(body, rounds) for body in _bodies()]
     columns = ["body", "MiB", "memory of one, times its size", f"of {AT_ONCE} at once"]
     columns += [f"/health/live p50, ms ({AT_ONCE} at once)", "p99", "worst", "status"]
-    note = f"Medians of {ROUNDS} rounds. Aimed at: at most 4 times the size; p99 at most 50 ms."
+    note = f"Medians of {rounds} rounds. Aimed at: at most 4 times the size; p99 at most 50 ms."
     return [Table("Bodies that are refused", columns, rows, note)]
 
 
@@ -55,12 +55,12 @@ def _filled(start: bytes, middle: bytes, end: bytes) -> bytes:
     return start + middle * ((BODY_BYTES - len(start) - len(end)) // len(middle)) + end
 
 
-async def _row(targets: Targets, body: _Body) -> list[str]:
+async def _row(body: _Body, rounds: int) -> list[str]:
     seen: dict[int, list[Observation]] = {1: [], AT_ONCE: []}
     statuses = set[str]()
-    async with targets() as target:
+    async with attacked() as target:
         await _post(target, _Body("a small one first", b"{}"))
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for times, observations in seen.items():
                 async with observed(target) as observation:
                     statuses.update(await asyncio.gather(*(_post(target, body) for _ in range(times))))
@@ -68,11 +68,11 @@ async def _row(targets: Targets, body: _Body) -> list[str]:
                 observations.append(observation)
     size, before = len(body.content) / MIB, seen[1][0].before_mib
     growths = [_median([each.peak_mib - before for each in seen[times]]) / size / times for times in seen]
-    latencies = [_median([each.percentile_ms(part) for each in seen[AT_ONCE]]) for part in (0.5, 0.99, 1)]
+    latencies = [_median([percentile(each.latencies_ms, part) for each in seen[AT_ONCE]]) for part in (50, 99, 100)]
     return [body.name, f"{size:.1f}", *(f"{each:.1f}" for each in [*growths, *latencies]), " ".join(sorted(statuses))]
 
 
-async def _post(target: Target, body: _Body) -> str:
+async def _post(target: Peer, body: _Body) -> str:
     """Sends the body and returns the status."""
     reader, writer = await connect(target.url)
     head = f"POST /v1/pipelines/{MODEL} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {body.media_type}\r\n"

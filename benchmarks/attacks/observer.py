@@ -8,17 +8,19 @@ import asyncio
 import json
 import sys
 import time
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.attacks.target import Target, connect
-from benchmarks.watching import say, watching
+from benchmarks.attacks.target import connect
+from benchmarks.servers import MIB, Peer
+from benchmarks.spread import percentile
 
-MIB = 1024 * 1024
 PAUSE_S = 0.01
 REQUEST = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+COLUMNS = ["memory before, MiB", "peak, MiB", "/health/live p99, ms", "worst, ms"]
 
 
 @dataclass
@@ -32,21 +34,26 @@ class Observation:
     @property
     def cells(self) -> list[str]:
         """Returns the cells for COLUMNS."""
-        latencies = (self.percentile_ms(part) for part in (0.99, 1))
+        latencies = (percentile(self.latencies_ms, percent) for percent in (99, 100))
         return [f"{self.before_mib:.0f}", f"{self.peak_mib:.0f}", *(f"{each:.1f}" for each in latencies)]
 
-    def percentile_ms(self, part: float) -> float:
-        """Returns a latency. ``part``: 0.5 for the median, 1 for the worst."""
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(int(len(ordered) * part), len(ordered) - 1)]
 
-
-COLUMNS = ["memory before, MiB", "peak, MiB", "/health/live p99, ms", "worst, ms"]
-
-
-def observed(target: Target) -> AbstractAsyncContextManager[Observation]:
+@asynccontextmanager
+async def observed(target: Peer) -> AsyncIterator[Observation]:
     """Observes the target for the duration of the block."""
-    return watching("benchmarks.attacks.observer", Observation(), target.url, target.pid)
+    found = Observation()
+    observer = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, target.url, str(target.pids[0])),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert observer.stdout is not None
+    await observer.stdout.readline()
+    try:
+        yield found
+    finally:
+        printed, _ = await observer.communicate(b"")
+        found.__dict__.update(json.loads(printed))
 
 
 async def _observe(url: str, pid: int) -> None:
@@ -55,7 +62,7 @@ async def _observe(url: str, pid: int) -> None:
     reader, writer = await connect(url)
     closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     latencies = []
-    say("ready")
+    _print("ready")
     while not closed.done():
         start = time.perf_counter()
         writer.write(REQUEST)
@@ -66,7 +73,12 @@ async def _observe(url: str, pid: int) -> None:
     writer.close()
     memory.cancel()
     peak = await memory
-    say(json.dumps({"before_mib": before / MIB, "peak_mib": peak / MIB, "latencies_ms": latencies}))
+    _print(json.dumps({"before_mib": before / MIB, "peak_mib": peak / MIB, "latencies_ms": latencies}))
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 async def _peak(pid: int) -> int:

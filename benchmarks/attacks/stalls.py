@@ -11,29 +11,19 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.types import ASGIApp
 
-from app.api.inference import Inference
 from app.api.limits import Limits
-from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.model import ModelConfig, ModelState
-from app.main import Gateway, create_app
-from app.observability.metrics import Metrics
-from app.pipelines.catalog import Catalog
-from app.pipelines.run import Canceller
-from app.streams.memory_store import MemoryStore
 from app.triton.repository import read_repository
-from benchmarks.attacks.target import Targets
+from benchmarks.micro.exchange import request
 from benchmarks.surroundings import ROOT
 from benchmarks.table import Table
-from tests.toolkit.exchange import FakeConnection
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import served
 
 KIB, MIB = 1024, 1024 * 1024
-ROUNDS = 5
 TIMER_S = 0.001
 BOUNDARY = b"attack"
 
@@ -50,6 +40,11 @@ class Sent:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     method: str = "POST"
     times: int = 1
+
+    async def to(self, app: ASGIApp) -> int:
+        """Returns the status."""
+        headers = (*self.headers, (b"content-type", self.media_type.encode()))
+        return (await request(app, self.path, self.body, headers=headers, query=self.query, method=self.method)).status
 
 
 def attacks() -> Iterator[Sent]:
@@ -93,25 +88,27 @@ def _empty_blocks(size: int) -> bytes:
     )
 
 
-async def run(_targets: Targets) -> Sequence[Table]:
-    """Takes less than a minute. The application runs in this process, not at a target."""
-    async with _application() as app:
-        rows = [await _row(app, sent) for sent in attacks()]
+async def run(rounds: int) -> Sequence[Table]:
+    """Takes less than a minute."""
+    configs = {model.folder: model.config for model in read_repository(ROOT / "triton_models")}
+    engine = FakeEngine(configs, [ModelNotReady("No model runs here.")])
+    async with served(engine, ROOT / "gateway.yaml", limits=Limits(16 * MIB)) as gateway:
+        rows = [await _row(gateway.app, sent, rounds) for sent in attacks()]
     columns = ["requests", "bytes", "longest gap of the timer, ms", "each round", "status"]
-    note = f"The smallest, median and largest of {ROUNDS} rounds; the timer fires every {TIMER_S * 1e3:g} ms."
+    note = f"The smallest, median and largest of {rounds} rounds; the timer fires every {TIMER_S * 1e3:g} ms."
     return [Table("Stalls of the event loop", columns, rows, note)]
 
 
-async def _row(app: ASGIApp, sent: Sent) -> list[str]:
+async def _row(app: ASGIApp, sent: Sent, rounds: int) -> list[str]:
     gaps: list[float] = []
     statuses: set[int] = set()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         async with _timer() as timer:
-            statuses.update(await asyncio.gather(*(_send(app, sent) for _ in range(sent.times))))
+            statuses.update(await asyncio.gather(*(sent.to(app) for _ in range(sent.times))))
         gaps.append(timer.longest_s * 1e3)
-    low, *_, high = ordered = sorted(gaps)
+    ordered = sorted(gaps)
     size = len(sent.body) + len(sent.query) + len(sent.media_type)
-    each = f"{low:.1f} to {high:.1f}"
+    each = f"{ordered[0]:.1f} to {ordered[-1]:.1f}"
     return [sent.name, f"{size:,}", f"{ordered[len(ordered) // 2]:.1f}", each, " ".join(map(str, sorted(statuses)))]
 
 
@@ -145,73 +142,3 @@ async def _timer() -> AsyncIterator[_Timer]:
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
-
-
-async def _send(app: ASGIApp, sent: Sent) -> int:
-    """Returns the status."""
-    answered: list[int] = []
-    body: list[Message] = [{"type": "http.request", "body": sent.body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not body:
-            await asyncio.Event().wait()  # the client stays connected
-        return body.pop()
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            answered.append(message["status"])
-
-    await app(_scope(sent, receive), receive, send)
-    return answered[0]
-
-
-def _scope(sent: Sent, receive: Receive) -> Scope:
-    headers = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(sent.body)), *sent.headers]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": sent.method,
-        "scheme": "http",
-        "path": sent.path,
-        "raw_path": sent.path.encode(),
-        "query_string": sent.query,
-        "root_path": "",
-        "headers": [*headers, (b"content-type", sent.media_type.encode())],
-        "client": ("127.0.0.1", 50000),
-        "server": ("127.0.0.1", 8080),
-        "state": {"connection": FakeConnection(receive)},
-    }
-
-
-class _Repository(InferenceServer):
-    """The models of ``triton_models/``, all ready; none runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self._configs = {model.folder: model.config for model in read_repository(folder)}
-
-    async def is_live(self) -> bool:
-        return True
-
-    async def models(self) -> Sequence[ModelState]:
-        return [ModelState(name, "1", ready=True) for name in self._configs]
-
-    async def model_ready(self, model: str, version: str = "") -> bool:
-        return model in self._configs
-
-    async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        return self._configs[model]
-
-    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        raise ModelNotReady("No model runs here.")
-
-
-@asynccontextmanager
-async def _application() -> AsyncIterator[ASGIApp]:
-    engine = _Repository(ROOT / "triton_models")
-    catalog = Catalog(engine, ROOT / "gateway.yaml")
-    catalog.load_file()
-    await catalog.refresh()
-    async with MemoryStore() as store:
-        inference = Inference(engine, catalog, Metrics("benchmark"), Canceller(engine))
-        yield create_app(Gateway(inference, store, Limits(16 * MIB)), admin_port=8081)

@@ -1,65 +1,40 @@
-"""The gateway under attack."""
+"""The gateway under attack, with a Triton that runs no models: the gateway rejects the bodies of the attacks."""
 
 import asyncio
 import json
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
+from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.attacks.triton import MODEL, triton_without_models_to_run
-from benchmarks.stage import START_S, free_ports, process
+from benchmarks.servers import Peer, running_gateway
+from tests.toolkit.triton import FakeTriton, serving
 
-
-@dataclass(frozen=True)
-class Target:
-    """A gateway to attack. ``pid``: the process whose memory is measured."""
-
-    url: str
-    admin_url: str
-    pid: int
+MODEL = "attacked"
+INPUTS = {"FIXED": ("TYPE_FP32", [384]), "FREE": ("TYPE_INT64", [-1]), "TEXTS": ("TYPE_STRING", [-1])}
 
 
-Targets = Callable[[], AbstractAsyncContextManager[Target]]
-"""Each call starts a new gateway, or returns the given one."""
+class _Triton(FakeTriton):
+    async def ModelConfig(self, request: object, context: object) -> pb.ModelConfigResponse:  # noqa: N802 - gRPC's name
+        answer = pb.ModelConfigResponse()
+        answer.config.name, answer.config.backend = MODEL, "python"
+        for name, (datatype, dims) in INPUTS.items():
+            answer.config.input.add(name=name, data_type=datatype, dims=dims, optional=True)
+        answer.config.output.add(name="Y", data_type="TYPE_FP32", dims=[1])
+        return answer
 
 
 @asynccontextmanager
-async def own_target() -> AsyncIterator[Target]:
-    """Starts a gateway with a Triton that runs no models, because all attacks end before a model is called."""
-    port, admin_port = free_ports(2)
-    settings = {
-        "GATEWAY_PORT": str(port),
-        "GATEWAY_ADMIN_PORT": str(admin_port),
-        "GATEWAY_LOG_LEVEL": "error",
-    }
-    command = [sys.executable, "-m", "app.cli", "serve"]
+async def attacked() -> AsyncIterator[Peer]:
+    config = json.dumps({"pipelines": {MODEL: {"model": MODEL}}})
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        config = Path(folder) / "gateway.yaml"
-        config.write_text(json.dumps({"pipelines": {MODEL: {"model": MODEL}}}))
-        async with triton_without_models_to_run() as triton_url:
-            settings |= {"GATEWAY_TRITON_URL": triton_url, "GATEWAY_CONFIG": str(config)}
-            with process(command, settings, Path(folder) / "gateway.log") as running:
-                url = f"http://127.0.0.1:{port}"
-                async with asyncio.timeout(START_S):
-                    await _is_ready(url)
-                yield Target(url, f"http://127.0.0.1:{admin_port}", running.pid)
-
-
-async def _is_ready(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url) as client:
-        while True:
-            try:
-                if (await client.get("/health/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.02)
+        async with serving(_Triton(ready={MODEL: "READY"})) as triton:
+            settings = {"config": config, "log_level": "error", "triton_url": triton.url}
+            async with running_gateway("attacked", None, Path(folder), {}, **settings) as peer:
+                yield peer
 
 
 async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.load.flood import ENDED, Ledger, paced
-from benchmarks.load.orders import Answers, Flood, GrpcAsk, Report, UnexpectedAnswer
+from benchmarks.load.orders import Answers, Flood, GrpcAsk, Obedient, Report, UnexpectedAnswer
 
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -26,20 +24,18 @@ class GrpcClient:
 
     async def unary(self, asks: Sequence[GrpcAsk], seconds: float) -> Report:
         requests = [(_request_of(ask), ask.error) for ask in asks]
-        start = time.perf_counter()
-        callers = (self._calls(request, error, start + seconds) for request, error in requests)
-        durations = [each for found in await asyncio.gather(*callers) for each in found]
-        return Report(len(durations), time.perf_counter() - start, tuple(durations))
+        start, durations = time.perf_counter(), list[float]()
 
-    async def _calls(self, request: service_pb2.ModelInferRequest, error: str, ends: float) -> list[float]:
-        durations = []
-        started = time.perf_counter()
-        while started < ends:
-            await self._call(request, error)
-            now = time.perf_counter()
-            durations.append(now - started)
-            started = now
-        return durations
+        async def calls(request: service_pb2.ModelInferRequest, error: str) -> None:
+            started = time.perf_counter()
+            while started < start + seconds:
+                await self._call(request, error)
+                now = time.perf_counter()
+                durations.append(now - started)
+                started = now
+
+        await asyncio.gather(*(calls(*each) for each in requests))
+        return Report(len(durations), time.perf_counter() - start, tuple(durations))
 
     async def _call(self, request: service_pb2.ModelInferRequest, error: str) -> None:
         try:
@@ -51,42 +47,22 @@ class GrpcClient:
             for raw in answer.raw_output_contents:
                 np.frombuffer(raw, np.uint8)
 
-    async def read_stream(self, ask: GrpcAsk) -> int:
-        call = self._stub.ModelStreamInfer()
-        await call.write(_request_of(ask))
+    async def read_stream(self, ask: GrpcAsk, read: Callable[[int], None]) -> None:
+        call = await self._opened(ask)
         await call.done_writing()
-        events = 0
         async for message in call:
-            events += bool(message.infer_response.outputs)
-        return events
+            read(bool(message.infer_response.outputs))
 
-    async def above_capacity(self, order: Flood) -> Answers:
-        request, ledger = _request_of(cast("GrpcAsk", order.ask)), Ledger(order.warm_up_s, order.seconds)
-        calls = set[asyncio.Task[None]]()
-
-        async def call() -> None:
-            start = time.perf_counter()
-            try:
-                await self._stub.ModelInfer(request)
-            except grpc.aio.AioRpcError:
-                ledger.add(ENDED, time.perf_counter() - start)
-            else:
-                ledger.add(200, time.perf_counter() - start)
-
-        def ask() -> None:
-            ledger.ask()
-            task = asyncio.create_task(call())
-            calls.add(task)
-            task.add_done_callback(calls.discard)
-
-        await paced(order, ledger.ends, ask)
-        await asyncio.gather(*calls)
-        return ledger.answers
+    async def above_capacity(self, order: Flood | Obedient) -> Answers:
+        raise NotImplementedError("only HTTP servers get more load than their capacity")
 
     async def hold(self, ask: GrpcAsk) -> Callable[[], None]:
+        return (await self._opened(ask)).cancel
+
+    async def _opened(self, ask: GrpcAsk) -> grpc.aio.StreamStreamCall:
         call = self._stub.ModelStreamInfer()
         await call.write(_request_of(ask))
-        return call.cancel
+        return call
 
 
 def _request_of(ask: GrpcAsk) -> service_pb2.ModelInferRequest:
@@ -98,8 +74,9 @@ def _request_of(ask: GrpcAsk) -> service_pb2.ModelInferRequest:
             tensor.parameters["shared_memory_byte_size"].int64_param = len(each.raw)
         else:
             request.raw_input_contents.append(each.raw)
-    if ask.sequence_id:
-        request.parameters["sequence_id"].int64_param = ask.sequence_id
-    if ask.interval_ms:
-        request.parameters["interval_ms"].int64_param = ask.interval_ms
+    for name, value in ask.parameters:
+        if isinstance(value, bool):
+            request.parameters[name].bool_param = value
+        else:
+            request.parameters[name].int64_param = value
     return request

@@ -1,10 +1,10 @@
 """The orders for a load process, and its reports. All of them are pickled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class UnexpectedAnswer(Exception):
-    """A peer answered otherwise than the benchmark expects, or in a form that the client cannot read."""
+    """A server answered otherwise than the benchmark expects, or in a form that the client cannot read."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ class GrpcAsk:
     model: str
     inputs: tuple[TensorAsk, ...]
     error: str = ""
-    interval_ms: int = 0
-    """Between the responses of a stream."""
-    sequence_id: int = 0
-    """Of a sequence that has started; 0: none."""
+    parameters: tuple[tuple[str, int], ...] = ()
 
 
 Ask = HttpAsk | SocketAsk | GrpcAsk
@@ -59,15 +56,6 @@ Ask = HttpAsk | SocketAsk | GrpcAsk
 
 @dataclass(frozen=True)
 class Unary:
-    """Calls for ``seconds``, at any time one for each of ``connections``."""
-
-    ask: Ask
-    connections: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Each:
     """Calls for ``seconds``, at any time one for each of ``asks``, which are of one kind."""
 
     asks: tuple[Ask, ...]
@@ -76,17 +64,21 @@ class Each:
 
 @dataclass(frozen=True)
 class Relay:
-    """Streams, one after the other, for ``seconds``."""
+    """For ``seconds``, a reader for each of ``asks`` reads one stream after the other.
 
-    ask: Ask
+    The readers start evenly distributed over ``starts_s``.
+    """
+
+    asks: tuple[HttpAsk | GrpcAsk, ...]
     seconds: float
+    starts_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Hold:
     """Opens this number of streams, and leaves them open."""
 
-    ask: Ask
+    ask: HttpAsk | GrpcAsk
     streams: int
 
 
@@ -99,14 +91,12 @@ class Drop:
 class Flood:
     """Sends requests at a steady rate, regardless of the answers. Answers during the warm-up do not count."""
 
-    ask: Ask
+    ask: HttpAsk
     rate: float
     warm_up_s: float
     seconds: float
     tick_s: float = 0.005
     """The requests of this time are sent together."""
-    drain_s: float = 0.0
-    """How long to wait for the last answers before the connections are closed."""
 
 
 @dataclass(frozen=True)
@@ -121,30 +111,42 @@ class Obedient:
     obeys: bool = True
 
 
-Order = Unary | Each | Relay | Hold | Drop | Flood | Obedient
+Order = Unary | Relay | Hold | Drop | Flood | Obedient
 
 
 @dataclass(frozen=True)
 class Report:
-    """``durations``: of each unary call, in seconds. ``count``: of calls, of events or of open streams."""
+    """``count``: of calls, of events or of open streams.
+
+    ``durations``: of each call, or until the first event of each stream, in seconds.
+    ``longest_gap_s``: between two reads of a stream, after its first 50.
+    """
 
     count: int = 0
     elapsed_s: float = 0.0
     durations: tuple[float, ...] = ()
+    longest_gap_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answers:
     """Answers to a flood. ``good_s``, ``refused_s``: their durations.
 
-    ``statuses``: answers by HTTP status, 0 for a closed connection or a failed gRPC call.
+    ``statuses``: answers by HTTP status, 0 for a closed connection.
     """
 
-    asked: int
     seconds: float
-    statuses: dict[int, int]
-    good_s: tuple[float, ...]
-    refused_s: tuple[float, ...]
+    asked: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+    good_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+
+    def add(self, status: int, took_s: float) -> None:
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status in (200, 201):
+            self.good_s.append(took_s)
+        elif status == 429:
+            self.refused_s.append(took_s)
 
 
 def request_of(ask: HttpAsk) -> bytes:

@@ -11,7 +11,7 @@ from app.core.json import json_in_turns
 from app.observability.record import RequestRecord, request_id_of
 from benchmarks.micro import peers, small_request
 from benchmarks.micro.cpu import Case
-from benchmarks.micro.exchange import post
+from benchmarks.micro.exchange import request
 from benchmarks.micro.gateway import Served
 
 LARGE = 150_528
@@ -58,7 +58,7 @@ def _case_of(part: small_request.Part) -> Case:
 
 
 async def _small_post(app: ASGIApp) -> None:
-    exchange = await post(app, peers.PATH, small_request.BODY)
+    exchange = await request(app, peers.PATH, small_request.BODY)
     assert exchange.status == 200
 
 

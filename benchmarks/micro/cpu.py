@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from app.process.serving import YOUNG_OBJECTS
-from benchmarks.timing import Durations
+from benchmarks.spread import Spread
 
 Case = Callable[[int], Awaitable[object]]
 """Runs one case this number of times."""
@@ -29,7 +29,7 @@ def heap_as_served() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Durations]:
+async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Spread]:
     """Returns the CPU seconds for one run of each case, measured once per round in a random order."""
     counts = {name: await _fitting_count(case) for name, case in cases.items()}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -37,7 +37,7 @@ async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Durations]
         gc.collect()
         for name in random.sample(list(cases), len(cases)):
             seconds[name].append(await _seconds_of(cases[name], counts[name]) / counts[name])
-    return {name: Durations(tuple(values)) for name, values in seconds.items()}
+    return {name: Spread(values) for name, values in seconds.items()}
 
 
 async def _fitting_count(case: Case) -> int:

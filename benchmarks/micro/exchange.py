@@ -1,30 +1,22 @@
 """One HTTP request to an ASGI application, as uvicorn hands it over, without a socket."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message
 
 from app.api.exchange import Header
+from tests.toolkit.exchange import FakeConnection
 
 
-class Connection:
+class Connection(FakeConnection):
     """A client that sent its whole request and stays connected: ``app.http1.protocol.HttpConnection``."""
 
-    is_lost = False
-    unsent_bytes = 0
-
     def __init__(self, exchange: "Exchange") -> None:
-        self.on_lost: Callable[[], None] | None = None
+        super().__init__(exchange.receive)
         self._exchange = exchange
-
-    def abort(self) -> None:
-        raise NotImplementedError
 
     def take_body(self, max_bytes: int) -> bytes | None:
         return self._exchange.body if len(self._exchange.body) <= max_bytes else None
-
-    def after_writing(self, work: Callable[[], None]) -> None:
-        work()
 
     def answer(self, status: int, _headers: Sequence[Header], body: bytes) -> bool:
         self._exchange.status, self._exchange.answer = status, body
@@ -50,33 +42,35 @@ class Exchange:
             self.answer += message["body"]
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> Exchange:
-    """Sends a JSON body and returns the complete exchange."""
+JSON = ((b"content-type", b"application/json"),)
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def request(
+    app: ASGIApp, path: str, body: bytes, *, headers: Headers = JSON, query: bytes = b"", method: str = "POST"
+) -> Exchange:
+    """Sends a request, by default with a JSON body, and returns the complete exchange."""
     exchange = Exchange(body)
-    await app(_scope(path, exchange), exchange.receive, exchange.send)
-    return exchange
-
-
-def _scope(path: str, exchange: Exchange) -> Scope:
-    headers = [
+    usual = [
         (b"host", b"127.0.0.1:8080"),
         (b"user-agent", b"benchmark"),
         (b"accept", b"*/*"),
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(exchange.body)),
+        (b"content-length", b"%d" % len(body)),
     ]
-    return {
+    scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query,
         "root_path": "",
-        "headers": headers,
+        "headers": [*usual, *headers],
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", 8080),
         "state": {"connection": Connection(exchange)},
     }
+    await app(scope, exchange.receive, exchange.send)
+    return exchange

@@ -1,84 +1,153 @@
-"""`python -m benchmarks peers`: measures all peers in front of one Triton, interleaved."""
+"""`python -m benchmarks peers`: measures all servers in front of one Triton."""
 
-import random
-import sys
+import asyncio
+import operator
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
+from benchmarks.compare import (
+    CPU,
+    P50,
+    RATE,
+    Chart,
+    Comparison,
+    Found,
+    Goal,
+    Workload,
+    own,
+    ratio,
+    say,
+)
+from benchmarks.contents import INSIGHTS
 from benchmarks.figure import Figure
-from benchmarks.load.orders import UnexpectedAnswer
-from benchmarks.peers.every import PEERS, STREAMING
-from benchmarks.peers.figures import figures_of
-from benchmarks.peers.found import Found
-from benchmarks.peers.measuring import Sample, idle_stream_kib, measure
-from benchmarks.peers.peer import Peer
-from benchmarks.peers.reach import reach_table
-from benchmarks.peers.tables import idle_table, repeated_tables, workload_table
-from benchmarks.peers.workloads import WORKLOADS, Workload
-from benchmarks.stage import running_triton
+from benchmarks.load.orders import Drop, Hold
+from benchmarks.peers.servers import (
+    BARE,
+    BARE_SHARED,
+    GATEWAY,
+    GATEWAY_V2,
+    KSERVE,
+    PEERS,
+    PLAIN,
+    STREAMING,
+    TRITON,
+)
+from benchmarks.servers import Peer, running_triton
+from benchmarks.spread import Spread
 from benchmarks.table import Table
 
-SECONDS = 0.7
-IDLE_STREAMS = 2_000
+IDLE_STREAMS, IDLE_WARM_UP, SETTLE_S = 2_000, 50, 2.0
+
+SMALL_1 = Workload("Small JSON (4 floats), 1 connection", "small")
+SMALL_32 = Workload("Small JSON (4 floats), 32 connections", "small", 32)
+SMALL_256 = Workload("Small JSON (4 floats), 256 connections", "small", 256)
+LARGE = Workload("Large JSON (150,528 floats both ways), 1 connection", "large")
+FILE = Workload("Image upload (200 KB), 1 connection", "file")
+BINARY_1 = Workload("Binary body (1 MiB), 1 connection", "1 MiB")
+BINARY_16 = Workload("Binary body (16 MiB), 1 connection", "16 MiB")
+EARLY_EXIT = Workload("Early exit of the OCR pipeline (blank image), 1 connection", "early exit")
+INSIGHTS_64 = tuple(Workload(f"`{name}`, 64 connections", name, 64) for name in INSIGHTS)
+STREAM = Workload("Streams of 5,000 events, 1 at a time", "stream", streams_s=0, unit="event")
+STREAM_AWAKE = Workload(
+    "Streams of 5,000 events, 1 at a time, processors kept awake", "stream", 1, 0, keeps_awake=True, unit="event"
+)
+WORKLOADS = (
+    *(SMALL_1, SMALL_32, SMALL_256, LARGE, FILE, BINARY_1, BINARY_16, EARLY_EXIT, *INSIGHTS_64, STREAM, STREAM_AWAKE),
+)
+RATE_OF = "requests/s of"
+GOALS = (
+    Goal(f"{RATE_OF} small JSON, 32 connections, against plain FastAPI", 2, 2.5, ratio(SMALL_32, GATEWAY, PLAIN)),
+    Goal(
+        f"{RATE_OF} small JSON, 32 connections, against a bare grpc.aio client", 0.7, 1, ratio(SMALL_32, GATEWAY, BARE)
+    ),
+    Goal(
+        "CPU for a small request, 32 connections, against plain FastAPI",
+        0.5,
+        0.35,
+        ratio(SMALL_32, GATEWAY, PLAIN, CPU),
+        lower=True,
+    ),
+    Goal(
+        "p50 added at 1 connection to a direct grpc.aio call",
+        0.5,
+        0.35,
+        ratio(SMALL_1, GATEWAY, BARE, P50, compare=operator.sub),
+        "ms",
+        lower=True,
+    ),
+    *(
+        Goal(f"{prefix}{RATE_OF} {body}, against Triton's HTTP endpoint", floor, aim, ratio(workload, name, TRITON))
+        for prefix, name in (("", GATEWAY), ("/v2, ", GATEWAY_V2))
+        for body, floor, aim, workload in (
+            ("large JSON", 2.2, 3, LARGE),
+            ("a binary body of 1 MiB", 0.9, 1, BINARY_1),
+            ("a binary body of 16 MiB", 1.5, 3, BINARY_16),
+        )
+    ),
+    Goal(f"{RATE_OF} small JSON, 32 connections, against KServe", 2.5, 3.5, ratio(SMALL_32, GATEWAY, KSERVE)),
+    Goal(f"{RATE_OF} large JSON, against KServe", 10, 15, ratio(LARGE, GATEWAY, KSERVE)),
+    *(
+        Goal(f"answers/s of {each.title}, against Triton called directly", 0.75, 0.9, ratio(each, GATEWAY, BARE))
+        for each in INSIGHTS_64
+    ),
+    *(
+        goal
+        for each, kept in ((STREAM, ""), (STREAM_AWAKE, ", processors kept awake"))
+        for goal in (
+            Goal(f"events/s of a stream, against a bare grpc.aio reader{kept}", 0.85, 0.95, ratio(each, GATEWAY, BARE)),
+            Goal(f"CPU for an event of a stream{kept}", 65, 45, own(each, GATEWAY, CPU), "µs", lower=True),
+        )
+    ),
+    Goal(
+        "memory of an idle stream",
+        24,
+        18,
+        lambda found: Spread(found.idle_kib[GATEWAY]) if GATEWAY in found.idle_kib else None,
+        "KiB",
+        lower=True,
+    ),
+)
+SMALL = {"1 connection": SMALL_1, "32 connections": SMALL_32, "256 connections": SMALL_256}
+SINGLE = {"large JSON": LARGE, "image upload": FILE}
+STREAMED = {"as it is": STREAM, "processors kept awake": STREAM_AWAKE}
+SINGLE, STREAMED = {"large JSON": LARGE, "image upload": FILE}, {"as it is": STREAM, "processors awake": STREAM_AWAKE}
+CHARTS = (
+    Chart("Small JSON: requests per second", "small-rate.svg", SMALL, RATE),
+    Chart("Small JSON: µs of the peer's CPU a request", "small-cpu.svg", SMALL, CPU),
+    Chart("One connection: p50, ms", "one-connection.svg", SINGLE, P50),
+    Chart("Streams: events per second", "stream-rate.svg", STREAMED, RATE),
+)
+COMPARISON = Comparison(PEERS, WORKLOADS, GOALS, CHARTS, cpu_elsewhere=(TRITON,), unloaded=(BARE, BARE_SHARED))
 
 
 async def run(rounds: int) -> list[Table | Figure]:
     found = Found()
-    await _measure_idle(found)
-    await _measure_rounds(rounds, found)
-    tables = [workload_table(each, found) for each in WORKLOADS]
-    return [reach_table(found), *figures_of(found), *tables, idle_table(found), *repeated_tables(found)]
+    for name in STREAMING:
+        say(f"idle streams of {name}")
+        found.idle_kib[name] = [await _idle_stream_kib(name)]
+    await COMPARISON.measure(rounds, found)
+    return COMPARISON.results(found)
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        yield Path(folder)
-
-
-async def _measure_idle(found: Found) -> None:
-    """Measures idle streams with new processes, because streams in reused memory would seem to cost nothing.
+async def _idle_stream_kib(name: str) -> float:
+    """Measures with new processes, because streams in reused memory would seem to cost nothing.
 
     Uses a separate Triton, because Triton 2.51 may crash when thousands of streams end at once.
     """
-    for name in STREAMING:
-        _say(f"idle streams of {name}")
-        with _folder() as folder:
-            async with running_triton(folder) as triton, PEERS[name](triton, folder) as peer:
-                found.idle_kib[name] = [await idle_stream_kib(peer, IDLE_STREAMS)]
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, running_triton(Path(folder)) as triton:
+        async with PEERS[name](triton, Path(folder)) as peer:
+            return await _kib_of(peer)
 
 
-async def _measure_rounds(rounds: int, found: Found) -> None:
-    """Runs every workload of every peer once per round, in a random order."""
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(_folder())
-        triton = await stack.enter_async_context(running_triton(folder))
-        peers = [await stack.enter_async_context(start(triton, folder)) for start in PEERS.values()]
-        for number in range(1, rounds + 1):
-            _say(f"round {number} of {rounds}")
-            await _measure_round(peers, triton.pid, found)
-
-
-async def _measure_round(peers: Sequence[Peer], triton_pid: int, found: Found) -> None:
-    for workload in random.sample(WORKLOADS, len(WORKLOADS)):
-        for peer in random.sample(peers, len(peers)):
-            if workload.ask in peer.asks:
-                found.add(workload, peer.name, await _sample(peer, workload, triton_pid, found))
-
-
-async def _sample(peer: Peer, workload: Workload, triton_pid: int, found: Found) -> Sample:
-    """Repeats a failed measurement once, because on a busy machine Triton may not answer for half a minute."""
-    try:
-        return await measure(peer, workload, triton_pid, SECONDS)
-    except (UnexpectedAnswer, TimeoutError) as exc:
-        found.repeated.append((workload.title, peer.name, f"{type(exc).__name__} {exc}"[:200].splitlines()[0]))
-        _say(f"again: {found.repeated[-1]}")
-        return await measure(peer, workload, triton_pid, SECONDS)
-
-
-def _say(text: str) -> None:
-    """Shows the progress on standard error."""
-    sys.stderr.write(f"peers: {text}\n")
-    sys.stderr.flush()
+async def _kib_of(peer: Peer) -> float:
+    """Resident memory that each open, silent stream adds to the server's process."""
+    ask, server = peer.asks["idle stream"], psutil.Process(peer.pids[0])
+    await peer.load.perform(Hold(ask, IDLE_WARM_UP))  # type: ignore[arg-type]
+    before = server.memory_info().rss
+    await peer.load.perform(Hold(ask, IDLE_STREAMS))  # type: ignore[arg-type]
+    await asyncio.sleep(SETTLE_S)
+    after = server.memory_info().rss
+    await peer.load.perform(Drop())
+    return (after - before) / IDLE_STREAMS / 1024

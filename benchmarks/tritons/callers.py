@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 BODY = b'{"X":1.5}'
 RETRY_S = 0.05
@@ -22,7 +23,7 @@ class Ended:
 
 @dataclass
 class Callers:
-    port: int
+    url: str
     ended: list[Ended] = field(default_factory=list)
 
     @asynccontextmanager
@@ -45,8 +46,9 @@ class Callers:
     async def _call(self, pipeline: str) -> None:
         head = f"POST /v1/pipelines/{pipeline} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
         request = f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+        address = urlsplit(self.url)
         while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
             try:
                 while True:
                     writer.write(request)

@@ -3,10 +3,9 @@
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,8 @@ import httpx
 from app.launcher.launch import EmbeddedOptions, Ports
 from app.launcher.server import EmbeddedTriton
 from app.triton.repository import served_repository
-from benchmarks.stage import HERE, ROOT, free_ports, process, wait_until_ready
+from benchmarks.servers import HERE, MODELS_VENV, Peer, running_gateway
+from tests.toolkit import processes
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 SLEEP_MS = 25
@@ -54,22 +54,21 @@ class Member:
 class Fleet:
     members: tuple[Member, ...]
     names: Path
-    port: int
-    admin_port: int
+    gateway: Peer
 
     def has(self, *members: Member) -> None:
         """Sets the addresses of the DNS name."""
-        self.names.write_text(" ".join(member.host for member in members))
+        _write_names(self.names, members)
 
     async def states(self) -> dict[str, str]:
         async with httpx.AsyncClient() as session:
-            answer = await session.get(f"http://127.0.0.1:{self.admin_port}/health/ready")
+            answer = await session.get(f"{self.gateway.admin_url}/health/ready")
         return {address.rpartition(":")[0]: state for address, state in answer.json()["tritons"].items()}
 
     async def answers(self, member: Member) -> float:
         """Returns the number of calls that this Triton has answered."""
         async with httpx.AsyncClient() as session:
-            page = (await session.get(f"http://127.0.0.1:{self.admin_port}/metrics")).text
+            page = (await session.get(f"{self.gateway.admin_url}/metrics")).text
         start = f'triton_gateway_triton_calls_by_address_total{{address="{member.server.grpc_url}",code="OK"}}'
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(start))
 
@@ -79,52 +78,30 @@ async def fleet(folder: Path, restart_s: float) -> AsyncIterator[Fleet]:
     """``restart_s``: the time until a Triton that was killed is started again."""
     (folder / "models").mkdir()
     (folder / "models" / "bench_sleep").symlink_to(HERE / "models" / "bench_sleep")
-    ports = Ports.free(HOSTS[0])
+    ports, names = Ports.free(HOSTS[0]), folder / "names"
     async with AsyncExitStack() as stack:
-        members = [_member(folder, host, ports, restart_s) for host in HOSTS]
-        for member in members:
-            stack.push_async_callback(member.server.stop)
-        await asyncio.gather(*(member.server.start() for member in members))
-        for member in members:
-            watching = asyncio.create_task(member.server.watch())
-            stack.callback(watching.cancel)
-        yield await stack.enter_async_context(_with_gateway(folder, tuple(members), ports))
+        members = tuple(stack.enter_context(_member(folder, host, ports, restart_s)) for host in HOSTS)
+        _write_names(names, members)
+        program = ("-m", "benchmarks.tritons.named", str(names))
+        settings = {"triton_url": f"tritons.test:{ports.grpc}", "log_level": "warning"}
+        gateway = running_gateway("fleet", None, folder, {}, config=CONFIG, program=program, **settings)
+        yield Fleet(members, names, await stack.enter_async_context(gateway))
 
 
-@asynccontextmanager
-async def _with_gateway(folder: Path, members: tuple[Member, ...], ports: Ports) -> AsyncIterator[Fleet]:
-    port, admin_port = free_ports(2)
-    found = Fleet(members, folder / "names", port, admin_port)
-    found.has(*members)
-    (folder / "gateway.yaml").write_text(CONFIG)
-    settings = {
-        "GATEWAY_PORT": str(port),
-        "GATEWAY_ADMIN_PORT": str(admin_port),
-        "GATEWAY_TRITON_URL": f"tritons.test:{ports.grpc}",
-        "GATEWAY_CONFIG": str(folder / "gateway.yaml"),
-        "GATEWAY_LOG_LEVEL": "warning",
-    }
-    command = [sys.executable, "-m", "benchmarks.tritons.named", str(found.names), "serve"]
-    with process(command, settings, folder / "gateway.log") as running:
-        async with httpx.AsyncClient() as client:
-            ready = f"http://127.0.0.1:{admin_port}/health/ready"
-            await wait_until_ready(client, ready, running, folder / "gateway.log")
-        yield found
+def _write_names(path: Path, members: Sequence[Member]) -> None:
+    path.write_text(" ".join(member.host for member in members))
 
 
-def _member(folder: Path, host: str, ports: Ports, restart_s: float) -> Member:
+@contextmanager
+def _member(folder: Path, host: str, ports: Ports, restart_s: float) -> Iterator[Member]:
     sleep = folder / f"sleep-{host}"
     sleep.write_text(str(SLEEP_MS))
+    environment = os.environ | {"BENCH_SLEEP_MS": str(sleep)}
     options = EmbeddedOptions(
-        folder / "models",
-        ROOT / ".venv-triton",
-        ports,
-        host=host,
-        environment=os.environ | {"BENCH_SLEEP_MS": str(sleep)},
-        first_restart_s=restart_s,
-        read=served_repository,
+        folder / "models", MODELS_VENV, ports, host=host, environment=environment, read=served_repository
     )
-    return Member(host, EmbeddedTriton(options), sleep)
+    with processes.running_triton(replace(options, first_restart_s=restart_s), restarts=True) as server:
+        yield Member(host, server, sleep)
 
 
 async def until(holds: object, within_s: float) -> None:

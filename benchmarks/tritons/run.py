@@ -51,7 +51,7 @@ async def run(rounds: int) -> list[Table]:
     found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         async with fleet(Path(folder), OUTAGE_S) as tritons:
-            callers = Callers(tritons.port)
+            callers = Callers(tritons.gateway.url)
             async with callers.running(CALLERS):
                 for _ in range(rounds):
                     found += await _round(tritons, callers)
@@ -66,9 +66,13 @@ async def _round(tritons: Fleet, callers: Callers) -> list[Found]:
     tritons.has(first, second)
     await _are_up(tritons, first, second)
     await asyncio.sleep(SETTLE_S)
+
+    async def healthy(phase: Found) -> None:
+        phase.rate = await _steady(callers)
+
     phases: list[tuple[str, float, Callable[[Found], Awaitable[None]]]] = [
         ("the third is added", 3.0, lambda phase: _added(tritons, callers, phase)),
-        ("all three work", 3.0, lambda phase: _healthy(callers, phase)),
+        ("all three work", 3.0, healthy),
         ("one is killed, and starts again", 2.0, lambda phase: _killed(tritons, callers, phase)),
         ("one is stopped (SIGSTOP), and continues", 2.0, lambda phase: _stopped(tritons, callers, phase)),
         (f"one is {TIMES_SLOWER} times slower", 2 + 1 / TIMES_SLOWER, lambda phase: _slow(third, callers, phase)),
@@ -95,10 +99,6 @@ async def _added(tritons: Fleet, callers: Callers, phase: Found) -> None:
     await until(has_answered, WITHIN_S)
     phase.recovery = f"first answer after {time.monotonic() - began:.1f} s"
     await asyncio.sleep(SETTLE_S)
-    phase.rate = await _steady(callers)
-
-
-async def _healthy(callers: Callers, phase: Found) -> None:
     phase.rate = await _steady(callers)
 
 

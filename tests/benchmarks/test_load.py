@@ -9,9 +9,22 @@ from typing import cast
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
+from benchmarks.load.__main__ import Worker
 from benchmarks.load.http import HttpClient
-from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, SocketAsk, TensorAsk, Unary, UnexpectedAnswer
-from benchmarks.load.process import load_process
+from benchmarks.load.orders import (
+    Drop,
+    Flood,
+    GrpcAsk,
+    Hold,
+    HttpAsk,
+    Obedient,
+    Relay,
+    SocketAsk,
+    TensorAsk,
+    Unary,
+    UnexpectedAnswer,
+)
+from benchmarks.servers import load_process
 
 ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
 SOCKET = SocketAsk("/", b"{}", last=b'"event":"done"')
@@ -84,7 +97,7 @@ async def test_each_websocket_sends_its_next_message_after_the_last_event() -> N
 
 async def test_events_are_counted_across_chunks() -> None:
     async with http_server(two_events) as port:
-        assert await HttpClient("127.0.0.1", port).read_stream(ASK) == 2
+        assert (await Worker(HttpClient("127.0.0.1", port)).perform(Relay((ASK,), 0.001))).count == 2
 
 
 async def test_an_unexpected_end_of_a_stream_stops_the_load() -> None:
@@ -93,7 +106,7 @@ async def test_an_unexpected_end_of_a_stream_stops_the_load() -> None:
 
     async with http_server(fail) as port:
         with pytest.raises(UnexpectedAnswer, match="event: error"):
-            await HttpClient("127.0.0.1", port).read_stream(ASK)
+            await Worker(HttpClient("127.0.0.1", port)).perform(Relay((ASK,), 0.001))
 
 
 async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Path) -> None:
@@ -113,4 +126,25 @@ async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Pat
 async def test_a_load_process_raises_the_exception_of_its_load(tmp_path: Path) -> None:
     async with http_server(not_found) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
         with pytest.raises(UnexpectedAnswer, match="404"):
-            await load.perform(Unary(ASK, connections=1, seconds=5))
+            await load.perform(Unary((ASK,), seconds=5))
+
+
+async def refused(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n")
+
+
+async def test_a_flood_sends_at_a_steady_rate() -> None:
+    async with http_server(in_two_parts) as port:
+        client = HttpClient("127.0.0.1", port)
+        answers = await client.above_capacity(Flood(ASK, rate=200, warm_up_s=0.0, seconds=0.2))
+    assert 1 < answers.asked <= 40
+    assert len(answers.good_s) == answers.statuses[200] > 0
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+async def test_an_obedient_caller_waits_for_retry_after(obeys: bool) -> None:
+    order = Obedient(ASK, callers=2, pause_s=0.01, warm_up_s=0.0, seconds=0.2, obeys=obeys)
+    async with http_server(refused) as port:
+        answers = await HttpClient("127.0.0.1", port).above_capacity(order)
+    assert answers.statuses == {429: len(answers.refused_s)}
+    assert (answers.asked == 2) == obeys

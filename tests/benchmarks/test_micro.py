@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.micro import cases, peers, small_request
 from benchmarks.micro.cpu import cpu_of
-from benchmarks.micro.exchange import post
+from benchmarks.micro.exchange import request
 from benchmarks.micro.gateway import served
 from benchmarks.micro.run import table
 
@@ -21,8 +21,8 @@ APPLICATIONS = {
 @pytest.mark.parametrize("name", APPLICATIONS)
 async def test_every_application_gives_the_answer_of_the_gateway(name: str) -> None:
     async with served() as gateway:
-        expected = await post(gateway.app, peers.PATH, small_request.BODY)
-        answer = await post(APPLICATIONS[name], peers.PATH, small_request.BODY)
+        expected = await request(gateway.app, peers.PATH, small_request.BODY)
+        answer = await request(APPLICATIONS[name], peers.PATH, small_request.BODY)
     assert expected.status == answer.status == 200
     assert json.loads(answer.answer) == json.loads(expected.answer) == {"OUTPUT": [1.5, 2.5, 3.5, 4.5]}
 

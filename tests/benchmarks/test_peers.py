@@ -10,16 +10,16 @@ import pytest
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks import contents
 from benchmarks.load.orders import HttpAsk
-from benchmarks.peers import contents, gateway, grpc_client, kserve_transformer, plain_fastapi, triton_http
-from benchmarks.peers.measuring import IDLE_WARM_UP
+from benchmarks.peers import servers
 from benchmarks.peers.plain_fastapi_app import app_for
-from benchmarks.peers.run import IDLE_STREAMS
-from benchmarks.peers.workloads import WORKLOADS
-from benchmarks.stage import HERE
+from benchmarks.peers.run import IDLE_STREAMS, IDLE_WARM_UP, WORKLOADS
+from benchmarks.servers import HERE
 from tests.toolkit.triton import FakeTriton, serving
 
-ASKS = {module.NAME: module.asks() for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)}
+GATEWAY, PLAIN, GRPC = servers.gateway_asks(), servers.plain_asks(), servers.grpc_asks()
+KSERVE, TRITON = servers.kserve_asks(), servers.triton_asks()
 
 
 async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
@@ -70,12 +70,12 @@ async def sent(client: httpx.AsyncClient, ask: HttpAsk) -> httpx.Response:
 )
 async def test_plain_fastapi_answers(name: str, answer: object) -> None:
     async with plain_client() as client:
-        response = await sent(client, ASKS[plain_fastapi.NAME][name])
+        response = await sent(client, PLAIN[name])
     assert (response.status_code, response.json()) == (200, answer)
 
 
 async def test_plain_fastapi_streams_events_and_a_final_event() -> None:
-    ask = ASKS[plain_fastapi.NAME]["stream"]
+    ask = PLAIN["stream"]
     async with plain_client() as client:
         text = (await sent(client, ask)).content
     assert text.count(ask.event) == 1
@@ -85,20 +85,20 @@ async def test_plain_fastapi_streams_events_and_a_final_event() -> None:
 
 @pytest.mark.parametrize("name", ["small", "large", "file"])
 def test_every_peer_is_measured(name: str) -> None:
-    assert all(name in asks for asks in ASKS.values())
+    assert all(name in asks for asks in (GATEWAY, PLAIN, KSERVE, TRITON, GRPC))
 
 
 def test_the_gateway_and_plain_grpc_have_every_workload() -> None:
     for workload in WORKLOADS:
-        assert workload.ask in ASKS[gateway.NAME]
-        assert workload.ask in ASKS[grpc_client.NAME]
+        assert workload.ask in GATEWAY
+        assert workload.ask in GRPC
 
 
 def test_the_numbers_are_the_same_for_every_peer() -> None:
-    assert contents.json_of(input=contents.LARGE) == ASKS[gateway.NAME]["large"].body
-    assert ASKS[plain_fastapi.NAME]["large"].body == ASKS[gateway.NAME]["large"].body
-    assert ASKS[kserve_transformer.NAME]["large"] == ASKS[triton_http.NAME]["large"]
-    assert ASKS[grpc_client.NAME]["large"].inputs[0].raw == contents.LARGE.tobytes()
+    assert contents.json_of(input=contents.LARGE) == GATEWAY["large"].body
+    assert PLAIN["large"].body == GATEWAY["large"].body
+    assert KSERVE["large"] == TRITON["large"]
+    assert GRPC["large"].inputs[0].raw == contents.LARGE.tobytes()
 
 
 def test_the_pipeline_admits_all_idle_streams() -> None:

@@ -1,11 +1,11 @@
-"""The contents of the requests, as arrays and bytes. Each peer's module converts them to the format of its server."""
+"""The contents of the requests, as arrays and bytes. Each server has its own format of them."""
 
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 SMALL = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
 LARGE = np.random.default_rng(7).standard_normal(150_528, np.float32)

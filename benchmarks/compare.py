@@ -3,6 +3,7 @@
 import asyncio
 import operator
 import random
+import statistics
 import sys
 import tempfile
 from collections import defaultdict
@@ -53,7 +54,6 @@ class Sample:
     p99_ms: float
     peer_us: float
     triton_us: float
-    load_us: float
     rss_mib: float
 
 
@@ -157,7 +157,6 @@ class Comparison:
     """``models``: writes Triton's repository into a folder; default the reference models and those of this package.
 
     ``has_triton``: else the servers get None instead of it. ``cpu_elsewhere``: servers whose CPU time is Triton's.
-    ``unloaded``: clients that are measured themselves, so that there is no other process for the load.
     """
 
     peers: Mapping[str, Start]
@@ -171,7 +170,6 @@ class Comparison:
     models: Callable[[Path], Path] | None = None
     has_triton: bool = True
     cpu_elsewhere: tuple[str, ...] = ()
-    unloaded: tuple[str, ...] = ()
 
     async def run(self, rounds: int) -> list[Table | Figure]:
         found = Found()
@@ -232,26 +230,25 @@ class Comparison:
         return Table("What this gateway reaches", ["", "found", "at least", "aim", ""], rows, note.strip())
 
     def table(self, workload: Workload, found: Found) -> Table:
+        """The rate has a spread; the other figures are medians, which keeps the table narrow."""
         unit, first = workload.unit, "" if workload.streams_s is None else "first event "
-        columns = ["server", f"{unit}s/s", f"{first}p50, ms", f"{first}p99, ms"]
-        columns += [f"CPU µs, {process}" for process in ("server", "Triton", "load")] + ["memory, MiB"]
+        columns = ["server", f"{unit}s/s", f"{first}p50, ms", f"{first}p99, ms", "CPU µs, server", "CPU µs, Triton"]
         rows = [self._row(name, found.samples[workload][name]) for name in self.peers if found.has(workload, name)]
-        return Table(workload.title, columns, rows, f"CPU: for one {unit}.")
+        return Table(workload.title, [*columns, "memory, MiB"], rows, f"CPU: for one {unit}.")
 
     def _row(self, peer: str, samples: list[Sample]) -> list[str]:
-        """The figures of the server have a spread; those that only explain them are medians: the table is narrow."""
+        def median(figure: str, digits: int = 0) -> str:
+            return f"{statistics.median(getattr(sample, figure) for sample in samples):,.{digits}f}"
 
-        def spread(figure: str) -> Spread:
-            return Spread([getattr(sample, figure) for sample in samples])
-
-        def median(figure: str) -> str:
-            return f"{spread(figure).median:,.0f}"
-
-        latency = spread("p50_ms").text(2), spread("p99_ms").text(2)
-        peer_cpu = NONE if peer in self.cpu_elsewhere else spread("peer_us").text()
-        triton_cpu = median("triton_us") if self.has_triton else NONE
-        load_cpu = NONE if peer in self.unloaded else median("load_us")
-        return [peer, spread("rate").text(), *latency, peer_cpu, triton_cpu, load_cpu, median("rss_mib")]
+        return [
+            peer,
+            Spread([sample.rate for sample in samples]).text(),
+            median("p50_ms", 2),
+            median("p99_ms", 2),
+            NONE if peer in self.cpu_elsewhere else median("peer_us"),
+            median("triton_us") if self.has_triton else NONE,
+            median("rss_mib"),
+        ]
 
 
 async def _sample(peer: Peer, workload: Workload, triton_pid: int | None, warm_up_s: float, seconds: float) -> Sample:
@@ -263,11 +260,7 @@ async def _sample(peer: Peer, workload: Workload, triton_pid: int | None, warm_u
             asks = await stack.enter_async_context(_opened(peer.asks, workload.ask, share))
             orders.append(asks)
         await _performed(peer, [workload.order(asks, warm_up_s) for asks in orders])
-        groups = [
-            [psutil.Process(pid) for pid in peer.pids],
-            _family(triton_pid),
-            [psutil.Process(load.pid) for load in peer.loads],
-        ]
+        groups = [[psutil.Process(pid) for pid in peer.pids], _family(triton_pid)]
         before = [sum(map(cpu_s, group)) for group in groups]
         reports = await _performed(peer, [workload.order(asks, seconds) for asks in orders])
         used_s = [sum(map(cpu_s, group)) - start for group, start in zip(groups, before, strict=True)]

@@ -71,4 +71,4 @@ PEERS: dict[str, Start] = {
     ),
     ORDINARY: partial(running_gateway, ORDINARY, asks={"step": HttpAsk("/v1/pipelines/bench_identity", BODY)}),
 }
-run = Comparison(PEERS, WORKLOADS, GOALS, note=NOTE, seconds=1.0, warm_up_s=0.3, unloaded=(BARE,)).run
+run = Comparison(PEERS, WORKLOADS, GOALS, note=NOTE, seconds=1.0, warm_up_s=0.3).run

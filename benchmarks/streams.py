@@ -92,9 +92,7 @@ GOALS = tuple(
         ),
     )
 )
-COMPARISON = Comparison(
-    PEERS, WORKLOADS, GOALS, note=NOTE, seconds=1.0, warm_up_s=0.5, cpu_elsewhere=(TRITON,), unloaded=(BARE,)
-)
+COMPARISON = Comparison(PEERS, WORKLOADS, GOALS, note=NOTE, seconds=1.0, warm_up_s=0.5, cpu_elsewhere=(TRITON,))
 AIMS_MS = {8: (20, 10), 32: (50, 30)}
 """Size of a body in MiB -> the longest allowed wait of an event of another stream, and the aim."""
 WATCHED_S = 4.0

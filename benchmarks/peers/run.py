@@ -25,7 +25,6 @@ from benchmarks.figure import Figure
 from benchmarks.load.orders import Drop, Hold
 from benchmarks.peers.servers import (
     BARE,
-    BARE_SHARED,
     GATEWAY,
     GATEWAY_V2,
     KSERVE,
@@ -119,7 +118,7 @@ CHARTS = (
     Chart("One connection: p50, ms", "one-connection.svg", SINGLE, P50),
     Chart("Streams: events per second", "stream-rate.svg", STREAMED, RATE),
 )
-COMPARISON = Comparison(PEERS, WORKLOADS, GOALS, CHARTS, cpu_elsewhere=(TRITON,), unloaded=(BARE, BARE_SHARED))
+COMPARISON = Comparison(PEERS, WORKLOADS, GOALS, CHARTS, cpu_elsewhere=(TRITON,))
 
 
 async def run(rounds: int) -> list[Table | Figure]:

@@ -79,6 +79,11 @@ def _binary() -> dict[str, HttpAsk]:
     return {name: _v1("bench_file", file, BYTES) for name, file in BINARY.items()}
 
 
+def v2_asks() -> dict[str, HttpAsk]:
+    """Only those that differ from requests to ``/v1``: small ones cost the same."""
+    return {name: ask for name, ask in triton_asks().items() if name == "large" or name in BINARY}
+
+
 def triton_asks() -> dict[str, HttpAsk]:
     return {
         "small": _numbers(SMALL),
@@ -218,7 +223,7 @@ async def _registered(triton: Triton, tensor: TensorAsk) -> AsyncIterator[str]:
 PEERS: dict[str, Start] = {
     GATEWAY: partial(running_gateway, GATEWAY, asks=gateway_asks(), **LARGE_BODIES, **SHARED_MEMORY),
     GATEWAY_2: partial(running_gateway, GATEWAY_2, asks={"small": gateway_asks()["small"]}, workers="2"),
-    GATEWAY_V2: partial(running_gateway, GATEWAY_V2, asks=triton_asks(), **LARGE_BODIES, **SHARED_MEMORY),
+    GATEWAY_V2: partial(running_gateway, GATEWAY_V2, asks=v2_asks(), **LARGE_BODIES, **SHARED_MEMORY),
     GATEWAY_WIRE: partial(running_gateway, GATEWAY_WIRE, asks=_binary(), **LARGE_BODIES),
     PLAIN: plain_fastapi,
     KSERVE: kserve_transformer,

@@ -71,8 +71,7 @@ def _arguments() -> argparse.Namespace:
 
 def _head(name: str, rounds: int, before: str) -> str:
     command = f"`python -m benchmarks {name} --rounds {rounds}`"
-    scale = "A figure is the median, with the 10th to 90th percentile in brackets; milliseconds if no unit is given."
-    return f"# {name}\n\n{command}, {before}\n\n{machine()}\n\n{versions()}\n\n{scale}\n"
+    return f"# {name}\n\n{command}, {before}\n\n{machine()}\n\n{versions()}\n"
 
 
 def _write(folder: Path, name: str, text: str, found: Sequence[Table | Figure]) -> None:

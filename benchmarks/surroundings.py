@@ -13,7 +13,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = Path("artifacts/benchmarks")
-INSTALLED = ("triton-gateway", "fastapi", "uvicorn", "uvloop", "httptools", "tritonclient", "grpcio", "numpy", "orjson")
+INSTALLED = ("triton-gateway", "fastapi", "uvicorn", "uvloop", "tritonclient", "grpcio")
 LOCKED = {"kserve": "kserve.txt", "nvidia-pytriton": "triton.txt"}
 """Packages of other environments -> their lock files."""
 

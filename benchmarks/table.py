@@ -15,6 +15,6 @@ class Table:
 
     def __str__(self) -> str:
         """Returns GitHub's markdown."""
-        rule = ["---"] * len(self.columns)
-        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
-        return "\n".join([f"## {self.title}", "", *([self.note, ""] if self.note else []), *lines, ""])
+        head, *lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, *self.rows)]
+        note = [self.note, ""] if self.note else []
+        return "\n".join([f"## {self.title}", "", *note, head, "|---" * len(self.columns) + "|", *lines, ""])

@@ -1,13 +1,11 @@
 """The documentation site in a real browser."""
 
-import json
 import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -15,9 +13,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.page import WAIT_S
 from tests.conftest import Require
-from tests.docs.pages import ROOT, blocks_of
 from tests.docs.site import built_site
-from tests.toolkit.processes import GatewayProcess
 
 PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
@@ -53,19 +49,6 @@ def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: 
     )
     browser.save_screenshot(str(artifacts / "documentation-search.png"))
     assert [name for name in browser.execute_script(LOADED) if not name.startswith(site)] == []
-
-
-def test_the_script_of_http_md_shows_a_stream(browser: Chrome, gateway: GatewayProcess) -> None:
-    """Runs the block of http.md in a page of the gateway."""
-    (script,) = [text for language, text in blocks_of(ROOT / "docs" / "reference" / "http.md") if language == "js"]
-    browser.get(f"{gateway.url}/docs/errors")
-    browser.execute_script("document.body.replaceChildren()")
-    browser.execute_script(f"(async () => {{ {script}; window.source = source; }})()")
-    WebDriverWait(browser, WAIT_S).until(lambda _: browser.execute_script("return window.source?.readyState === 2"))
-    events = httpx.get(browser.execute_script("return window.source.url")).text.split("\n\n")
-    outputs = [json.loads(each.partition("data: ")[2]) for each in events if "event: output" in each]
-    shown = browser.execute_script("return document.body.textContent")
-    assert shown == "".join(output["text"] for output in outputs) != ""
 
 
 @pytest.mark.parametrize("page", PAGES)

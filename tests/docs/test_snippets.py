@@ -34,7 +34,6 @@ RUN_BY = {
     ("docs/how-to/sessions.md", "sh"): "tests/live/test_sessions.py",
     ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
     ("docs/how-to/own-server.md", "js"): "tests/typescript/test_own_server.py",
-    ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",
     ("docs/reference/websocket.md", "python"): "tests/live/test_sockets.py",
     ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/llm-of-your-triton.md", "python"): "tests/docs/test_tutorials.py",

@@ -16,7 +16,6 @@ from tests.live.conftest import GatewayProcess
 
 PAGES = (
     "README.md",
-    "docs/how-to/curl.md",
     "docs/how-to/keys.md",
     "docs/reference/http.md",
     "docs/reference/errors.md",

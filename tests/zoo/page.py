@@ -9,14 +9,9 @@ from tests.zoo.cases import random_case
 from tests.zoo.dialects import dialects_of
 from tests.zoo.kinds import KINDS, Kind
 
-HEAD = ("model", "`gateway.yaml`, besides `model`", "also by")
-ALSO = {
-    "generate": "generate",
-    "raw_body": "a raw body",
-    "oip_json": "JSON under `/v2`",
-    "completion": "OpenAI completions",
-    "embeddings": "OpenAI embeddings",
-}
+HEAD = ("model", "`gateway.yaml`, besides `model`", "addresses")
+USUAL = {"generate": "no generate", "oip_json": "no JSON under `/v2`"}
+ALSO = {"raw_body": "a raw body", "completion": "OpenAI completions", "embeddings": "OpenAI embeddings"}
 ONLY_TESTED = frozenset(
     {
         *("other_rows", "silent", "single", "gaps", "empties", "many", "endless", "blobs", "types", "cube"),
@@ -27,12 +22,9 @@ ONLY_TESTED = frozenset(
 
 
 def table() -> str:
-    rows = [
-        HEAD,
-        ("---",) * len(HEAD),
-        *(_row(kind) for kind in KINDS if not kind.fault and kind.name not in ONLY_TESTED),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    rows = (_row(kind) for kind in KINDS if not kind.fault and kind.name not in ONLY_TESTED)
+    head, *lines = [f"| {' | '.join(row)} |\n" for row in (HEAD, *rows)]
+    return "".join([head, "|---" * len(HEAD) + "|\n", *lines])
 
 
 def _row(kind: Kind) -> tuple[str, ...]:
@@ -40,13 +32,15 @@ def _row(kind: Kind) -> tuple[str, ...]:
     return (
         f"`{kind.name}`" + (", decoupled" if kind.is_decoupled else "") + (", ensemble" if kind.steps else ""),
         "<br>".join(_declared(kind)) or "nothing",
-        ", ".join(text for name, text in ALSO.items() if name in called),
+        ", ".join(
+            text for names in (USUAL, ALSO) for name, text in names.items() if (name in called) == (names is ALSO)
+        ),
     )
 
 
 def _declared(kind: Kind) -> Iterator[str]:
     if kind.batch:
-        yield "`batch: true` for lists of items"
+        yield "`batch: true`"
     for name in (*kind.inputs, *kind.outputs):
         keys = [f"kind: {kind.kinds[name]}"] if name in kind.kinds else []
         keys += ["single: true"] if name in kind.single else []

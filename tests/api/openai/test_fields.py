@@ -228,11 +228,16 @@ async def tables_of(presets: list[Served]) -> dict[str, list[Row]]:
     every = sorted(FIELDS["chat"] | FIELDS["completions"])
     rows = [row for field in every for row in await rows_of(presets, field, FIELDS)]
     alike = [row for row in rows if len(set(row[2:])) == 1]
+    neutral = [row for row in alike if row[2].startswith("no effect: ")]
+    generated = {
+        row[0]: f"no effect: {row[1]}" for row in rows_under("docs/reference/openai.md", "Fields without an effect")
+    }
+    assert all(generated[row[0]] == row[2] for row in neutral)
     everywhere = dict.fromkeys(ADDRESSES, own_fields())
     own = [row for field in sorted(own_fields()) for row in await rows_of(presets, field, everywhere)]
     assert {row[1] for row in own} == {"both"}
     return {
-        "Alike for every backend": [row[:3] for row in alike],
+        "Alike for every backend": [row[:3] for row in alike if row not in neutral],
         "By backend": [row for row in rows if row not in alike],
         "Fields of the backends": [(row[0], *row[2:]) for row in own],
     }

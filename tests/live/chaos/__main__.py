@@ -35,18 +35,15 @@ def _command() -> str:
 
 def _what() -> str:
     return (
-        "Clients send requests of every dialect while faults happen: Triton and workers are killed, connections are "
-        "cut, Redis stops. Then each request is compared: what its client received, what the gateway counted, and what "
-        "the model noted. *Unexplained* is a request with a difference that no rule allows, for example a lost one. "
-        "*Left*: the client disconnected; *lost*: a fault cut its connection. Two numbers are those of the gateway and "
-        "of Redis. `tests/live/chaos/` has the faults (`faults.py`), the rules (`ledger.py`) and the hostile requests "
-        "(`hostile/`). "
+        "Clients send requests of every dialect while faults happen ([the tests](../../tests/live/chaos/README.md)). "
+        "Then each request is compared: what its client received, what the gateway counted, and what the model noted. "
+        "*Unexplained* is a request with a difference that no rule allows. *Left*: the client disconnected; *lost*: a "
+        "fault cut its connection. Two numbers are those of the gateway and of Redis. "
         f"Seed {SEED}; {LONG_S:g} s of faults for one process, as long for two workers and Redis, and for requests "
         "that share calls, whose answers prove whose they are; "
         f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
         f"{KEPT_S:g} s of resumable streams that nobody reads, for each store; "
-        f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage. "
-        "`make chaos` writes the full ledgers to `artifacts/chaos/`."
+        f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage."
     )
 
 

@@ -83,8 +83,8 @@ def _objects(before: Levels, after: Levels) -> str:
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head, *lines = [f"| {' | '.join(line)} |\n" for line in (columns, *rows)]
+    return "".join([head, "|---" * len(columns) + "|\n", *lines])
 
 
 def write_part(name: str, rows: Sequence[Row], ledger: str) -> None:

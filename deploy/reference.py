@@ -5,7 +5,6 @@ make reference
 
 import argparse
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -143,8 +142,8 @@ def section_of(command: argparse.ArgumentParser, text: str) -> str:
     rows = [row_of(each) for each in arguments if not (is_long and each in of_settings)]
     parts = [f"## {command.prog}\n", f"{text[0].upper()}{text[1:]}.\n"]
     if is_long:
-        names = ", ".join(names_of(each) for each in of_settings)
-        parts += [SETTINGS, textwrap.fill(f"{names}.", 140, break_on_hyphens=False) + "\n"]
+        aliases = [names_of(each) for each in of_settings if len(each.option_strings) > 1]
+        parts += [SETTINGS, f"Other names: {', '.join(aliases)}.\n"]
     if rows:
         parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]) + "\n")
     examples = example_of(command)

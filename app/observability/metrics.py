@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
-from typing import Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -20,109 +20,122 @@ _BY_REQUEST = ("pipeline", "transport", "outcome")
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
+class _Of(NamedTuple):
+    """What a metric counts. ``name``: if it is not that of the attribute, for a histogram with ``_seconds``.
+
+    ``mode``: how the gauges of several processes are merged. With ``all``, a page has those of its process.
+    """
+
+    text: str
+    labels: tuple[str, ...] = ()
+    name: str = ""
+    buckets: tuple[float, ...] = DURATION_BOUNDS_S
+    mode: Literal["livesum", "livemax", "all"] = "livesum"
+
+
+_PIPELINE = ("pipeline",)
+_MODEL = ("model",)
+
+
 class Metrics:
     """The metrics of one gateway, in a separate registry."""
+
+    requests: Annotated[Counter, _Of("Requests that ended, by outcome", _BY_REQUEST)]
+    request_duration: Annotated[
+        Histogram, _Of("Time from a request's first byte to its answer's last byte", _BY_REQUEST)
+    ]
+    overhead: Annotated[
+        Histogram,
+        _Of("Time spent outside Triton and outside the queue", ("pipeline", "transport"), buckets=_OVERHEAD_SECONDS),
+    ]
+    time_to_first_output: Annotated[Histogram, _Of("From a stream's request to its first output", _PIPELINE)]
+    inter_output: Annotated[Histogram, _Of("Between two outputs of a stream", _PIPELINE)]
+    stream_outputs: Annotated[Counter, _Of("Outputs of streams", _PIPELINE)]
+    prompt_tokens: Annotated[Counter, _Of("Tokens of the prompts of language models", _PIPELINE)]
+    completion_tokens: Annotated[Counter, _Of("Tokens that language models wrote", _PIPELINE)]
+    time_per_output_token: Annotated[
+        Histogram, _Of("From the first to the last output of a stream, for each token after the first", _PIPELINE)
+    ]
+    in_flight: Annotated[Gauge, _Of("Unary requests in progress", _PIPELINE, "in_flight_requests")]
+    active_streams: Annotated[Gauge, _Of("Streams under way", _PIPELINE)]
+    queue_time: Annotated[
+        Histogram, _Of("Time that a request waited for a slot, 0 if it did not wait", _PIPELINE, "queue_seconds")
+    ]
+    requests_running: Annotated[Gauge, _Of("Requests that have a slot")]
+    requests_waiting: Annotated[Gauge, _Of("Requests that wait for a slot")]
+    requests_running_by_pipeline: Annotated[Gauge, _Of("Requests that have a slot", _PIPELINE)]
+    requests_waiting_by_pipeline: Annotated[Gauge, _Of("Requests that wait for a slot", _PIPELINE)]
+    in_flight_limit: Annotated[Gauge, _Of("Slots for requests to a model", _MODEL)]
+    kept_streams: Annotated[Gauge, _Of("Resumable streams that can be read, running and ended")]
+    kept_stream_bytes: Annotated[Gauge, _Of("Memory of the events of resumable streams")]
+    open_sessions: Annotated[Gauge, _Of("Sessions that take steps", _PIPELINE)]
+    ended_sessions: Annotated[Counter, _Of("Sessions that ended, by reason", ("pipeline", "reason"), "sessions")]
+    open_websockets: Annotated[Gauge, _Of("Open WebSockets", _PIPELINE)]
+    ended_websockets: Annotated[Counter, _Of("WebSockets that ended, by reason", ("pipeline", "reason"), "websockets")]
+    request_parts: Annotated[
+        Counter, _Of("Calls for requests with more items than their model takes at a time", _PIPELINE)
+    ]
+    early_exits: Annotated[Counter, _Of("Requests that ended in an early exit", ("pipeline", "reason"))]
+    rejected: Annotated[Counter, _Of("Requests rejected under load, by error code", ("reason",))]
+    contract_violations: Annotated[Counter, _Of("Outputs that broke their contract", ("pipeline", "tensor"))]
+    model_exceptions: Annotated[
+        Counter, _Of("Requests that failed because a model's script raised, a whole batch at a time", _PIPELINE)
+    ]
+    triton_calls: Annotated[Counter, _Of("Inference calls to Triton", ("model", "code"))]
+    triton_calls_by_address: Annotated[Counter, _Of("Inference calls to each of several Tritons", ("address", "code"))]
+    triton_ejections: Annotated[
+        Counter, _Of("Times that one of several Tritons was not used any more", ("address", "reason"))
+    ]
+    triton_repeats: Annotated[
+        Counter, _Of("Requests that were sent to Triton again, to another one if there are several")
+    ]
+    open_breakers: Annotated[Gauge, _Of("Tritons where a model is not called until it answers a probe", _MODEL)]
+    large_calls: Annotated[Counter, _Of("Calls with large tensors, by transport", ("way",))]
+    shared_memory_bytes: Annotated[Gauge, _Of("Shared memory for large tensors, by its state", ("state",))]
+    stub_deaths: Annotated[Counter, _Of("Python processes of models that died", _MODEL)]
+    engine_deaths: Annotated[Counter, _Of("Engines of models that died", _MODEL)]
+    worker_deaths: Annotated[Counter, _Of("Worker processes that ended unexpectedly")]
+    out_of_files: Annotated[Counter, _Of("Seconds in which a process had no free file descriptor")]
+    log_lines_dropped: Annotated[Counter, _Of("Log lines dropped because the reader of the log is too slow")]
+    model_ready: Annotated[Gauge, _Of("Whether the model of a pipeline is ready", _MODEL, mode="all")]
+    config_reload_failed: Annotated[
+        Gauge,
+        _Of("Whether the newest gateway.yaml or file of API keys cannot be served in full", mode="livemax"),
+    ]
 
     def __init__(self, version: str, *, has_addresses: bool = False) -> None:
         """``has_addresses``: whether there may be several Tritons."""
         self.registry = CollectorRegistry()
+        for attribute, annotation in Metrics.__annotations__.items():
+            setattr(self, attribute, self._registered(attribute, *get_args(annotation)))
+        self.has_addresses = has_addresses
+        labels = ("address",) if has_addresses else ()
+        self.triton_up: Gauge = self._registered("triton_up", Gauge, _Of("Whether Triton answers", labels, mode="all"))
+        build = _Of("The running version, as a label", ("version",), mode="all")
+        self._registered("build_info", Gauge, build).labels(version).set(1)
+        ProcessCollector(registry=self.registry)
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
-        self.requests = self.counter("requests", "Requests that ended, by outcome", *_BY_REQUEST)
-        self.request_duration = self.histogram(
-            "request_duration_seconds", "Time from a request's first byte to its answer's last byte", *_BY_REQUEST
-        )
-        self.overhead = self.histogram(
-            "overhead_seconds",
-            "Time spent outside Triton and outside the queue",
-            "pipeline",
-            "transport",
-            buckets=_OVERHEAD_SECONDS,
-        )
-        self.time_to_first_output = self.histogram(
-            "time_to_first_output_seconds", "From a stream's request to its first output", "pipeline"
-        )
-        self.inter_output = self.histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
-        self.stream_outputs = self.counter("stream_outputs", "Outputs of streams", "pipeline")
-        self.prompt_tokens = self.counter("prompt_tokens", "Tokens of the prompts of language models", "pipeline")
-        self.completion_tokens = self.counter("completion_tokens", "Tokens that language models wrote", "pipeline")
-        self.time_per_output_token = self.histogram(
-            "time_per_output_token_seconds",
-            "From the first to the last output of a stream, for each token after the first",
-            "pipeline",
-        )
-        self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline")
-        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline")
-        self.queue_time = self.histogram(
-            "queue_seconds", "Time that a request waited for a slot, 0 if it did not wait", "pipeline"
-        )
-        self.requests_running = self._gauge("requests_running", "Requests that have a slot")
-        self.requests_waiting = self._gauge("requests_waiting", "Requests that wait for a slot")
-        self.running_by_pipeline = self._gauge("requests_running_by_pipeline", "Requests that have a slot", "pipeline")
-        self.waiting_by_pipeline = self._gauge(
-            "requests_waiting_by_pipeline", "Requests that wait for a slot", "pipeline"
-        )
-        self.in_flight_limit = self._gauge("in_flight_limit", "Slots for requests to a model", "model")
-        self.kept_streams = self._gauge("kept_streams", "Resumable streams that can be read, running and ended")
-        self.kept_stream_bytes = self._gauge("kept_stream_bytes", "Memory of the events of resumable streams")
-        self.sessions = OpenedMetrics(
-            self._gauge("open_sessions", "Sessions that take steps", "pipeline"),
-            self.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
-        )
-        self.websockets = OpenedMetrics(
-            self._gauge("open_websockets", "Open WebSockets", "pipeline"),
-            self.counter("websockets", "WebSockets that ended, by reason", "pipeline", "reason"),
-        )
-        self.parts = self.counter(
-            "request_parts", "Calls for requests with more items than their model takes at a time", "pipeline"
-        )
-        self.early_exits = self.counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
-        self.rejected = self.counter("rejected", "Requests rejected under load, by error code", "reason")
-        self.contract_violations = self.counter(
-            "contract_violations", "Outputs that broke their contract", "pipeline", "tensor"
-        )
-        self.model_exceptions = self.counter(
-            "model_exceptions",
-            "Requests that failed because a model's script raised, a whole batch at a time",
-            "pipeline",
-        )
-        self.triton_calls = self.counter("triton_calls", "Inference calls to Triton", "model", "code")
-        self.triton_calls_by_address = self.counter(
-            "triton_calls_by_address", "Inference calls to each of several Tritons", "address", "code"
-        )
-        self.triton_ejections = self.counter(
-            "triton_ejections", "Times that one of several Tritons was not used any more", "address", "reason"
-        )
-        self.triton_repeats = self.counter(
-            "triton_repeats", "Requests that were sent to Triton again, to another one if there are several"
-        )
-        self.open_breakers = self._gauge(
-            "open_breakers", "Tritons where a model is not called until it answers a probe", "model"
-        )
-        self.large_calls = self.counter("large_calls", "Calls with large tensors, by transport", "way")
-        self.shared_memory = self._gauge(
-            "shared_memory_bytes", "Shared memory for large tensors, by its state", "state"
-        )
-        self.stub_deaths = self.counter("stub_deaths", "Python processes of models that died", "model")
-        self.engine_deaths = self.counter("engine_deaths", "Engines of models that died", "model")
-        self.worker_deaths = self.counter("worker_deaths", "Worker processes that ended unexpectedly")
-        self.out_of_files = self.counter("out_of_files", "Seconds in which a process had no free file descriptor")
-        self.dropped_lines = self.counter(
-            "log_lines_dropped", "Log lines dropped because the reader of the log is too slow"
-        )
+        self.sessions = OpenedMetrics(self.open_sessions, self.ended_sessions)
+        self.websockets = OpenedMetrics(self.open_websockets, self.ended_websockets)
         self._shown_dropped_lines = 0
-        ProcessCollector(registry=self.registry)
-        self.has_addresses = has_addresses
-        self.triton_up = self._gauge(
-            "triton_up", "Whether Triton answers", *(["address"] if has_addresses else []), mode="all"
-        )
-        self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model", mode="all")
-        self.config_reload_failed = self._gauge(
-            "config_reload_failed",
-            "Whether the newest gateway.yaml or file of API keys cannot be served in full",
-            mode="livemax",
-        )
-        self._gauge("build_info", "The running version, as a label", "version", mode="all").labels(version).set(1)
+
+    def _registered(self, attribute: str, kind: type, of: _Of) -> Any:
+        name = of.name or attribute
+        if kind is Counter:
+            return self.counter(name, of.text, *of.labels)
+        if kind is Histogram:
+            return self.histogram(of.name or f"{name}_seconds", of.text, *of.labels, buckets=of.buckets)
+        name = f"triton_gateway_{name}"
+        return Gauge(name, of.text, of.labels, registry=self.registry, multiprocess_mode=of.mode)
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
+    ) -> Histogram:
+        return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     @cached_property
     def _calls_of(self) -> Callable[..., Counter]:
@@ -148,14 +161,14 @@ class Metrics:
         limits: Mapping[str, int],
     ) -> None:
         """``limits``: by model; the others by pipeline."""
-        self.dropped_lines.inc((dropped := dropped_lines()) - self._shown_dropped_lines)
+        self.log_lines_dropped.inc((dropped := dropped_lines()) - self._shown_dropped_lines)
         self._shown_dropped_lines = dropped
         self.requests_running.set(sum(running.values()))
         self.requests_waiting.set(sum(waiting.values()))
         by_label = (
             (self.in_flight, in_flight),
-            (self.running_by_pipeline, running),
-            (self.waiting_by_pipeline, waiting),
+            (self.requests_running_by_pipeline, running),
+            (self.requests_waiting_by_pipeline, waiting),
             (self.in_flight_limit, limits),
         )
         for gauge, values in by_label:
@@ -169,20 +182,6 @@ class Metrics:
 
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
-
-    def _gauge(
-        self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax", "all"] = "livesum"
-    ) -> Gauge:
-        """``mode``: how the gauges of several processes are merged. With ``all``, a page has those of its process."""
-        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
-
-    def histogram(
-        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
-    ) -> Histogram:
-        return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
 
 
 class _Counter(Counter):
@@ -200,12 +199,28 @@ class _Histogram(Histogram):
         self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
 
 
+_M = TypeVar("_M", Counter, Gauge, Histogram)
+
+
+def _series(metric: Callable[[Metrics], _M]) -> "cached_property[_M]":
+    """The series of a metric for one pipeline. It is created, and appears on the page, at its first use."""
+    return cached_property(lambda pipeline: metric(pipeline.metrics).labels(pipeline.name))
+
+
 class PipelineMetrics:
-    """The series of one pipeline. A series is created, and appears on the page, at its first use."""
+    """The series of one pipeline."""
+
+    parts = _series(lambda metrics: metrics.request_parts)
+    time_per_output_token = _series(lambda metrics: metrics.time_per_output_token)
+    queue_time = _series(lambda metrics: metrics.queue_time)
+    active_streams = _series(lambda metrics: metrics.active_streams)
+    time_to_first_output = _series(lambda metrics: metrics.time_to_first_output)
+    inter_output = _series(lambda metrics: metrics.inter_output)
+    stream_outputs = _series(lambda metrics: metrics.stream_outputs)
 
     def __init__(self, metrics: Metrics, name: str) -> None:
-        self._metrics = metrics
-        self._name = name
+        self.metrics = metrics
+        self.name = name
         self._requests = cache(partial(metrics.requests.labels, name))
         self._request_duration = cache(partial(metrics.request_duration.labels, name))
         self._overhead = cache(partial(metrics.overhead.labels, name))
@@ -217,36 +232,8 @@ class PipelineMetrics:
         self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
 
     def count_tokens(self, tokens: Tokens) -> None:
-        self._metrics.prompt_tokens.labels(self._name).inc(tokens.prompt or 0)
-        self._metrics.completion_tokens.labels(self._name).inc(tokens.completion)
-
-    @cached_property
-    def parts(self) -> Counter:
-        return self._metrics.parts.labels(self._name)
-
-    @cached_property
-    def time_per_output_token(self) -> Histogram:
-        return self._metrics.time_per_output_token.labels(self._name)
-
-    @cached_property
-    def queue_time(self) -> Histogram:
-        return self._metrics.queue_time.labels(self._name)
-
-    @cached_property
-    def active_streams(self) -> Gauge:
-        return self._metrics.active_streams.labels(self._name)
-
-    @cached_property
-    def time_to_first_output(self) -> Histogram:
-        return self._metrics.time_to_first_output.labels(self._name)
-
-    @cached_property
-    def inter_output(self) -> Histogram:
-        return self._metrics.inter_output.labels(self._name)
-
-    @cached_property
-    def stream_outputs(self) -> Counter:
-        return self._metrics.stream_outputs.labels(self._name)
+        self.metrics.prompt_tokens.labels(self.name).inc(tokens.prompt or 0)
+        self.metrics.completion_tokens.labels(self.name).inc(tokens.completion)
 
 
 class SharedMemoryMetrics:
@@ -254,7 +241,7 @@ class SharedMemoryMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._calls_of = cache(metrics.large_calls.labels)
-        self._bytes_of = cache(metrics.shared_memory.labels)
+        self._bytes_of = cache(metrics.shared_memory_bytes.labels)
 
     def called(self, way: str) -> None:
         self._calls_of(way).inc()

@@ -32,12 +32,12 @@ from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.shared_memory.leases import Lease, SharedMemory
 from app.triton.cancellation import SELF_END_S, PacedCancels, Settling, cancel_abandoned, cancel_unanswered
 from app.triton.codec import (
+    RepeatedHeads,
     document_of,
     document_request,
     request_parts,
     response_of,
     stream_request_parts,
-    streamed_response_of,
     trace_metadata,
 )
 from app.triton.config import model_config_of
@@ -50,7 +50,6 @@ from app.triton.errors import (
     triton_errors,
 )
 from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
-from app.triton.repeated import RepeatedHeads
 from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
@@ -322,15 +321,8 @@ class TritonEngine(InferenceServer):
                 self._cancelling.start(cancel_unanswered(call, self._cancels, settling))
         if lease is not None:
             lease.settle()
-        return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)
-
-    def _response_of(self, model: str, answer: bytes) -> InferenceResponse:
-        response = self._heads.response_of(model, answer)
-        if response is None:
-            message = _decoded(answer)
-            response = response_of(message)
-            self._heads.learn(model, answer, message, response)
-        return response
+        response = _decoded(answer)
+        return self._heads.response_of(request.model, response) if lease is None else response_of(response, lease)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         timeout_s = _timeout_s(deadline, request.model)
@@ -345,15 +337,12 @@ class TritonEngine(InferenceServer):
             is_over = False
             try:
                 async for answer in call:
-                    response = self._streamed_heads.streamed_response_of(request.model, answer)
-                    if response is None:
-                        parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
-                        if parsed.error_message:
-                            is_over = True  # whatever the final flag says
-                            raise self._error_in_stream(parsed.error_message, request.model)
-                        response = streamed_response_of(parsed.infer_response)
-                        self._streamed_heads.learn(request.model, answer, parsed.infer_response, response)
-                        del parsed
+                    parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    if parsed.error_message:
+                        is_over = True  # whatever the final flag says
+                        raise self._error_in_stream(parsed.error_message, request.model)
+                    response = self._streamed_heads.response_of(request.model, parsed.infer_response, streamed=True)
+                    del parsed
                     is_over = response.is_final
                     if call.is_behind:
                         response = structs.replace(response, is_behind=True)

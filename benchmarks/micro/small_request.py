@@ -17,9 +17,8 @@ from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
-from app.triton.codec import request_parts, response_of
+from app.triton.codec import RepeatedHeads, request_parts, response_of
 from app.triton.engine import TritonEngine
-from app.triton.repeated import RepeatedHeads
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
 VALUES = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
@@ -84,7 +83,6 @@ def parts() -> dict[str, Part]:
     deadline = Deadline.after(1e6)
     from_bytes = service_pb2.ModelInferResponse.FromString
     heads = RepeatedHeads()
-    heads.learn("identity", answer, message, response_of(message))
 
     def run_small() -> Coroutine[Any, Any, Ending]:
         return run(WholeAnswer(pipeline, request), quick.infer(request, deadline))
@@ -95,7 +93,9 @@ def parts() -> dict[str, Part]:
         "run, with an engine that answers at once": _awaited(run_small),
         "engine.infer, with a transport that answers at once": _awaited(lambda: engine.infer(request, deadline)),
         "of that: the request message, serialized": _repeated(lambda: b"".join(request_parts(request))),
-        "of that: the response of the answer's bytes": _repeated(lambda: heads.response_of("identity", answer)),
+        "of that: the response of the answer's bytes": _repeated(
+            lambda: heads.response_of("identity", from_bytes(answer))
+        ),
         "the same by protobuf, without a known head": _repeated(lambda: response_of(from_bytes(answer))),
         "the answer's JSON": _repeated(lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)),
     }

@@ -1,4 +1,4 @@
-"""A response with a known head is decoded to the same tensors as by protobuf, or not at all."""
+"""A response that is compared with an earlier one of its model is decoded as every other one."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import UpstreamProtocol
 from app.core.inference import InferenceResponse
-from app.triton.codec import response_of, streamed_response_of
-from app.triton.repeated import LEARNS_AFTER, MAX_LEARNED_BYTES, RepeatedHeads
+from app.triton.codec import LEARNS_AFTER, RepeatedHeads, response_of, streamed_response_of
 
 WORD, NUMBER = b"\x05\0\0\0word ", b"\x07\0\0\0"
-OTHER_ID = "b" * 32
 
 
 def message(*raw: bytes, request_id: str = "a" * 32) -> pb.ModelInferResponse:
@@ -23,14 +21,6 @@ def message(*raw: bytes, request_id: str = "a" * 32) -> pb.ModelInferResponse:
     made.outputs.add(name="TEXT", datatype="BYTES", shape=[1])
     made.outputs.add(name="TOKEN_ID", datatype="INT32", shape=[1])
     return made
-
-
-def heads_after(*messages: pb.ModelInferResponse) -> RepeatedHeads:
-    """The heads after these responses of a stream."""
-    heads = RepeatedHeads()
-    for each in messages:
-        heads.learn("m", each.SerializeToString(), each, streamed_response_of(each))
-    return heads
 
 
 def same(left: InferenceResponse, right: InferenceResponse) -> bool:
@@ -43,21 +33,24 @@ def same(left: InferenceResponse, right: InferenceResponse) -> bool:
     }
 
 
-def test_other_bytes_and_another_id_have_the_known_head() -> None:
-    heads = heads_after(message(WORD, NUMBER))
-    second = message(b"\x02\0\0\0hi", b"\x08\0\0\0", request_id=OTHER_ID)
-    found = heads.response_of("m", second.SerializeToString())
-    assert found is not None
-    assert same(found, streamed_response_of(second))
+def check(heads: RepeatedHeads, sent: pb.ModelInferResponse) -> None:
+    """Decodes a response of a stream with ``heads`` and without; both ways have the same result or the same error."""
+    received = pb.ModelInferResponse.FromString(sent.SerializeToString())
+    expected, found = (
+        decoded(lambda: streamed_response_of(sent)),
+        decoded(lambda: heads.response_of("m", received, streamed=True)),
+    )
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+    else:
+        assert same(found, expected)
 
 
-@pytest.mark.parametrize("size", [0, 1, 90, 200, 20_000, 3_000_000])
-def test_a_streamed_response_of_any_size_has_the_known_head(size: int) -> None:
-    heads = heads_after(message(WORD, NUMBER))
-    second = message(size.to_bytes(4, "little") + b"x" * size, NUMBER)
-    found = heads.streamed_response_of("m", pb.ModelStreamInferResponse(infer_response=second).SerializeToString())
-    assert found is not None
-    assert same(found, streamed_response_of(second))
+def decoded(decode: Callable[[], InferenceResponse]) -> InferenceResponse | str:
+    try:
+        return decode()
+    except UpstreamProtocol as exc:
+        return str(exc)
 
 
 def with_final_flag(changed: pb.ModelInferResponse) -> None:
@@ -110,62 +103,25 @@ def with_a_longer_id(changed: pb.ModelInferResponse) -> None:
         with_a_longer_id,
     ],
 )
-def test_a_different_response_is_left_to_protobuf(change: Callable[[pb.ModelInferResponse], None]) -> None:
-    heads, changed = heads_after(message(WORD, NUMBER)), message(WORD, NUMBER)
+@pytest.mark.parametrize("earlier", [1, LEARNS_AFTER + 2])
+def test_a_different_response_is_decoded_by_itself(
+    change: Callable[[pb.ModelInferResponse], None], earlier: int
+) -> None:
+    heads, changed = RepeatedHeads(), message(WORD, NUMBER)
     change(changed)
-    streamed = pb.ModelStreamInferResponse(infer_response=changed)
-    assert heads.response_of("m", changed.SerializeToString()) is None
-    assert heads.streamed_response_of("m", streamed.SerializeToString()) is None
+    check(heads, message(WORD, NUMBER))
+    for _ in range(earlier):
+        check(heads, changed)
+    check(heads, message(b"\x02\0\0\0hi", b"\x08\0\0\0", request_id="b" * 32))
 
 
-def test_an_error_of_a_stream_is_left_to_protobuf() -> None:
-    heads = heads_after(message(WORD, NUMBER))
-    failed = pb.ModelStreamInferResponse(infer_response=message(WORD, NUMBER), error_message="no")
-    assert heads.streamed_response_of("m", failed.SerializeToString()) is None
-    assert heads.streamed_response_of("m", b"") is None
-
-
-def test_a_cut_response_is_left_to_protobuf() -> None:
-    heads, whole = heads_after(message(WORD, NUMBER)), message(WORD, NUMBER)
-    plain = whole.SerializeToString()
-    streamed = pb.ModelStreamInferResponse(infer_response=whole).SerializeToString()
-    assert not any(heads.response_of("m", plain[:end]) for end in range(len(plain)))
-    assert not any(heads.streamed_response_of("m", streamed[:end]) for end in range(len(streamed)))
-
-
-def test_another_model_has_its_own_head() -> None:
-    heads = heads_after(message(WORD, NUMBER))
-    assert heads.response_of("n", message(WORD, NUMBER).SerializeToString()) is None
-
-
-def test_a_new_head_is_learned_after_several_responses() -> None:
-    changed = message(WORD, NUMBER)
-    changed.model_version = "2"
-    answer = changed.SerializeToString()
-    assert heads_after(message(WORD, NUMBER), *[changed] * LEARNS_AFTER).response_of("m", answer) is None
-    assert heads_after(message(WORD, NUMBER), *[changed] * (LEARNS_AFTER + 1)).response_of("m", answer) is not None
-
-
-def test_a_large_response_is_not_learned() -> None:
-    size = MAX_LEARNED_BYTES
-    large = message(size.to_bytes(4, "little") + b"x" * size, NUMBER)
-    assert heads_after(large).response_of("m", message(WORD, NUMBER).SerializeToString()) is None
-
-
-def test_a_response_without_an_id_is_not_learned() -> None:
-    nameless = message(WORD, NUMBER, request_id="")
-    assert heads_after(nameless).response_of("m", nameless.SerializeToString()) is None
-
-
-def test_a_head_is_learned_only_if_the_tensors_are_at_the_end() -> None:
-    """A server may write the fields of a message in any order."""
-    usual = message(WORD, NUMBER)
-    tensors = pb.ModelInferResponse(raw_output_contents=usual.raw_output_contents).SerializeToString()
-    reordered = tensors + usual.SerializeToString().removesuffix(tensors)
-    assert pb.ModelInferResponse.FromString(reordered) == usual
-    heads = RepeatedHeads()
-    heads.learn("m", reordered, usual, response_of(usual))
-    assert heads.response_of("m", reordered) is None
+def test_models_and_kinds_of_calls_do_not_mix() -> None:
+    heads, sent = RepeatedHeads(), message(WORD, NUMBER)
+    assert not heads.response_of("m", message(WORD, NUMBER), streamed=True).is_final
+    assert heads.response_of("m", message(WORD, NUMBER)).is_final
+    sent.outputs[0].name = "OTHER"
+    assert list(heads.response_of("n", sent).outputs) == ["OTHER", "TOKEN_ID"]
+    assert same(heads.response_of("m", message(WORD, NUMBER)), response_of(message(WORD, NUMBER)))
 
 
 @st.composite
@@ -179,35 +135,16 @@ def messages(draw: st.DrawFn) -> pb.ModelInferResponse:
     return made
 
 
-@given(messages(), messages())
-def test_the_second_response_is_decoded_as_by_protobuf(
-    first: pb.ModelInferResponse, second: pb.ModelInferResponse
-) -> None:
+@given(st.lists(messages(), min_size=2, max_size=LEARNS_AFTER + 4))
+def test_every_response_is_decoded_as_without_earlier_ones(received: list[pb.ModelInferResponse]) -> None:
     heads = RepeatedHeads()
-    try:
-        heads.learn("m", first.SerializeToString(), first, streamed_response_of(first))
-    except UpstreamProtocol:
-        return
-    found = heads.response_of("m", second.SerializeToString())
-    if found is not None:
-        assert same(found, streamed_response_of(second))
-    elif first.outputs == second.outputs and len(first.id) == len(second.id) and first.outputs:
-        with pytest.raises(UpstreamProtocol):
-            streamed_response_of(second)
-
-
-@given(st.binary(max_size=200), st.integers(0, 120))
-def test_arbitrary_bytes_are_decoded_as_by_protobuf(tail: bytes, kept: int) -> None:
-    whole = message(WORD, NUMBER)
-    heads, answer = heads_after(whole), whole.SerializeToString()[:kept] + tail
-    found = heads.response_of("m", answer)
-    if found is not None:
-        assert same(found, streamed_response_of(pb.ModelInferResponse.FromString(answer)))
+    for each in received:
+        check(heads, each)
 
 
 def test_an_array_of_a_known_head_has_aligned_bytes() -> None:
-    heads = heads_after(message(WORD, NUMBER))
-    found = heads.response_of("m", message(b"\x01\0\0\0x", NUMBER).SerializeToString())
-    assert found is not None
-    assert found.outputs["TOKEN_ID"].array.flags.aligned
-    assert np.array_equal(found.outputs["TOKEN_ID"].array, [7])
+    heads = RepeatedHeads()
+    check(heads, message(WORD, NUMBER))
+    found = heads.response_of("m", message(b"\x01\0\0\0x", NUMBER)).outputs["TOKEN_ID"].array
+    assert found.flags.aligned
+    assert np.array_equal(found, [7])

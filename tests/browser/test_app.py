@@ -26,6 +26,8 @@ from tests.toolkit.waiting import eventually
 APP = Path(__file__).parent / "npm_app"
 SLOW = {"interval_s": 0.05}
 PROTOCOLS = {"direct": "http/1.1", "nginx": "h2"}
+BOTH_WAYS = pytest.mark.parametrize("way", PROTOCOLS, indirect=True)
+"""Of the other tests only the full run goes through nginx."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def nginx_url(called: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, 
         yield f"https://127.0.0.1:{port}"
 
 
-@pytest.fixture(scope="module", params=["direct", "nginx"])
+@pytest.fixture(scope="module", params=["direct", pytest.param("nginx", marks=pytest.mark.full)])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -97,6 +99,7 @@ def script(**keys: Any) -> str:
     return json.dumps(SLOW | keys)
 
 
+@BOTH_WAYS
 def test_an_upload_is_answered(app: Tab, way: str) -> None:
     assert app.call("() => upload()")["texts"][0] == "Hello Triton gateway"
     assert app.call("protocolOf", "/v1/pipelines/ocr") == PROTOCOLS[way], "the page reads no times of other origins"
@@ -108,6 +111,7 @@ def test_an_upload_that_is_too_large_is_413(app: Tab) -> None:
         assert (mib, error["status"], error["code"]) == (mib, 413, "payload_too_large")
 
 
+@BOTH_WAYS
 def test_a_stream_is_read_to_its_end(app: Tab) -> None:
     assert app.call("read", script(outputs=5)) == ["output"] * 5 + ["done"]
     failing = script(outputs=2, then="error", error={"code": "INTERNAL", "message": "no"})
@@ -141,7 +145,6 @@ def test_headers_of_libraries_are_allowed(app: Tab) -> None:
     assert app.call("() => errorOf(withHeader('X-Tenant'))")["name"] == "TypeError"
 
 
-@pytest.mark.parametrize("way", ["direct", pytest.param("nginx", marks=pytest.mark.full)], indirect=True)
 class TestLibraries:
     """The AI SDK of Vercel and OpenAI's client in the page."""
 

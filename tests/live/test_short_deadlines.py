@@ -67,7 +67,7 @@ class Caller:
             return await anext(responses)
 
 
-@pytest.fixture(params=["asyncio", "grpcio"])
+@pytest.fixture(params=["asyncio", pytest.param("grpcio", marks=pytest.mark.full)])
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 

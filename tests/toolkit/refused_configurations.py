@@ -73,7 +73,6 @@ def _rows(code: str, *rows: tuple[str, ...]) -> list[Refused]:
 
 _INPUT = f'{PYTHON}{OUT}input {{ name: "i" %s }}'
 _BATCHED_INPUT = f"max_batch_size: 4\n{_INPUT}"
-_SEQUENCE = f"{BATCHED}sequence_batching {{ %s }}"
 _CONTROL = f'{BATCHED}sequence_batching {{ control_input {{ name: "S" control {{ %s }} }} }}'
 _START = "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]"
 _STATE = (
@@ -85,7 +84,6 @@ _QUEUE = f"{BATCHED}dynamic_batching {{ %s }}"
 _DELAY = "default_timeout_microseconds: 9 timeout_action: DELAY"
 _BATCH_INPUT = f'{BATCHED}batch_input {{ target_name: "n" %s }}'
 _COUNTED = "kind: BATCH_ELEMENT_COUNT data_type: TYPE_INT32"
-_BATCH_OUTPUT = f"{BATCHED}batch_output {{ %s }}"
 _GROUP = f"{MODEL}instance_group {{ %s }}"
 _WARMUP = f'{BATCHED}model_warmup {{ name: "w" batch_size: 1 %s }}'
 _DATA = 'inputs { key: "i" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } }'

@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.zoo.forms import Form, Range
 
-NO_EXTRAS: Mapping[str, Any] = {}
 MANY_ELEMENTS = 100_000
 
 

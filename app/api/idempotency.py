@@ -7,13 +7,12 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from app.api.exchange import Exchange, Header
 from app.core.errors import DeadlineExceeded, InvalidRequest
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor
+from app.core.repeats import MemoryRepeats, RepeatKey
 from app.streams.quota import KeepLimits, KeepQuota, KeptStream
-from app.streams.store import key_reused
 
 HEADER = b"idempotency-key"
 MAX_LENGTH = 255
@@ -34,12 +33,6 @@ LIMITS = KeepLimits(16 * 1024 * 1024, 4096)
 """For all answers together; one API key may use half. The oldest answers are dropped first."""
 
 
-class AnswerKey(NamedTuple):
-    caller: str
-    pipeline: str
-    key: str
-
-
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
     body: bytes
@@ -47,45 +40,27 @@ class KeptAnswer:
     early_exit: str | None
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    digest: str
-    ended: asyncio.Event
-    answer: KeptAnswer | None = None
-
-
-class KeptAnswers:
+class KeptAnswers(MemoryRepeats[KeptAnswer]):
     def __init__(self, limits: KeepLimits = LIMITS) -> None:
+        super().__init__()
         self._quota = KeepQuota(limits)
-        self._entries: dict[AnswerKey, _Entry] = {}
-        self._kept: dict[KeptStream, AnswerKey] = {}
+        self._kept: dict[KeptStream, RepeatKey] = {}
 
-    async def once(
-        self, key: AnswerKey, digest: str, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]
-    ) -> KeptAnswer:
+    async def once(self, key: RepeatKey, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]) -> KeptAnswer:
         """Returns the answer of the first request with this key, if it is kept or still runs; else that of ``run``.
 
         Errors are not kept. Raises IdempotencyKeyReused, DeadlineExceeded, and the errors of ``run``.
         """
-        while (known := self._entries.get(key)) is not None:
-            if known.digest != digest:
-                raise key_reused()
-            if known.answer is not None:
-                return known.answer
-            await _wait(known.ended, deadline)
-        entry = self._entries[key] = _Entry(digest, asyncio.Event())
+        late = DeadlineExceeded("The deadline passed while another request with this Idempotency-Key ran.")
+        known = await self.claim(key, deadline.remaining_s(), late)
+        if known is not None:
+            return known
         try:
             answer = await run()
         except BaseException:
-            del self._entries[key]
+            await self.release(key)
             raise
-        finally:
-            entry.ended.set()
-        self._keep(key, entry, answer)
-        return answer
-
-    def _keep(self, key: AnswerKey, entry: _Entry, answer: KeptAnswer) -> None:
-        entry.answer = answer
+        self.keep(key, answer)
         kept = KeptStream("", key.caller)
         kept.size += len(answer.body)
         self._kept[kept] = key
@@ -94,20 +69,13 @@ class KeptAnswers:
         while self._quota.is_over(key.caller) and (victim := self._quota.victim(key.caller)) is not None:
             self._drop(victim)
         asyncio.get_running_loop().call_later(KEEP_S, self._drop, kept)
+        return answer
 
     def _drop(self, kept: KeptStream) -> None:
         key = self._kept.pop(kept, None)
         if key is not None:
             self._quota.remove(kept)
-            del self._entries[key]
-
-
-async def _wait(ended: asyncio.Event, deadline: Deadline) -> None:
-    try:
-        async with asyncio.timeout(deadline.remaining_s()):
-            await ended.wait()
-    except TimeoutError as exc:
-        raise DeadlineExceeded("The deadline passed while another request with this Idempotency-Key ran.") from exc
+            self.forget(key)
 
 
 def digest_of(request: InferenceRequest) -> str:

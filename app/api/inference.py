@@ -25,6 +25,7 @@ from app.core.batch import Batch, BatchPart, PartEnd
 from app.core.engine import Engine, Put, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.repeats import RepeatKey
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
@@ -33,7 +34,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import Canceller, run
 from app.streams.events import Event, EventLog
-from app.streams.store import StartKey, StreamStore
+from app.streams.store import StreamStore
 from app.streams.stream import ProblemOf, Stream, StreamPlan
 
 
@@ -242,7 +243,9 @@ class Inference:
             raise stream.error
         return stream, opening
 
-    async def start_resumable(self, call: InferenceCall, slot: Slot, store: StreamStore, start: StartKey | None) -> str:
+    async def start_resumable(
+        self, call: InferenceCall, slot: Slot, store: StreamStore, start: RepeatKey | None
+    ) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.

@@ -1,7 +1,4 @@
-"""The in-memory store: a stream can be resumed only in the process that started it.
-
-The idempotency keys of the streams in :class:`app.streams.memory_store.MemoryStore`.
-"""
+"""The in-memory store: a stream can be resumed only in the process that started it."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.core.errors import StreamCancelled, UnknownStream
+from app.core.repeats import MemoryRepeats, RepeatKey
 from app.streams.events import Event, EventLog, ReplayLog
 from app.streams.quota import (
     KEEP_LIMITS,
@@ -17,34 +15,8 @@ from app.streams.quota import (
     KeepLimits,
     KeptStream,
 )
-from app.streams.store import StartedStream, StartKey, Starts, StreamStore, new_stream_id
+from app.streams.store import StartedStream, StreamStore, new_stream_id
 from app.streams.stream import Stream
-
-
-class MemoryStarts(Starts):
-    """Has one entry for each running start and for each kept stream with a key."""
-
-    def __init__(self) -> None:
-        self._starts: dict[tuple[str, str], tuple[str, StartedStream | None]] = {}
-        """The digest of the body, and the stream if it was started, by caller and key."""
-
-    async def _claimed(self, start: StartKey) -> tuple[str, StartedStream | None] | None:
-        claimed = self._starts.get((start.caller, start.key))
-        if claimed is None:
-            self._starts[start.caller, start.key] = start.digest, None
-        return claimed
-
-    def started(self, start: StartKey, stream: StartedStream) -> None:
-        self._starts[start.caller, start.key] = start.digest, stream
-
-    async def release(self, start: StartKey) -> None:
-        if self._starts[start.caller, start.key][1] is None:
-            self.forget(start)
-
-    def forget(self, start: StartKey) -> None:
-        """Called when the stream is not kept any more."""
-        del self._starts[start.caller, start.key]
-
 
 FREED_BYTES = 1024 * 1024
 """Dropped streams are reported when they used this much together."""
@@ -59,7 +31,7 @@ class _Kept(KeptStream):
     resume_s: float
     stream: Stream | None
     """None after the end: then only the events are kept."""
-    start: StartKey | None
+    start: RepeatKey | None
     readers: int = 0
     due: float = 0.0
     """When the stream ends or is forgotten, unless a reader comes, on the monotonic clock."""
@@ -69,7 +41,7 @@ class MemoryStore(StreamStore):
     """``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more."""
 
     def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] | None = None) -> None:
-        self._starts = MemoryStarts()
+        self._starts = MemoryRepeats[StartedStream]()
         super().__init__(limits, self._starts)
         self._kept: dict[str, _Kept] = {}
         self._report_freed = freed
@@ -79,14 +51,14 @@ class MemoryStore(StreamStore):
     def new_log(self) -> EventLog:
         return ReplayLog()
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: RepeatKey | None = None) -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         await self.require_room(caller)
         stream_id = new_stream_id()
         kept = _Kept(stream_id, caller, log=stream.log, resume_s=resume_s, stream=stream, start=start)
         self._kept[stream_id] = kept
         if start is not None:
-            self._starts.started(start, StartedStream(stream_id, stream.request_id))
+            self._starts.keep(start, StartedStream(stream_id, stream.request_id))
         self._quota.add(kept)
         stream.log.changed = partial(self._log_changed, kept)
         self._await_reader(kept)

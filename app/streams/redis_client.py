@@ -24,8 +24,8 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UpstreamUnavailable
+from app.core.repeats import RepeatKey
 from app.streams.events import Event, EventName
-from app.streams.store import StartKey
 
 RedisClient = Any
 """redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""
@@ -222,7 +222,7 @@ def wake_key(owner: str) -> str:
     return f"{PREFIX}:wake:{owner}"
 
 
-def start_key(start: StartKey) -> str:
+def start_key(start: RepeatKey) -> str:
     """The idempotency key is hashed, because it is a secret of the caller."""
     named = f"{len(start.caller)}:{start.caller}:{start.key}".encode()
     return f"{PREFIX}:start:{hashlib.sha256(named).hexdigest()}"

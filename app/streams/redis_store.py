@@ -17,6 +17,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from app.core.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
+from app.core.repeats import RepeatKey, Repeats
 from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits, KeptStream, evicted
 from app.streams.redis_client import (
@@ -41,7 +42,7 @@ from app.streams.redis_client import (
     start_key,
 )
 from app.streams.redis_read import RedisReader, Tailer
-from app.streams.store import StartedStream, StartKey, Starts, StreamStore, new_stream_id
+from app.streams.store import StartedStream, StreamStore, new_stream_id
 from app.streams.stream import ProblemOf, Stream
 
 MAX_BATCH_BYTES = 256 * 1024
@@ -55,7 +56,7 @@ CLAIM_MS = 10_000
 """Lifetime of a claim. Its process renews it until the stream is started; a claim of which no process knows expires."""
 
 
-class RedisStarts(Starts):
+class RedisStarts(Repeats[StartedStream]):
     """``owner``: the name of this process."""
 
     def __init__(self, redis: RedisClient, owner: str) -> None:
@@ -64,12 +65,12 @@ class RedisStarts(Starts):
         self._claims: set[str] = set()
         """The keys in Redis of the claims whose streams are not started yet."""
 
-    async def release(self, start: StartKey) -> None:
+    async def release(self, start: RepeatKey) -> None:
         self.settle(start)
         async with redis_errors(ANSWER_S):
             await self._redis.eval(RELEASE, 1, start_key(start), self._owner)
 
-    def settle(self, start: StartKey) -> None:
+    def settle(self, start: RepeatKey) -> None:
         """Called when the stream was started: its process renews the key with the stream."""
         self._claims.discard(start_key(start))
 
@@ -78,7 +79,7 @@ class RedisStarts(Starts):
         for key in list(self._claims):
             await heartbeat.pexpire(key, CLAIM_MS)
 
-    async def _claimed(self, start: StartKey) -> tuple[str, StartedStream | None] | None:
+    async def _claimed(self, start: RepeatKey) -> tuple[str, StartedStream | None] | None:
         """If the client disconnects in the meantime, a claim that Redis has made is released."""
         claiming = asyncio.create_task(self._claim(start))
         try:
@@ -94,7 +95,7 @@ class RedisStarts(Starts):
         digest, *stream = (each.decode() for each in found)
         return digest, StartedStream(*stream) if stream else None
 
-    async def _claim(self, start: StartKey) -> list[bytes]:
+    async def _claim(self, start: RepeatKey) -> list[bytes]:
         async with redis_errors(ANSWER_S):
             found: list[bytes] = await self._redis.eval(
                 CLAIM, 1, start_key(start), PREFIX, start.digest, self._owner, CLAIM_MS
@@ -236,7 +237,7 @@ class RedisStore(StreamStore):
             await self._connections.requests.ping()
             await super().require_room(caller)
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: RepeatKey | None = None) -> str:
         stream_id = new_stream_id()
         keys, key = keys_of(stream_id), "" if start is None else start_key(start)
         known = {

@@ -1,80 +1,27 @@
 """The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id.
 
-The start of a stream with an idempotency key: repeated starts return the same stream.
+Repeated starts with the same key return the same stream.
 """
 
-import asyncio
 import secrets
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from app.core.errors import IdempotencyKeyReused, TooManyRequests
+from app.core.errors import TooManyRequests
+from app.core.repeats import RepeatKey, Repeats
 from app.streams.events import Event, EventLog
 from app.streams.quota import Agenda, KeepLimits, KeepQuota, KeptStream, Usage
 from app.streams.stream import Stream
 
 LONGEST_START_S = 30.0
 """How long a repeated start waits for the first one, which may wait for a slot of its model."""
-POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class StartKey:
-    """``caller``: the id of the API key; empty without one. ``digest``: of the body, to recognize another request."""
-
-    caller: str
-    key: str
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartedStream:
     id: str
     request_id: str
-
-
-def key_reused() -> IdempotencyKeyReused:
-    return IdempotencyKeyReused(
-        "This Idempotency-Key was sent with another body.", hint="Use a new key, such as a UUID, for each new request."
-    )
-
-
-class Starts(ABC):
-    """The idempotency keys of streams."""
-
-    async def claim(self, start: StartKey) -> StartedStream | None:
-        """Returns the stream that was started with this key and is still kept.
-
-        None: the key is new, or its stream is gone, and belongs to this request now, which must keep its stream or
-        call :meth:`release`. Waits while another request starts the stream.
-
-        Raises IdempotencyKeyReused, TooManyRequests or UpstreamUnavailable.
-        """
-        ends = time.monotonic() + LONGEST_START_S
-        while time.monotonic() < ends:
-            claimed = await self._claimed(start)
-            if claimed is None:
-                return None
-            digest, started = claimed
-            if digest != start.digest:
-                raise key_reused()
-            if started is not None:
-                return started
-            await asyncio.sleep(POLL_S)
-        raise TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
-
-    @abstractmethod
-    async def release(self, start: StartKey) -> None:
-        """Frees a claimed key whose stream was not started. Raises UpstreamUnavailable."""
-
-    @abstractmethod
-    async def _claimed(self, start: StartKey) -> tuple[str, StartedStream | None] | None:
-        """Returns the digest of the earlier claim of this key, and its stream if that was started.
-
-        None: the key belongs to this request now.
-        """
 
 
 def new_stream_id() -> str:
@@ -108,10 +55,19 @@ class Reader(Protocol):
 class StreamStore(ABC):
     """Keeps streams within its limits. Ended streams without a reader are evicted for others."""
 
-    def __init__(self, limits: KeepLimits, starts: Starts) -> None:
+    def __init__(self, limits: KeepLimits, starts: Repeats[StartedStream]) -> None:
         self._quota = KeepQuota(limits)
         self._agenda = Agenda()
-        self.claim, self.release = starts.claim, starts.release
+        self._repeats = starts
+        self.release = starts.release
+
+    async def claim(self, start: RepeatKey) -> StartedStream | None:
+        """Returns the stream that was started with this key and is still kept; None if the key is this request's now.
+
+        Raises the errors of :meth:`Repeats.claim`.
+        """
+        late = TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
+        return await self._repeats.claim(start, LONGEST_START_S, late)
 
     @property
     def usage(self) -> Usage:
@@ -144,7 +100,7 @@ class StreamStore(ABC):
         """Drops an ended stream, or marks it as not evictable if it has a reader."""
 
     @abstractmethod
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: RepeatKey | None = None) -> str:
         """Stores a stream before its start and returns its id. Raises TooManyRequests or UpstreamUnavailable.
 
         ``caller``: the id of the API key that starts the stream; empty without one. ``start``: a claimed key.

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers
+from app.api.idempotency import KeptAnswer, KeptAnswers
 from app.core.errors import IdempotencyKeyReused, TooManyRequests
 from app.core.inference import Deadline
+from app.core.repeats import RepeatKey
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.toolkit.engine import FakeEngine
@@ -164,7 +165,7 @@ class TestKeptAnswers:
             runs += 1
             return self.ANSWER
 
-        await answers.once(AnswerKey(caller, "p", key), digest, Deadline.after(20), run)
+        await answers.once(RepeatKey(caller, key, digest, "p"), Deadline.after(20), run)
         return runs == 1
 
     async def test_the_oldest_answers_are_dropped_first(self) -> None:

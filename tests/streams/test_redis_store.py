@@ -18,13 +18,13 @@ from app.core.errors import (
     UnknownStream,
     UpstreamUnavailable,
 )
+from app.core.repeats import RepeatKey
 from app.streams import redis_read, redis_store
 from app.streams import redis_store as redis_store_module
 from app.streams.events import Event, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
 from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of, start_key
 from app.streams.redis_store import RedisStore
-from app.streams.store import StartKey
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
@@ -430,10 +430,10 @@ async def test_a_heartbeat_after_an_outage_needs_few_round_trips(
 
 
 class TestIdempotencyKeys:
-    START = StartKey("key-of-a", "7e1f", "digest")
+    START = RepeatKey("key-of-a", "7e1f", "digest")
 
     @staticmethod
-    async def start(store: RedisStore, start: StartKey, resume_s: float = LONG_S) -> str:
+    async def start(store: RedisStore, start: RepeatKey, resume_s: float = LONG_S) -> str:
         responses = FakeEngine(answers=[FINAL]).infer_stream(None, None)  # type: ignore[arg-type]
         stream = Stream(plan_of(responses, FakeAnswer()), store.new_log())
         stream_id = await store.keep(stream, resume_s, start.caller, start)

@@ -18,7 +18,7 @@ from app.api.access import allows_pipeline, check_pipeline
 from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
-from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
+from app.api.idempotency import KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
 from app.api.pipelines.openapi import described
@@ -34,6 +34,7 @@ from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
+from app.core.repeats import RepeatKey
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding
 from app.observability.statistics import no_requests
@@ -115,8 +116,8 @@ class PipelineRoutes:
 
         digest = await asyncio.to_thread(digest_of, call.requests[0])
         with CancelledOnDisconnect(exchange):
-            named = AnswerKey(exchange.record.key, pipeline.name, key)
-            answer = await self._answers.once(named, digest, call.deadline, run)
+            named = RepeatKey(exchange.record.key, key, digest, pipeline.name)
+            answer = await self._answers.once(named, call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
         length = (b"content-length", b"%d" % len(answer.body))
         await exchange.answer((JSON, length, *answer.headers), answer.body)

@@ -21,11 +21,12 @@ from app.api.routing import router_of
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
+from app.core.repeats import RepeatKey
 from app.pipelines.batches import streamed_answer_of
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
 from app.streams.events import Event
-from app.streams.store import StartedStream, StartKey, StreamStore
+from app.streams.store import StartedStream, StreamStore
 
 MAX_ID_DIGITS = 15
 
@@ -73,7 +74,7 @@ class StreamRoutes:
         The load is checked after the key: a repeated request needs no slot.
         """
         body = await self._read(exchange)
-        start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body, exchange))
+        start = RepeatKey(exchange.record.key, key, await off_loop(_digest_of, body, exchange))
         with CancelledOnDisconnect(exchange):
             known = await store.claim(start)
         if known is not None:
@@ -91,7 +92,7 @@ class StreamRoutes:
         return await read_json_of_any(exchange, self._limits, streamed)
 
     async def _started(
-        self, exchange: Exchange, store: StreamStore, body: memoryview, start: StartKey | None = None
+        self, exchange: Exchange, store: StreamStore, body: memoryview, start: RepeatKey | None = None
     ) -> StartedStream:
         record = exchange.record
         name, inputs = await off_loop(_members_of, body, exchange)

@@ -120,7 +120,9 @@ def members_of(text: memoryview) -> Iterator[tuple[str, memoryview]]:
     marks, at_end = _marks_between_members(text), (len(text), "")
     position, character = next(marks, at_end)
     if character != "{" or not _is_blank(text[:position]):
-        raise _not_an_object(text)
+        if not is_json(text):
+            raise malformed()
+        raise InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')
     start, is_empty = position + 1, True
     while character != "}":
         position, character = next(marks, at_end)
@@ -199,9 +201,3 @@ def _name_in(segment: memoryview, character: str) -> str:
 
 def _is_blank(text: memoryview) -> bool:
     return not bytes(text).strip(WHITESPACE)
-
-
-def _not_an_object(text: memoryview) -> InvalidJson | InvalidRequest:
-    if not is_json(text):
-        return malformed()
-    return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')

@@ -254,10 +254,7 @@ def _mapped(value: Any, convert: Callable[[Any], bytes] = lambda content: conten
 def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
     if array.ndim == 1:
         return [convert(element) for element in array.tolist()]
-    converted = np.empty(array.shape, dtype=np.object_)
-    for index, element in enumerate(array.flat):
-        converted.flat[index] = convert(element)
-    return converted.tolist()
+    return [_each(row, convert) for row in array] if array.ndim else convert(array.item())
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

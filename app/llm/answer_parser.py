@@ -8,7 +8,7 @@ decided is limited by MAX_HELD, white space by MAX_SPACE, and given text is only
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -36,12 +36,13 @@ class Part(Struct, frozen=True):
 
 def begun_at(text: str, start: int, markers: Sequence[str]) -> int:
     """Where the longest end of the text behind ``start`` begins that begins a marker; the text's length if none."""
-    first = len(text)
+    first = length = len(text)
     for marker in markers:
-        place = text.find(marker[0], max(start, len(text) - len(marker) + 1))
+        place = text.find(marker[0], max(start, length - len(marker) + 1))
         while place >= 0 and not marker.startswith(text[place:]):
             place = text.find(marker[0], place + 1)
-        first = first if place < 0 else min(first, place)
+        if 0 <= place < first:
+            first = place
     return first
 
 
@@ -58,11 +59,12 @@ class Markers(NamedTuple):
         search = re.compile(begun, re.ASCII).search
 
         def begun_in(text: str, start: int) -> int:
-            found = search(text, max(start, len(text) - longest)) if longest else None
-            return min(begun_at(text, start, markers), len(text) if found is None else found.start())
+            found, own = search(text, max(start, len(text) - longest)), begun_at(text, start, markers)
+            return own if found is None else min(found.start(), own)
 
         texts = [re.escape(each) for each in sorted(markers, key=len, reverse=True)]
-        return cls(re.compile("|".join([*texts, whole] if whole else texts), re.ASCII), begun_in)
+        expression = re.compile("|".join([*texts, whole] if whole else texts), re.ASCII)
+        return cls(expression, begun_in if longest else partial(begun_at, markers=markers))
 
 
 NOTHING = Markers.of(whole=r"(?!)")

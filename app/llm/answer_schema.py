@@ -108,7 +108,8 @@ def _checked(schema: Mapping[str, Any]) -> "tuple[Draft202012Validator, Mapping[
     from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError  # noqa: PLC0415 - an extra
 
     parts = check_references(schema)
-    patterns = [pattern for part in parts for pattern in _patterns_of(part)]
+    patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
+    patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
     if len(patterns) > MAX_PATTERNS:
         raise ValueError(f"has more than {MAX_PATTERNS} patterns")
     if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
@@ -244,11 +245,6 @@ def _parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         elif isinstance(value, list):
             todo += value
     return parts
-
-
-def _patterns_of(part: Mapping[str, Any]) -> Sequence[str]:
-    own = [part["pattern"]] if isinstance(part.get("pattern"), str) else []
-    return [*own, *_dict(part.get("patternProperties"))]
 
 
 def _named(root: Mapping[str, Any], reference: str) -> Any:

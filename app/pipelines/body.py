@@ -57,9 +57,16 @@ class BodyReader:
         """The fields for which ``null`` is a value. For all others it means absent."""
         self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields)
         attributes = {f"field_{index}": field for index, field in enumerate(fields)}
+        types: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+        for attribute, field in attributes.items():
+            absent = msgspec.UnsetType if field.json_type is msgspec.Raw else None | msgspec.UnsetType
+            is_needed = field.is_required
+            types.append(
+                (attribute, field.json_type) if is_needed else (attribute, field.json_type | absent, msgspec.UNSET)
+            )
         self.struct = msgspec.defstruct(
             name,
-            [_struct_field(attribute, field) for attribute, field in attributes.items()],
+            types,
             rename={attribute: field.name for attribute, field in attributes.items()},
             forbid_unknown_fields=True,
             kw_only=True,
@@ -76,7 +83,8 @@ class BodyReader:
         Raises InvalidJson, InvalidRequest or InvalidInput.
         """
         if not body:
-            raise InvalidJson(f"The body is empty. Send a JSON object{self._with_required}.")
+            needed = " and ".join(f"'{name}'" for name, field in self._fields.items() if field.is_required)
+            raise InvalidJson(f"The body is empty. Send a JSON object{f' with {needed}' if needed else ''}.")
         values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
         if values is None:
             values = self._decoded_by_member(memoryview(body), given)
@@ -95,21 +103,14 @@ class BodyReader:
         values = self._given(values)
         problems += self._absent(values)
         if problems:
-            raise refused(problems, self._file_hint(problems))
+            # A file may be sent to an input that is declared as text.
+            texts = [
+                name for name, each in self._fields.items() if isinstance(each, InputField) and each.spec.kind == "text"
+            ]
+            file = next((found.field for found in problems if found.problem == _NO_TEXT and found.field in texts), None)
+            hint = f"If '{file}' is a file, declare `kind: image` or `kind: binary` for it in gateway.yaml."
+            raise refused(problems, hint if file is not None else None)
         return values
-
-    @property
-    def _with_required(self) -> str:
-        names = [f"'{name}'" for name, field in self._fields.items() if field.is_required]
-        return f" with {' and '.join(names)}" if names else ""
-
-    def _file_hint(self, problems: Sequence[FieldProblem]) -> str | None:
-        """For a form whose file is sent to an input that is declared as text."""
-        for found in problems:
-            field = self._fields.get(found.field)
-            if found.problem == _NO_TEXT and isinstance(field, InputField) and field.spec.kind == "text":
-                return f"If '{field.name}' is a file, declare `kind: image` or `kind: binary` for it in gateway.yaml."
-        return None
 
     def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
         """Returns None if the body must be read member by member. Raises InvalidJson."""
@@ -118,29 +119,36 @@ class BodyReader:
         except msgspec.ValidationError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise InvalidJson(f"The body is not JSON: {_position_of(exc)}.") from exc
+            place = str(exc).removeprefix("JSON is malformed: ").lower()
+            if isinstance(exc, UnicodeDecodeError):
+                place = "it is not UTF-8"
+            elif "truncated" in place:  # msgspec's word for both
+                place = "it ends too early, or a text has half of a surrogate pair"
+            raise InvalidJson(f"The body is not JSON: {place}.") from exc
         except RecursionError as exc:
             raise InvalidJson("The body has too many nested levels.") from exc
         if self._takes_any_json:
             check_depth(memoryview(body))
         values = msgspec.structs.astuple(decoded)
         is_clear = body.count(b":") == len(values) - values.count(msgspec.UNSET)
-        if not is_clear and self._may_repeat_a_name(body):
+        # The decoder would keep only the last of duplicate names.
+        if not is_clear and (b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)):
             return None
         pairs = zip(self._fields, values, strict=True)
         given = {name: value for name, value in pairs if value is not msgspec.UNSET}
         return given if None not in values else self._given(given)
-
-    def _may_repeat_a_name(self, body: bytes) -> bool:
-        """Whether the body may have duplicate names; the decoder would keep only the last. Only False is certain."""
-        return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
     def _decoded_by_member(self, body: memoryview, given: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         problems: list[FieldProblem] = []
         for name, text in members_of(body):
             try:
-                self._decode_member(name, text, values)
+                if name not in self._fields:
+                    raise ValueError(self._no_field(name))
+                if name in values:
+                    raise ValueError("is given twice")
+                values[name] = msgspec.UNSET  # if the value is invalid
+                values[name] = _decoded(self._fields[name], text)
             except ValueError as exc:
                 if not is_json(text):
                     raise malformed() from None
@@ -157,15 +165,6 @@ class BodyReader:
         """Removes ``null`` where it means absent."""
         return {name: value for name, value in values.items() if value is not None or name in self._nulls}
 
-    def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
-        """Adds the member's value to ``values``: None for null, UNSET for an invalid value. Raises ValueError."""
-        if name not in self._fields:
-            raise ValueError(self._no_field(name))
-        if name in values:
-            raise ValueError("is given twice")
-        values[name] = msgspec.UNSET
-        values[name] = _decoded(self._fields[name], text)
-
     def _no_field(self, name: str) -> str:
         return f"is not a field of this pipeline{nearest(name, self._fields)}"
 
@@ -175,14 +174,6 @@ class BodyReader:
             for name, field in self._fields.items()
             if field.is_required and name not in given
         ]
-
-
-def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, Any, Any]:
-    if field.is_required:
-        return attribute, field.json_type
-    if field.json_type is msgspec.Raw:
-        return attribute, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET
-    return attribute, field.json_type | None | msgspec.UnsetType, msgspec.UNSET
 
 
 def _form_value(field: Field, part: Part) -> Any:
@@ -258,11 +249,3 @@ def _reworded(text: str) -> str:
         return "has a field that is not supported"
     is_listed = text.startswith(("Invalid enum", "Invalid value"))
     return "is not one of the allowed values" if is_listed else "is out of range"
-
-
-def _position_of(exc: Exception) -> str:
-    if isinstance(exc, UnicodeDecodeError):
-        return "it is not UTF-8"
-    if "truncated" in str(exc):  # msgspec's words for both
-        return "it ends too early, or a text has half of a surrogate pair"
-    return str(exc).removeprefix("JSON is malformed: ").lower()

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.core.errors import UpstreamError
-from app.pipelines.spec import EarlyExitRule, ErrorMatch
+from app.pipelines.spec import EarlyExitRule
 
 _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1f]{1,512}\})")
 
@@ -32,16 +32,15 @@ class EarlyExitRules:
     def reason_of_error(self, error: UpstreamError, request_id: str) -> str | None:
         """Returns the reason of the first ``error`` rule that matches Triton's error."""
         message = self.bare(error.message, request_id)
-        for rule in self.rules:
-            if rule.error is not None and self._holds(rule, rule.error, error.grpc_code, message, request_id):
-                return rule.reason
-        return None
+        return next(
+            (rule.reason for rule in self.rules if self._holds(rule, error.grpc_code, message, request_id)), None
+        )
 
     def reason_but_for_code(self, error: UpstreamError, request_id: str) -> str | None:
         """The reason of a rule with the same message but another code, which BLS scripts and streams lose."""
         message = self.bare(error.message, request_id)
-        said = (rule.reason for rule in self.rules if rule.error is not None and rule.error.message == message)
-        return next(said, None)
+        same = (rule.reason for rule in self.rules if rule.error is not None and rule.error.message == message)
+        return next(same, None)
 
     def bare(self, message: str, request_id: str) -> str:
         """Removes Triton's prefixes that name an ensemble of this pipeline or this request from the message."""
@@ -62,9 +61,10 @@ class EarlyExitRules:
                 return rule.reason
         return None
 
-    def _holds(
-        self, rule: EarlyExitRule, match: ErrorMatch, grpc_code: str | None, message: str, request_id: str
-    ) -> bool:
+    def _holds(self, rule: EarlyExitRule, grpc_code: str | None, message: str, request_id: str) -> bool:
+        match = rule.error
+        if match is None:
+            return False
         if match.signed:
             return match.code in ("any", grpc_code or match.code) and self._is_signed(message, rule.reason, request_id)
         if match.code not in ("any", grpc_code):
@@ -78,12 +78,10 @@ class EarlyExitRules:
         if found is None or self.key is None:
             return False
         expected = hmac.new(self.key, found["claim"].encode(), hashlib.sha256).hexdigest()
-        return hmac.compare_digest(expected, found["mac"]) and _claims(found["claim"], reason, request_id)
-
-
-def _claims(claim: str, reason: str, request_id: str) -> bool:
-    try:
-        said = json.loads(claim)
-    except ValueError:
-        return False
-    return isinstance(said, dict) and said.get("reason") == reason and said.get("rid") == request_id
+        if not hmac.compare_digest(expected, found["mac"]):
+            return False
+        try:
+            said = json.loads(found["claim"])
+        except ValueError:
+            return False
+        return isinstance(said, dict) and said.get("reason") == reason and said.get("rid") == request_id

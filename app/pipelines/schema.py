@@ -7,7 +7,6 @@ import msgspec
 from app.codecs.kinds import LARGEST_BY_DATATYPE, is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.json import COUNT, Schema, enum_of, list_of, with_types
-from app.core.model import TensorSpec
 from app.pipelines.inputs import InputField
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField
@@ -19,14 +18,22 @@ _LARGEST = {**LARGEST_BY_DATATYPE, "UINT64": 2**64 - 1}
 
 
 def request_schema(pipeline: Pipeline) -> Schema:
-    schema = msgspec.json.schema(pipeline.reader.struct)
-    request = with_types(next(iter(schema["$defs"].values())))
+    request = with_types(next(iter(msgspec.json.schema(pipeline.reader.struct)["$defs"].values())))
     fields: list[InputField | ParameterField] = [*pipeline.inputs, *pipeline.parameters]
     for field in fields:
-        _describe_field(field, request["properties"][field.name])
-        tensor = field.tensor
-        if tensor is not None:
-            _add_bounds(request["properties"][field.name], tensor.datatype, _sizes_of(field, pipeline))
+        schema = request["properties"][field.name]
+        if field.spec.default is not None:
+            schema["default"] = field.spec.default
+        description = _description(field) if isinstance(field, InputField) else field.spec.description
+        if description:
+            schema["description"] = description
+        sizes: list[tuple[int, int | None]] = []
+        if isinstance(field, InputField) and not field.is_bare:
+            dims = () if is_bare_item(field.tensor) else field.tensor.dims
+            sizes = [(1, pipeline.max_items)] if field.batched else []
+            sizes += [(0, None) if dim == -1 else (dim, dim) for dim in dims]
+        if field.tensor is not None:
+            _add_bounds(schema, field.tensor.datatype, sizes)
     return request
 
 
@@ -66,26 +73,11 @@ def event_schema(pipeline: Pipeline) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _describe_field(field: InputField | ParameterField, schema: Schema) -> None:
-    if field.spec.default is not None:
-        schema["default"] = field.spec.default
-    if isinstance(field, InputField):
-        schema["description"] = _description(field)
-    elif field.spec.description:
-        schema["description"] = field.spec.description
-
-
-def _sizes_of(field: InputField | ParameterField, pipeline: Pipeline) -> list[tuple[int, int | None]]:
-    """The smallest and the largest number of items of each list around an element, the outer one first."""
-    if isinstance(field, ParameterField) or field.is_bare:
-        return []
-    batch = [(1, pipeline.max_items)] if field.batched else []
-    dims = () if is_bare_item(field.tensor) else field.tensor.dims
-    return [*batch, *((0, None) if dim == -1 else (dim, dim) for dim in dims)]
-
-
 def _add_bounds(schema: Schema, datatype: str, sizes: Sequence[tuple[int, int | None]]) -> None:
-    """Adds what msgspec's types do not say: fixed dimensions, and the range of the datatype."""
+    """Adds what msgspec's types do not say: fixed dimensions, and the range of the datatype.
+
+    ``sizes``: the smallest and the largest number of items of each list around an element, the outer one first.
+    """
     for branch in schema.get("anyOf", [schema]):
         if branch.get("type") == "array":
             branch.update(_length(*sizes[0]) if sizes else {})
@@ -101,51 +93,32 @@ def _length(low: int, high: int | None) -> Schema:
 
 
 def _output_schema(field: OutputField, *, joined: bool) -> Schema:
-    element = _element_schema(field)
-    if joined:
-        schema = _joined_schema(field, element)
-    elif field.is_bare:
+    element, depth = _element_schema(field), field.depth
+    is_one_value = field.is_bare and (not joined or field.join in ("last", "sum") or field.is_count)
+    if joined and field.is_text_run:
+        schema: Schema = {"type": "string"}
+    elif is_one_value:
         schema = {"anyOf": [element, {"type": "null"}]} if element else {}
     else:
-        schema = _nested(element, field.depth)
+        schema = element
+        for _ in range(max(depth, 1) if joined else depth):
+            schema = list_of(schema)
     return schema | {"description": _description(field)}
-
-
-def _joined_schema(field: OutputField, element: Schema) -> Schema:
-    if field.is_text_run:
-        return {"type": "string"}
-    if (field.join in ("last", "sum") or field.is_count) and field.is_bare:
-        return {"anyOf": [element, {"type": "null"}]} if element else {}
-    return _nested(element, max(field.depth, 1))
-
-
-def _nested(element: Schema, depth: int) -> Schema:
-    for _ in range(depth):
-        element = {"type": "array", "items": element}
-    return element
 
 
 def _element_schema(field: OutputField) -> Schema:
     if field.is_count:
         return enum_of(["length", "stop"])
-    if field.spec.kind == "number":
-        return _number_schema(field.tensor.datatype)
     if field.spec.kind == "json":
         return {}
-    return {"type": "string"} if field.spec.kind == "text" else {"type": "string", "contentEncoding": "base64"}
-
-
-def _number_schema(datatype: str) -> Schema:
-    if datatype in INTEGER_DATATYPES:
+    if field.spec.kind != "number":
+        return {"type": "string"} if field.spec.kind == "text" else {"type": "string", "contentEncoding": "base64"}
+    if field.tensor.datatype in INTEGER_DATATYPES:
         return {"type": "integer"}
-    return {"type": ["number", "null"]} if datatype in FLOAT_DATATYPES else {"type": "boolean"}
+    return {"type": ["number", "null"]} if field.tensor.datatype in FLOAT_DATATYPES else {"type": "boolean"}
 
 
 def _description(field: InputField | OutputField) -> str:
     """The declared description, if there is one, and then the tensor."""
-    tensor = f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"
+    tensor = f"{field.spec.kind}; tensor {field.tensor.name} {field.tensor.datatype} {list(field.tensor.dims)}"
     return f"{field.spec.description}\n\n{tensor}" if field.spec.description else tensor
-
-
-def _tensor_text(tensor: TensorSpec) -> str:
-    return f"{tensor.name} {tensor.datatype} {list(tensor.dims)}"

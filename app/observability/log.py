@@ -46,7 +46,6 @@ class LineWriter:
         Other processes may write to the same pipe: only writes of at most ``select.PIPE_BUF`` are never mixed.
         """
         self.dropped = 0
-        """The number of dropped lines."""
         self._write_bytes = write_bytes
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
@@ -66,23 +65,20 @@ class LineWriter:
                 self.dropped += 1
                 return
             self._waiting += line
-            if not waiting_bytes or self._thread is None:
-                self._wake()
+            if waiting_bytes and self._thread is not None:
+                return  # the thread was woken for the first of these lines
+            self._is_idle.clear()
+            self._has_lines.set()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="log", daemon=True)
+                with suppress(RuntimeError):  # no thread can start: the next line tries again
+                    thread.start()
+                    self._thread = thread
+                    atexit.register(self.flush)
 
     def flush(self, within_s: float = CLOSE_S) -> None:
         """Waits until every line is written, or until the timeout."""
         self._is_idle.wait(within_s)
-
-    def _wake(self) -> None:
-        """Wakes the thread, only once until it takes the lines. If no thread can start, the next line tries again."""
-        self._is_idle.clear()
-        self._has_lines.set()
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="log", daemon=True)
-            with suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
-                atexit.register(self.flush)
 
     def _run(self) -> None:
         while True:
@@ -116,38 +112,6 @@ _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 _QUIET = ("uvicorn", "httpx", "websockets")
 
 
-def json_line(created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
-    """``created``: seconds since the epoch."""
-    line: dict[str, object] = {
-        "time": datetime.fromtimestamp(created, UTC),
-        "level": level,
-        "logger": logger,
-        "message": message,
-        **fields,
-    }
-    try:
-        text = orjson.dumps(line, default=repr, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:
-        text = _unusual_line(line)
-    return text if text.isascii() else _on_one_line(text)
-
-
-def _unusual_line(line: Mapping[str, object]) -> bytes:
-    """Renders text with invalid Unicode, integers beyond 64 bits, and keys that are not strings."""
-    return json.dumps(line, default=_text_of, skipkeys=True, separators=(",", ":")).encode() + b"\n"
-
-
-def _text_of(value: object) -> str:
-    return value.isoformat() if isinstance(value, datetime) else repr(value)
-
-
-def _on_one_line(text: bytes) -> bytes:
-    """Escapes the non-ASCII characters that some readers interpret as line breaks."""
-    for separator in ("\x85", "\u2028", "\u2029"):
-        text = text.replace(separator.encode(), f"\\u{ord(separator):04x}".encode())
-    return text
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object: ``time``, ``level``, ``logger``, ``message``, the fields given as ``extra``, ``exc_info``.
 
@@ -160,7 +124,17 @@ class JsonFormatter(logging.Formatter):
 
     def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
         """``created``: seconds since the epoch."""
-        return json_line(created, level, logger, message, {**self._own, **fields} if self._own else fields)
+        at = datetime.fromtimestamp(created, UTC)
+        line = {"time": at, "level": level, "logger": logger, "message": message, **self._own, **fields}
+        try:
+            text = orjson.dumps(line, default=repr, option=orjson.OPT_APPEND_NEWLINE)
+        except TypeError:  # text with invalid Unicode, integers beyond 64 bits, or keys that are not strings
+            line["time"] = at.isoformat()
+            text = json.dumps(line, default=repr, skipkeys=True, separators=(",", ":")).encode() + b"\n"
+        if not text.isascii():
+            for separator in ("\x85", "\u2028", "\u2029"):  # some readers interpret these as line breaks
+                text = text.replace(separator.encode(), f"\\u{ord(separator):04x}".encode())
+        return text
 
     def json_of(self, record: logging.LogRecord) -> bytes:
         fields = {name: value for name, value in vars(record).items() if name not in _KNOWN}
@@ -203,24 +177,17 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)-7s {source}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """A request: ``POST /v1/pipelines/ocr 200 ocr ok 52.1 ms``, and its code, detail and the model's message."""
         fields = vars(record)
         if "duration_ms" in fields and "method" in fields:
-            record.message = _request_text(fields)
+            words = [fields["method"], fields["path"], fields["status"], fields.get("pipeline"), fields["outcome"]]
+            text = " ".join(str(word) for word in words if word is not None) + f" {fields['duration_ms']} ms"
+            if "code" in fields:
+                message = fields.get("triton_message")
+                detail = f"{fields['detail']} The model's message: {message}" if message else fields["detail"]
+                text += f" {fields['code']}: {detail} [{fields['request_id']}]"
+            record.message = shown(text, len(text), substitute=" ")
         return super().formatMessage(record)
-
-
-def _request_text(fields: Mapping[str, object]) -> str:
-    """``POST /v1/pipelines/ocr 200 ocr ok 52.1 ms``, for a failed request with code, detail and the model's message."""
-    words = [fields["method"], fields["path"], fields["status"], fields.get("pipeline"), fields["outcome"]]
-    text = " ".join(str(word) for word in words if word is not None)
-    text += f" {fields['duration_ms']} ms"
-    if "code" in fields:
-        text += f" {fields['code']}: {fields['detail']}"
-    if message := fields.get("triton_message"):
-        text += f" The model's message: {message}"
-    if "code" in fields:
-        text += f" [{fields['request_id']}]"
-    return shown(text, len(text), substitute=" ")
 
 
 def formatter_of(style: str, own: Mapping[str, object] | None) -> logging.Formatter:

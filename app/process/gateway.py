@@ -42,57 +42,29 @@ from app.triton.errors import is_dead_process
 _log = logging.getLogger(__name__)
 
 
-class ScopeCheck:
-    """Reports names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
+def unknown_scopes(catalog: Catalog, keys: FollowedKeys) -> Iterator[str]:
+    """Names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
 
-    Logs each unknown name once. Without ``gateway.yaml`` nothing is reported, because models come and go.
+    Without ``gateway.yaml`` there are none, because models come and go.
     """
-
-    def __init__(self, keys: FollowedKeys, catalog: Catalog) -> None:
-        self._keys = keys
-        self._catalog = catalog
-        self._logged: set[tuple[str, str]] = set()
-
-    def run(self) -> None:
-        if self._catalog.file is None:
-            return
-        served = [*self._catalog.entries, *self._catalog.oip_models.names]
-        for key in self._keys.ring.keys:
-            for name in sorted((key.pipelines or set()) - set(served)):
-                if (key.caller.id, name) not in self._logged:
-                    self._logged.add((key.caller.id, name))
-                    text = "the API key '%s' allows '%s', which this gateway does not serve%s"
-                    _log.warning(text, key.caller.id, name, nearest(name, served))
+    served = [*catalog.entries, *catalog.oip_models.names]
+    for key in keys.ring.keys if catalog.file is not None else ():
+        for name in sorted((key.pipelines or set()) - set(served)):
+            known = nearest(name, served)
+            yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
 
 
-class ShareCheck:
-    """Reports limits of requests that are smaller than the number of processes: together these exceed them.
-
-    Logs each of these limits once.
-    """
-
-    def __init__(self, catalog: Catalog, keys: FollowedKeys | None, processes: int) -> None:
-        self._catalog = catalog
-        self._keys = keys
-        self._processes = processes
-        self._logged: set[tuple[str, int]] = set()
-
-    def run(self) -> None:
-        for limit, total in self._limits():
-            if total < self._processes and (limit, total) not in self._logged:
-                self._logged.add((limit, total))
-                text = "%s is %d, but each of the %d processes runs at least 1 request: together they run up to %d"
-                _log.warning(text, limit, total, self._processes, self._processes)
-
-    def _limits(self) -> Iterator[tuple[str, int]]:
-        for name, entry in self._catalog.entries.items():
-            limits = entry.spec.limits
-            for key in ("in_flight", "per_key") if limits is not None else ():
-                if (total := getattr(limits, key)) is not None:
-                    yield f"limits.{key} of the pipeline '{name}'", total
-        for each in () if self._keys is None else self._keys.ring.keys:
-            if each.caller.limits.in_flight is not None:
-                yield f"limits.in_flight of the API key '{each.caller.id}'", each.caller.limits.in_flight
+def exceeded_limits(catalog: Catalog, keys: FollowedKeys | None, processes: int) -> Iterator[str]:
+    """Limits of requests that are smaller than the number of processes: together these exceed them."""
+    limits = [
+        (f"limits.{key} of the pipeline '{name}'", getattr(entry.spec.limits, key, None))
+        for name, entry in catalog.entries.items()
+        for key in ("in_flight", "per_key")
+    ]
+    for each in () if keys is None else keys.ring.keys:
+        limits.append((f"limits.in_flight of the API key '{each.caller.id}'", each.caller.limits.in_flight))
+    each_runs = f"but each of the {processes} processes runs at least 1 request: together they run up to {processes}"
+    return (f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes)
 
 
 FILE_POLL_S = 1.0
@@ -116,40 +88,42 @@ class ModelCheck:
 
 
 async def keep_fresh(
-    catalog: Catalog,
-    check: ModelCheck,
-    metrics: Metrics,
-    keys: FollowedKeys | None = None,
-    shares: ShareCheck | None = None,
+    catalog: Catalog, check: ModelCheck, metrics: Metrics, keys: FollowedKeys | None = None, processes: int = 1
 ) -> None:
     """Keeps the catalog and the gauges about it up to date until it is cancelled; no exception ends it.
 
-    Follows the files and the models separately: a Triton that does not answer delays no reload.
+    Follows the files and the models separately: a Triton that does not answer delays no reload. ``processes``: how many
+    share each limit.
     """
 
     def measured() -> None:
-        measure(catalog, metrics, keys)
+        if not metrics.has_addresses:
+            metrics.triton_up.set(catalog.triton_is_up)
+        metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
+        metrics.model_ready.clear()
+        for model, is_ready in catalog.models.items():
+            metrics.model_ready.labels(model).set(is_ready)
 
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_follow_files(catalog, keys, shares, measured))
+            group.create_task(_follow_files(catalog, keys, processes, measured))
             group.create_task(_follow_models(catalog, check, measured))
     finally:
         catalog.stop()
 
 
 async def _follow_files(
-    catalog: Catalog, keys: FollowedKeys | None, shares: ShareCheck | None, measured: Callable[[], None]
+    catalog: Catalog, keys: FollowedKeys | None, processes: int, measured: Callable[[], None]
 ) -> None:
-    scopes = None if keys is None else ScopeCheck(keys, catalog)
+    logged: set[str] = set()
     while True:
         if keys is not None:
             await _contained(keys.follow)
         await _contained(catalog.follow_file)
-        if scopes is not None:
-            scopes.run()
-        if shares is not None:
-            shares.run()
+        found = [*(unknown_scopes(catalog, keys) if keys else ()), *exceeded_limits(catalog, keys, processes)]
+        for text in (text for text in found if text not in logged):
+            logged.add(text)
+            _log.warning(text)
         measured()
         await asyncio.sleep(FILE_POLL_S)
 
@@ -168,15 +142,6 @@ async def _contained(step: Callable[[], Awaitable[None]]) -> None:
         await step()
     except Exception:
         _log.exception("a part of the refresh failed; it is tried again")
-
-
-def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None) -> None:
-    if not metrics.has_addresses:
-        metrics.triton_up.set(catalog.triton_is_up)
-    metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
-    metrics.model_ready.clear()
-    for model, is_ready in catalog.models.items():
-        metrics.model_ready.labels(model).set(is_ready)
 
 
 POLL_S = 1.0
@@ -201,11 +166,6 @@ async def adopt_when_made(catalog: Catalog, path: Path) -> None:
     await asyncio.Event().wait()
 
 
-def layers_of(settings: Settings) -> list[Layer]:
-    """The features of the requests of all pipelines."""
-    return [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]
-
-
 @asynccontextmanager
 async def open_gateway(
     settings: Settings, triton: Triton, store: StreamStore | None, tracer: Tracer, supervisor: Supervisor
@@ -223,11 +183,11 @@ async def open_gateway(
         servers.canaries.catalog = catalog
         check = ModelCheck(catalog, calls.engine, is_done=not is_first)
         await check.run_once()
-        layers = layers_of(settings)
+        layers = [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]
         inference = _inference_of(servers, calls.engine, catalog, layers)
-        shares = ShareCheck(catalog, keys, triton.share.of if is_first else 1)
+        processes = triton.share.of if is_first else 1
         async with (
-            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
+            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, processes)),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
             supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
         ):

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -88,19 +88,16 @@ class Keyring:
 
     keys: tuple[Key, ...]
 
-    @cached_property
-    def _by_digest(self) -> tuple[tuple[bytes, Key], ...]:
-        return tuple((digest, key) for key in self.keys for digest in key.digests)
-
     def key_of(self, text: bytes, now: float) -> Key:
         """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
 
         The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
         """
         digest, found = sha256(text).digest(), None
-        for known, key in self._by_digest:
-            if compare_digest(known, digest):
-                found = key
+        for key in self.keys:
+            for known in key.digests:
+                if compare_digest(known, digest):
+                    found = key
         if found is None:
             raise Unauthenticated("The API key is not valid.")
         if now >= found.expires:

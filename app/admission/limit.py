@@ -99,12 +99,9 @@ class ThroughputLimit(Limit):
         rate = self._answers / (now - self._since)
         if self._full < 0.9 * self._answers:
             self._end_trial(self._base)  # too few requests to reach the limit
-        else:
-            self._peak_rate = max(rate, 0.95 * self._peak_rate)
-            self._learn(rate)
-        self._begin_window(now, before if self.value != before else 0)
-
-    def _learn(self, rate: float) -> None:
+            self._begin_window(now, before if self.value != before else 0)
+            return
+        self._peak_rate = max(rate, 0.95 * self._peak_rate)
         floor = min(max(self._lowest, int(QUEUE_S * self._peak_rate)), HIGHEST)
         if self._base < floor:
             self._set_base(floor)
@@ -115,15 +112,12 @@ class ThroughputLimit(Limit):
             self._best_rate = max(self._base_rate, 0.99 * self._best_rate)
             self._paused += 1
             if self._paused >= self._pause[self._next_trial]:
-                self._begin_trial(floor)
-
-    def _begin_trial(self, floor: int) -> None:
-        direction, self._next_trial = self._next_trial, -self._next_trial
-        value = ceil(self._base * STEP) if direction > 0 else ceil(self._base / STEP)
-        value = min(max(value, floor), HIGHEST)
-        self._paused = 0
-        if value != self._base:
-            self._trial, self.value = direction, value
+                direction, self._next_trial, self._paused = self._next_trial, -self._next_trial, 0
+                value = ceil(self._base * STEP if direction > 0 else self._base / STEP)
+                value = min(max(value, floor), HIGHEST)
+                if value != self._base:
+                    self._trial, self.value = direction, value
+        self._begin_window(now, before if self.value != before else 0)
 
     def _keep_or_revert(self, rate: float, floor: int) -> None:
         """Keeps the new limit, or returns to the previous limit."""

@@ -178,9 +178,7 @@ class Claim:
         slot = self.try_enter()
         if slot is not None:
             return slot
-        displaced = self.model_queue.require_place(self, deadline)
-        if displaced is not None:
-            self.model_queue.displace(displaced)
+        self.model_queue.displace(self.model_queue.require_place(self, deadline))
         return await self.model_queue.wait(Waiter(self, deadline))
 
     async def enter_again(self, deadline: Deadline) -> Slot:
@@ -218,10 +216,6 @@ class Objection(NamedTuple):
     detail: str
     wait_s: float = 0.0
     quota: Quota | None = None
-
-
-def _because(quota: Quota | None) -> str:
-    return "" if quota is None else " because of the limit of its API key"
 
 
 class ModelQueue:
@@ -338,27 +332,27 @@ class ModelQueue:
         full = [each for each in claim.quotas if each.waiting >= each.max_waiting]
         if full and (displaced is None or full != [claim.own]):
             key = next((each for each in full if each.of_key), None)
-            return Objection("The queue of this pipeline is full.") if key is None else self._key_is_full(key)
-        (wait_s, quota), needed_s = self._wait_of(claim, displaced), self._needed_s
-        over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
+            if key is None:
+                return Objection("The queue of this pipeline is full.")
+            detail = "This API key has reached its own limit of requests that run or wait at the same time."
+            if not key.is_limited:
+                return Objection(detail)
+            turn_s = self._expected_s / key.max_running  # its requests that wait already get their slots first
+            return Objection(detail, (key.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, key)
+        wait_s, quota = self._wait_of(claim, displaced)
+        because = "" if quota is None else " because of the limit of its API key"
+        over_s = wait_s * MARGIN + self._needed_s - deadline.remaining_s()
         if over_s > 0:
-            return Objection(f"The request cannot be answered before its deadline{_because(quota)}.", over_s, quota)
+            return Objection(f"The request cannot be answered before its deadline{because}.", over_s, quota)
         allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
         if wait_s > allowed_s:
-            return Objection(f"Too many requests wait for this model{_because(quota)}.", wait_s - allowed_s, quota)
+            return Objection(f"Too many requests wait for this model{because}.", wait_s - allowed_s, quota)
         return None
 
-    def _key_is_full(self, quota: Quota) -> Objection:
-        """A key whose running requests are limited gets a slot after those of its requests that wait already."""
-        detail = "This API key has reached its own limit of requests that run or wait at the same time."
-        if not quota.is_limited:
-            return Objection(detail)
-        turn_s = self._expected_s / quota.max_running
-        return Objection(detail, (quota.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, quota)
-
-    def displace(self, waiter: Waiter) -> None:
-        self._drop(waiter)
-        waiter.refuse(self._refused(waiter.claim, Objection("Requests with a greater right to the queue came.")))
+    def displace(self, waiter: Waiter | None) -> None:
+        if waiter is not None:
+            self._drop(waiter)
+            waiter.refuse(self._refused(waiter.claim, Objection("Requests with a greater right to the queue came.")))
 
     def _refused(self, claim: Claim, objection: Objection) -> TooManyRequests:
         detail, wait_s, quota = objection

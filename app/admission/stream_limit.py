@@ -111,7 +111,12 @@ class StreamLimit(Limit):
             return
         self._producing[request] = _Outputs(now)
         self._check_wait(start, now)
-        self._learn(start, now - start.at)
+        wait_s = now - start.at
+        if wait_s <= _late_s(self._quickest_s):
+            self._in_time_s = wait_s if self._typical_s is None else _average(self._in_time_s, wait_s)
+        self._newest_start = max(self._newest_start, start.at)
+        self._quickest_s = min(wait_s, 1.01 * self._quickest_s)
+        self._typical_s = _average(self._typical_s, wait_s)
         if start.at > self._cut_at:
             self._learn_level(start, now)
         self._update()
@@ -124,8 +129,7 @@ class StreamLimit(Limit):
         if self._pending:
             self._check_wait(next(iter(self._pending.values())), now)
         if isinstance(error, TooManyRequests):  # Triton's own queue is full
-            self._stop(now)
-            self._cut(now)
+            self._stop(now, cuts=True)
         self._update()
 
     def pass_time(self, now: float) -> float | None:
@@ -136,7 +140,11 @@ class StreamLimit(Limit):
             if wait_s <= 0:
                 self._window, self._risen, wait_s = 1, 0.0, None
         elif self._typical_s is None and self._pending and self._cold < self._most_cold:
-            wait_s = self._grow_cold(now - next(iter(self._pending.values())).at)
+            waited_s = now - next(iter(self._pending.values())).at
+            doublings = int((waited_s - COLD_S) / COLD_DOUBLING_S) + 1 if waited_s >= COLD_S else 0
+            if doublings:
+                self._cold = min(self._fewest * 2**doublings, self._most_cold)
+            wait_s = COLD_S + doublings * COLD_DOUBLING_S - waited_s
         self._update()
         return wait_s
 
@@ -151,24 +159,17 @@ class StreamLimit(Limit):
         Brief streams, such as those with one output, hardly ever produce outputs at the same time. Then those count
         that ran at the start, unless the first output is late.
         """
-        if self._counts_starts:
+        if self._producing_s is not None and self._producing_s < BRIEF_S:
             if start.running > self._proven and now - start.at <= _late_s(self._quickest_s):
                 self._rise(now, 0.25)
         elif len(self._producing) > self._proven:
             if sum(not each.is_slow(now) for each in self._producing.values()) > self._proven:
                 self._rise(now, 1.0)
         elif start.running > self._proven and now - start.at > 2 * self._quickest_s:
-            self._fail(now)
-
-    @property
-    def _counts_starts(self) -> bool:
-        return self._producing_s is not None and self._producing_s < BRIEF_S
-
-    def _fail(self, now: float) -> None:
-        """Stops the growth if first outputs came only because other streams ended."""
-        self._failures += 1
-        if self._window and self._failures >= max(min(self._room(), self._fewest), FAILURES):
-            self._stop(now)
+            # Its first output came only because other streams ended.
+            self._failures += 1
+            if self._window and self._failures >= max(min(self._room(), self._fewest), FAILURES):
+                self._stop(now)
 
     def _check_wait(self, start: _Start, now: float) -> None:
         """Stops the growth if a stream waits too long for its first output, and lowers a limit that does not grow.
@@ -181,15 +182,7 @@ class StreamLimit(Limit):
         if self._window and wait_s > _late_s(self._typical_s):
             self._stop(now)
         elif not self._window and wait_s > _late_s(self._quickest_s):
-            self._stop(now)
-            self._cut(now)
-
-    def _learn(self, start: _Start, wait_s: float) -> None:
-        if wait_s <= _late_s(self._quickest_s):
-            self._in_time_s = wait_s if self._typical_s is None else _average(self._in_time_s, wait_s)
-        self._newest_start = max(self._newest_start, start.at)
-        self._quickest_s = min(wait_s, 1.01 * self._quickest_s)
-        self._typical_s = _average(self._typical_s, wait_s)
+            self._stop(now, cuts=True)
 
     def _rise(self, now: float, streams: float) -> None:
         self._proven = min(self._proven + streams, HIGHEST)
@@ -200,21 +193,13 @@ class StreamLimit(Limit):
             self._window, self._risen = min(2 * self._window, HIGHEST), 0.0
             self._pause_s = PAUSE_S
 
-    def _grow_cold(self, waited_s: float) -> float:
-        """Returns the seconds until the next growth. ``waited_s``: the time without an output."""
-        if waited_s < COLD_S:
-            return COLD_S - waited_s
-        doublings = int((waited_s - COLD_S) / COLD_DOUBLING_S) + 1
-        self._cold = min(self._fewest * 2**doublings, self._most_cold)
-        return COLD_S + doublings * COLD_DOUBLING_S - waited_s
-
-    def _stop(self, now: float) -> None:
+    def _stop(self, now: float, *, cuts: bool = False) -> None:
+        """Stops the growth for a while. ``cuts``: also lowers the limit."""
+        if cuts:
+            self._proven, self._cut_at = CUT * self._proven, now
         self._window, self._stopped_at, self._failures = 0, now, 0
         self._grows_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-
-    def _cut(self, now: float) -> None:
-        self._proven, self._cut_at = CUT * self._proven, now
 
     def _update(self) -> None:
         self.value = min(max(int(self._proven) + self._room(), self._lowest), HIGHEST)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import Pipeline, Target
 
 OWN_KEY = "`limits.body_bytes` of the pipeline"
 
@@ -22,7 +22,7 @@ class Limits:
     body_key: str = "GATEWAY_MAX_BODY_BYTES"
     """What sets ``max_body_bytes``."""
 
-    def of(self, pipeline: Pipeline) -> "Limits":
+    def of(self, pipeline: Target) -> "Limits":
         """The limits of requests to a pipeline, which may have its own limit of a body."""
         own = None if pipeline.spec.limits is None else pipeline.spec.limits.body_bytes
         if own is None:

@@ -1,12 +1,13 @@
-"""The calls and the reasoning in the answer of one choice."""
+"""The pieces of the answer of one choice: its text, its calls and its reasoning."""
 
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
+from app.api.openai.logprobs import Alternatives
 from app.core.answer import Values
 from app.core.errors import ToolCallMissing
 from app.llm.answer_parser import Parser, Part
@@ -26,15 +27,42 @@ class CallPiece(Struct, frozen=True):
     arguments: str = ""
 
 
-class Reading(Struct, frozen=True):
-    """What a piece of the model's text is."""
+class Piece(Struct, frozen=True):
+    """A part of an answer. ``offset``: the number of characters before it. ``tokens``: as the model describes them.
+
+    ``is_read``: whether an :class:`AnswerReader` has read it, so that it can have calls or reasoning.
+    """
 
     text: str = ""
+    tokens: Sequence[Alternatives] | None = None
+    finish_reason: str | None = None
+    offset: int = 0
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
+    is_read: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.reasoning or self.calls)
+        return bool(self.text or self.tokens or self.finish_reason or self.reasoning or self.calls)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Has one piece for each call."""
+    by_index: dict[int, list[CallPiece]] = {}
+    for call in (call for piece in pieces for call in piece.calls):
+        by_index.setdefault(call.index, []).append(call)
+    return Piece(
+        text="".join(piece.text for piece in pieces),
+        tokens=[token for piece in pieces for token in piece.tokens or ()]
+        if any(piece.tokens is not None for piece in pieces)
+        else None,
+        finish_reason=next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), None),
+        reasoning="".join(piece.reasoning for piece in pieces),
+        calls=[
+            CallPiece(index, of_call[0].id, of_call[0].name, "".join(piece.arguments for piece in of_call))
+            for index, of_call in by_index.items()
+        ],
+        is_read=any(piece.is_read for piece in pieces),
+    )
 
 
 class AnswerReader:
@@ -65,7 +93,7 @@ class AnswerReader:
         """Whether there is text that was not read yet. A further :meth:`add` reads on."""
         return bool(self._unread)
 
-    def add(self, text: str) -> Reading:
+    def add(self, text: str, tokens: Sequence[Alternatives] | None = None) -> Piece:
         """Reads the text, or as much as can be read at once."""
         self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
         parts: list[Part] = []
@@ -73,11 +101,11 @@ class AnswerReader:
         while self._unread and len(self._unread[0]) <= left:
             left -= len(self._unread[0])
             parts += self._parser.add(self._unread.popleft())
-        return self._reading(parts)
+        return self._piece_of(parts, tokens)
 
-    def finish(self) -> Reading:
+    def finish(self) -> Piece:
         """Call it when the reader is not behind."""
-        return self._reading(self._parser.finish())
+        return self._piece_of(self._parser.finish())
 
     def check(self, finish_reason: str) -> None:
         """Raises ToolCallMissing if a call is required, and there is none or one that is complete but wrong."""
@@ -90,31 +118,27 @@ class AnswerReader:
         if finish_reason != "length" and not all(map(_is_object, self._arguments)):
             raise ToolCallMissing("The model called a function with arguments that are not a JSON object.")
 
-    def _reading(self, parts: Sequence[Part]) -> Reading:
+    def _piece_of(self, parts: Sequence[Part], tokens: Sequence[Alternatives] | None = None) -> Piece:
         calls: list[CallPiece] = []
         for part in parts:
             if part.kind == "call":
-                calls.append(self._begun(part.text))
+                self._count += 1
+                self._arguments.append([])
+                id_ = secrets.token_hex(5)[:9] if self._has_short_ids else f"call_{secrets.token_hex(12)}"
+                calls.append(CallPiece(self._count - 1, id_, part.text))
             elif part.kind == "arguments":
-                calls.append(self._continued(part.text))
-        return Reading(
-            "".join(part.text for part in parts if part.kind == "text"),
-            "".join(part.text for part in parts if part.kind == "reasoning"),
-            calls if self._is_parallel else [call for call in calls if call.index == 0],
+                if self._is_required:
+                    self._checked_characters += len(part.text)
+                    if self._checked_characters <= MAX_CHECKED_CHARACTERS:
+                        self._arguments[-1].append(part.text)
+                calls.append(CallPiece(self._count - 1, arguments=part.text))
+        return Piece(
+            text="".join(part.text for part in parts if part.kind == "text"),
+            tokens=tokens,
+            reasoning="".join(part.text for part in parts if part.kind == "reasoning"),
+            calls=calls if self._is_parallel else [call for call in calls if call.index == 0],
+            is_read=True,
         )
-
-    def _begun(self, name: str) -> CallPiece:
-        self._count += 1
-        self._arguments.append([])
-        id_ = secrets.token_hex(5)[:9] if self._has_short_ids else f"call_{secrets.token_hex(12)}"
-        return CallPiece(self._count - 1, id_, name)
-
-    def _continued(self, arguments: str) -> CallPiece:
-        if self._is_required:
-            self._checked_characters += len(arguments)
-            if self._checked_characters <= MAX_CHECKED_CHARACTERS:
-                self._arguments[-1].append(arguments)
-        return CallPiece(self._count - 1, arguments=arguments)
 
 
 def _is_object(pieces: Sequence[str]) -> bool:
@@ -125,43 +149,23 @@ def _is_object(pieces: Sequence[str]) -> bool:
     return True
 
 
-def joined_readings(readings: Sequence[Reading]) -> Reading:
-    """Has one piece for each call."""
-    by_index: dict[int, list[CallPiece]] = {}
-    for call in (call for reading in readings for call in reading.calls):
-        by_index.setdefault(call.index, []).append(call)
-    calls = [
-        CallPiece(index, pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces))
-        for index, pieces in by_index.items()
-    ]
-    return Reading("".join(each.text for each in readings), "".join(each.reasoning for each in readings), calls)
-
-
-def message_of(reading: Reading) -> Values:
+def message_of(piece: Piece) -> Values:
     """The members ``content``, ``tool_calls``, ``reasoning`` and ``reasoning_content`` of a whole message."""
-    calls = [_described(call) for call in reading.calls]
-    return {
-        "content": reading.text or (None if calls else ""),
-        **({"tool_calls": calls} if calls else {}),
-        **_reasoning_of(reading.reasoning),
-    }
+    return {"content": piece.text or (None if piece.calls else ""), **_further(piece, [{} for _ in piece.calls])}
 
 
-def delta_of(reading: Reading) -> Values:
+def delta_of(piece: Piece) -> Values:
     """The same members, those that a chunk has."""
-    calls = [{"index": call.index, **_described(call)} for call in reading.calls]
-    return {
-        **({"content": reading.text} if reading.text else {}),
-        **({"tool_calls": calls} if calls else {}),
-        **_reasoning_of(reading.reasoning),
-    }
+    content = {"content": piece.text} if piece.text else {}
+    return {**content, **_further(piece, [{"index": call.index} for call in piece.calls])}
 
 
-def _reasoning_of(text: str) -> Mapping[str, str]:
-    return {"reasoning": text, "reasoning_content": text} if text else {}
-
-
-def _described(call: CallPiece) -> Values:
-    if not call.id:
-        return {"function": {"arguments": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _further(piece: Piece, numbers: Sequence[Values]) -> Values:
+    calls = [
+        {**number, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        if call.id
+        else {**number, "function": {"arguments": call.arguments}}
+        for number, call in zip(numbers, piece.calls, strict=True)
+    ]
+    reasoning = {"reasoning": piece.reasoning, "reasoning_content": piece.reasoning} if piece.reasoning else {}
+    return {**({"tool_calls": calls} if calls else {}), **reasoning}

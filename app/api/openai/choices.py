@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
-from app.api.openai.calls import AnswerReader, Reading, joined_readings
+from app.api.openai.calls import Piece, joined
 from app.api.openai.errors import openai_names
 from app.api.openai.logprobs import Alternatives, alternatives_of
 from app.api.openai.requests import Prompt, ResponseOptions
@@ -19,29 +17,6 @@ from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
 Usage = dict[str, int | dict[str, int]]
-
-
-class Piece(Struct, frozen=True):
-    """A part of a text. ``offset``: the number of characters before it. ``tokens``: as the model describes them."""
-
-    text: str = ""
-    tokens: Sequence[Alternatives] | None = None
-    finish_reason: str | None = None
-    offset: int = 0
-    reading: Reading | None = None
-    """What the text is, if it can have calls or reasoning; ``text`` is empty then."""
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.finish_reason or self.reading)
-
-
-def joined(pieces: Sequence[Piece]) -> Piece:
-    tokens = [token for piece in pieces for token in piece.tokens or ()]
-    has_tokens = any(piece.tokens is not None for piece in pieces)
-    reason = next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), None)
-    readings = [piece.reading for piece in pieces if piece.reading is not None]
-    reading = joined_readings(readings) if readings else None
-    return Piece("".join(piece.text for piece in pieces), tokens if has_tokens else None, reason, reading=reading)
 
 
 def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
@@ -167,9 +142,14 @@ class Choice:
         """
         rest = self._piece("") if self.has_stopped else self._rest(error)
         if self._reader is not None:
-            rest = joined([rest, Piece(reading=self._reader.finish())])
-            self._end_of(self._reader)
-        self._check_format(rest)
+            rest = joined([rest, self._reader.finish()])
+            if self.early_exit is None:
+                self._reader.check(self._finish_reason)
+            if self._reader.ends_with_calls and self._finish_reason == "stop":
+                self._finish_reason = "tool_calls"
+        self._noted(rest)
+        if self._format is not None and self.early_exit is None and self._finish_reason == "stop":
+            self._format.finish()  # an answer with a call, or that the model did not end, may have any format
         rest = joined([*self._late, rest])
         if self._counted is not None and self._counter is not None:
             self._counted.completion = self._counter("".join(self._texts))
@@ -177,25 +157,12 @@ class Choice:
             self.reasoning_tokens = self._reasoning_counter("".join(self._reasoning))
         return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
 
-    def _end_of(self, reader: AnswerReader) -> None:
-        """Raises ToolCallMissing."""
-        if self.early_exit is None:
-            reader.check(self._finish_reason)
-        if reader.ends_with_calls and self._finish_reason == "stop":
-            self._finish_reason = "tool_calls"
-
     def _noted(self, piece: Piece) -> Piece:
-        if self._reasoning_counter is not None and piece.reading is not None:
-            self._reasoning.append(piece.reading.reasoning)
+        if self._reasoning_counter is not None:
+            self._reasoning.append(piece.reasoning)
         if self._format is not None:
-            self._format.add(piece.text if piece.reading is None else piece.reading.text)
+            self._format.add(piece.text)
         return piece
-
-    def _check_format(self, rest: Piece) -> None:
-        """An answer with a call, and one that the model did not end, may have any format. Raises FormatMismatch."""
-        self._noted(rest)
-        if self._format is not None and self.early_exit is None and self._finish_reason == "stop":
-            self._format.finish()
 
     def _rest(self, error: GatewayError | None) -> Piece:
         with openai_names(self._names):
@@ -218,7 +185,7 @@ class Choice:
 
     def _piece(self, text: str, tokens: Sequence[Alternatives] | None = None) -> Piece:
         if self._reader is not None:
-            return Piece("", tokens, reading=self._reader.add(text))
+            return self._reader.add(text, tokens)
         text, self._echo = self._echo + text, ""
         piece = Piece(text, tokens, offset=self._length)
         self._length += len(text)

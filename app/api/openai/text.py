@@ -18,10 +18,10 @@ from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
 from app.api.exchange import Exchange
-from app.api.inference import Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.calls import delta_of, joined_readings, message_of
-from app.api.openai.choices import Choice, Piece, Usage, joined, tokens_of, usage_of
+from app.api.openai.calls import Piece, delta_of, joined, message_of
+from app.api.openai.choices import Choice, Usage, tokens_of, usage_of
 from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.openai.messages import Conversation, take_conversation
@@ -40,9 +40,8 @@ from app.api.responses import send_json
 from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Tokens, Values
 from app.core.errors import DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai_mapping import OpenAIMapping, TextForm
-from app.pipelines.pipeline import Pipeline
 from app.streams.events import Event
 
 
@@ -106,16 +105,15 @@ class ChatRendering(Rendering):
         self._begun: set[int] = set()
 
     def _choice(self, index: int, piece: Piece) -> Values:
-        content = {"content": piece.text} if piece.reading is None else message_of(piece.reading)
-        message = {"role": "assistant", **content, "refusal": None}
+        message = {"role": "assistant", **message_of(piece), "refusal": None}
         logprobs = chat_logprobs(piece.tokens, self._top_logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def _chunk_choice(self, index: int, piece: Piece) -> Values:
         """The first chunk of a choice has the role."""
         delta = {} if index in self._begun else {"role": "assistant"}
-        if piece.reading is not None:
-            delta |= delta_of(joined_readings([piece.reading]))
+        if piece.is_read:
+            delta |= delta_of(joined([piece]))
         elif piece.text or index not in self._begun:
             delta["content"] = piece.text
         self._begun.add(index)
@@ -239,45 +237,42 @@ class TextRoute:
 
     async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
         """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
-        read = await self._read(exchange)
-        inference = self.inference
-        call = inference.call(exchange, read.pipeline, read.deadline)
-        call.requests, call.answer, call.problem_of = read.requests, read.collector, openai_error_of
-        if read.streams:
+        call, streams = await self._read(exchange)
+        if streams:
             exchange.record.transport = "stream"
             with CancelledOnDisconnect(exchange):
-                opened = await inference.open_stream(call)
+                opened = await self.inference.open_stream(call)
             return ChunkResponse.of(*opened, self.limits)
         with CancelledOnDisconnect(exchange):
-            ending = await inference.answer(call)
+            ending = await self.inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
         await send_json(exchange, ending.outputs[0], *exit_header)
         return None
 
-    async def _read(self, exchange: Exchange) -> "_Read":
-        """The result keeps no reference to the body."""
-        named = await read_named_request(
-            exchange, self.inference, self.limits, self.address.form_of, self.address.operation
-        )
-        form = form_of(named.pipeline, self.address.form_of, self.address.what)
+    async def _read(self, exchange: Exchange) -> tuple[InferenceCall, bool]:
+        """The call, which keeps no reference to the body, and whether its answer is a stream."""
+        address = self.address
+        named = await read_named_request(exchange, self.inference, self.limits, address.form_of, address.operation)
+        form = form_of(named.pipeline, address.form_of, address.what)
         pipeline = named.pipeline
         longest = deadline_of(exchange, pipeline.longest_timeout_s)
         options, conversation = await named.read(lambda: self._taken(named, form), exchange, longest)
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s if options.stream else pipeline.timeout_s)
+        call = self.inference.call(exchange, pipeline, deadline)
         if conversation.needs_downloads:
-            conversation = await self._downloaded(exchange, pipeline, conversation, deadline)
+            conversation = await self._downloaded(exchange, call, conversation)
 
-        def read() -> _Read:
-            prompt, requests = self.address.requests_of(named, form, options, conversation)
+        def read() -> tuple[Sequence[InferenceRequest], ChunkCollector]:
+            prompt, requests = address.requests_of(named, form, options, conversation)
             choices = [Choice(pipeline, form, request, options, prompt) for request in requests]
-            rendering = self.address.rendering(named.model_id, exchange.record.request_id, options)
-            kind = ChunkCollector if options.stream else TextCollector
-            return _Read(pipeline, requests, kind(choices, rendering), deadline, options.stream)
+            rendering = address.rendering(named.model_id, exchange.record.request_id, options)
+            return requests, (ChunkCollector if options.stream else TextCollector)(choices, rendering)
 
         counts = counter_of(form, options) is not None
-        found = await named.read(read, exchange, deadline, conversation.images, counts=counts)
+        call.requests, call.answer = await named.read(read, exchange, deadline, conversation.images, counts=counts)
+        call.problem_of = openai_error_of
         exchange.forget_body()
-        return found
+        return call, options.stream
 
     def _taken(self, named: NamedRequest, form: TextForm) -> tuple[ResponseOptions, Conversation]:
         """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
@@ -286,15 +281,13 @@ class TextRoute:
         options = take_options(named.members, form, chat=True)
         return options, take_conversation(named.members, form, self.downloads)
 
-    async def _downloaded(
-        self, exchange: Exchange, pipeline: Pipeline, conversation: Conversation, deadline: Deadline
-    ) -> Conversation:
+    async def _downloaded(self, exchange: Exchange, call: InferenceCall, conversation: Conversation) -> Conversation:
         """Downloads images, whose bytes count as those of the body.
 
         Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
         """
-        self.inference.call(exchange, pipeline, deadline).claim.check(deadline)
-        size, most = 0, self.limits.of(pipeline).max_body_bytes
+        call.claim.check(call.deadline)
+        size, most = 0, self.limits.of(call.target).max_body_bytes
 
         def count(piece: int) -> None:
             nonlocal size
@@ -304,19 +297,8 @@ class TextRoute:
             exchange.hold(piece)
 
         try:
-            async with asyncio.timeout(deadline.remaining_s()):
+            async with asyncio.timeout(call.deadline.remaining_s()):
                 with CancelledOnDisconnect(exchange):
                     return await conversation.downloaded(self.downloads, count)
         except TimeoutError as exc:
             raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A parsed request."""
-
-    pipeline: Pipeline
-    requests: Sequence[InferenceRequest]
-    collector: ChunkCollector
-    deadline: Deadline
-    streams: bool

@@ -10,17 +10,15 @@ from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
 from app.core.sequence import sequence_ids_of
-from app.core.text import nearest
 from app.pipelines.body import BodyReader
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.graph import graph_of
 from app.pipelines.inputs import InputField
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.openai_mapping import ReasoningOutput, compile_openai
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder
-from app.pipelines.refusals import check_fields
 from app.pipelines.resolve import resolved
 from app.pipelines.sessions import session_terms_of
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
@@ -57,7 +55,10 @@ def compile_pipeline(
     graph, call_items = graph_of(config, models, spec.version), _call_items(spec, config, models)
     _check_whole(spec, config, inputs, sent)
     _check_rules(spec, config, has_key=context.early_exit_key is not None)
-    check_fields(spec.refusals, [*(each.name for each in inputs), *(each.name for each in parameters)])
+    for index, rule in enumerate(spec.refusals):
+        if rule.field is not None:
+            names = dict.fromkeys([*(each.name for each in inputs), *(each.name for each in parameters)])
+            named(rule.field, names, "a field of the pipeline", "refusals", index, "field")
     with mismatch_at("inputs"):
         reader = BodyReader(name, [*inputs, *parameters])
     openai = None if spec.openai is None else compile_openai(spec.openai, config, [*inputs, *parameters], outputs)
@@ -269,6 +270,5 @@ def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> N
 
 def _check_limit(limit: int | str | None, location: tuple[str, ...], parameters: list[ParameterField]) -> None:
     """``limit``: may be the name of an integer parameter."""
-    names = [field.name for field in parameters if field.spec.type == "integer"]
-    if isinstance(limit, str) and limit not in names:
-        raise PipelineMismatch(location, f"'{limit}' is not an integer parameter{nearest(limit, names)}")
+    if isinstance(limit, str):
+        named(limit, {x.name: x for x in parameters if x.spec.type == "integer"}, "an integer parameter", *location)

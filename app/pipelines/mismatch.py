@@ -1,10 +1,13 @@
 """Mismatches between a pipeline's declaration and its model, with the wrong key."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from app.core.model import TensorSpec
 from app.core.text import nearest
+
+Found = TypeVar("Found")
 
 
 class PipelineMismatch(Exception):
@@ -25,9 +28,13 @@ def mismatch_at(*location: str | int) -> Iterator[None]:
         raise PipelineMismatch(location, str(exc)) from exc
 
 
+def named(name: str, known: Mapping[str, Found], what: str, *location: str | int) -> Found:
+    """Returns what has this name. ``what``: ``an input of the pipeline``. Raises PipelineMismatch."""
+    if name not in known:
+        raise PipelineMismatch(location, f"'{name}' is not {what}{nearest(name, list(known))}")
+    return known[name]
+
+
 def tensor_named(tensors: Iterable[TensorSpec], name: str, location: tuple[str | int, ...]) -> TensorSpec:
     """Raises PipelineMismatch."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    if name not in by_name:
-        raise PipelineMismatch(location, f"'{name}' is not a tensor of the model" + nearest(name, list(by_name)))
-    return by_name[name]
+    return named(name, {tensor.name: tensor for tensor in tensors}, "a tensor of the model", *location)

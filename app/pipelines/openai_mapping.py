@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from app.core.answer import Values
 from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, InferenceRequest
@@ -14,7 +14,7 @@ from app.llm.answer_parser import Parser, Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.pipelines.inputs import InputField
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
+from app.pipelines.mismatch import Found, PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.openai_spec import (
     ChatSpec,
     CompletionsSpec,
@@ -33,7 +33,6 @@ SKIPS_SPECIAL_TOKENS = "skip_special_tokens"
 """vLLM's parameter: false keeps special tokens in the text."""
 
 Field = InputField | ParameterField
-Found = TypeVar("Found", InputField, OutputField, ParameterField, Field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +270,7 @@ class _Names:
 
 
 def _named(name: str, fields: Mapping[str, Found], what: str, location: tuple[str, ...]) -> Found:
-    if name not in fields:
-        raise _mismatch(location, f"'{name}' is not {what} of the pipeline{nearest(name, list(fields))}")
-    return fields[name]
+    return named(name, fields, f"{what} of the pipeline", "openai", *location)
 
 
 def _check_text(field: InputField | OutputField, location: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ The values of a request, by field name -> the request to the model. Compiled for
 """
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from typing import Any, Self
 
 import orjson
 
-from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
+from app.core.errors import (
+    ClientError,
+    ContextLengthExceeded,
+    FieldProblem,
+    GatewayError,
+    InvalidInput,
+    InvalidRequest,
+    UpstreamError,
+)
 from app.core.inference import Deadline, InferenceRequest, Tensor
 from app.core.layer import PipelineLayer
 from app.core.model import Capacity, ModelConfig
@@ -27,8 +36,7 @@ from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
 from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.parameters import ParameterField, json_objects
-from app.pipelines.refusals import refusal_of
-from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
+from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, RefusalRule, StreamSpec
 
 _Problems = list[FieldProblem]
 
@@ -321,5 +329,29 @@ class Pipeline(Target):
         reads = f" It reads {' and '.join(fields)}." if fields else ""
         return InvalidInput(
             f"{named_model(step, self.graph)} refused the input.{reads}",
-            hint="The gateway's log has the model's message in the line with this request id.",
+            hint=_HINT,
         )
+
+
+LONGEST_MESSAGE = 4096
+"""Only this much of a message is searched."""
+_HINT = "The gateway's log has the model's message in the line with this request id."
+_DETAIL = {
+    "context_length_exceeded": "The request is longer than the model's context.",
+    "invalid_input": "The model refused the input.",
+}
+_PROBLEM = {
+    "context_length_exceeded": "is longer than the model's context",
+    "invalid_input": "is not accepted by the model",
+}
+
+
+def refusal_of(rules: Sequence[RefusalRule], message: str) -> ClientError | None:
+    """Returns the caller's error of the first rule that matches the model's message, which the error does not show."""
+    message = message[:LONGEST_MESSAGE]
+    rule = next((each for each in rules if re.search(each.message_pattern, message)), None)
+    if rule is None:
+        return None
+    kind = ContextLengthExceeded if rule.code == "context_length_exceeded" else InvalidInput
+    problems = [] if rule.field is None else [FieldProblem(rule.field, _PROBLEM[rule.code])]
+    return kind(rule.detail or _DETAIL[rule.code], hint=_HINT, errors=problems)

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from app.core.errors import ContextLengthExceeded, GatewayError, InvalidInput, ModelError, UpstreamError
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.refusals import LONGEST_MESSAGE
+from app.pipelines.pipeline import LONGEST_MESSAGE
 from app.pipelines.spec import PipelineSpec
 from tests.toolkit.models import model, pipeline
 

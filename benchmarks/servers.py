@@ -117,10 +117,14 @@ async def running_gateway(
     named = {"config": str(own / "gateway.yaml"), "log_level": "info", "max_connections": "8192", "drain_s": "1"}
     if triton is not None:
         named["triton_url"] = triton.grpc_url
-    with processes.running_gateway(own, program=program, **{**named, **settings}) as running:
+    starting = processes.running_gateway(own, program=program, **{**named, **settings})
+    running = await asyncio.to_thread(starting.__enter__)  # a Triton of this event loop answers meanwhile
+    try:
         pids = (running.process.pid, *(child.pid for child in psutil.Process(running.process.pid).children()))
         async with load_process("http", urlsplit(running.url).netloc, own) as load:
             yield Peer(name, pids, (load,), asks, running.url, running.admin_url)
+    finally:
+        await asyncio.to_thread(starting.__exit__, None, None, None)
 
 
 def _pipelines() -> str:

@@ -15,7 +15,7 @@ def main() -> int:
     async def resolve(_host: str, _port: int) -> list[str]:
         return file.read_text().split()  # noqa: ASYNC240 - a few bytes
 
-    tritons.Pool = partial(ServerPool, resolve=resolve)  # type: ignore[assignment,misc]
+    tritons.ServerPool = partial(ServerPool, resolve=resolve)  # type: ignore[assignment,misc]
     return cli.main(sys.argv[2:])
 
 

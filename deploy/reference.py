@@ -108,6 +108,8 @@ def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
     for collector in metrics.registry._collector_to_names:
         labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
         for family in collector.collect():
+            if family.name.startswith("process_"):  # as of every program with prometheus-client
+                continue
             name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
             yield name, family.type, labels, family.documentation.rstrip(".")
 

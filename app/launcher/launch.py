@@ -51,16 +51,13 @@ class Ports:
     def require_free(self, host: str) -> None:
         """Raises `TritonPortTaken` for the first port that cannot be bound."""
         for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
-            _require_free(name, host, port)
-
-
-def _require_free(name: str, host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise TritonPortTaken(f"Port {port}, meant for Triton's {name}, is in use by another process.") from exc
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, port))
+                except OSError as exc:
+                    message = f"Port {port}, meant for Triton's {name}, is in use by another process."
+                    raise TritonPortTaken(message) from exc
 
 
 @dataclass(frozen=True)
@@ -173,12 +170,14 @@ class Launch:
 
     def environment(self) -> dict[str, str]:
         """Additions to the inherited environment. Model processes run the first `python3` on PATH."""
-        inherited = self.options.environment
-        return {
-            **{name: value for name, value in (_THREAD_COUNTS | _KEPT_MEMORY).items() if name not in inherited},
-            "PATH": _joined(str(self.models.python.path.parent), inherited.get("PATH", os.defpath)),
-            **_library_path(self.models.python.library_folder, inherited),
-        }
+        inherited, python = self.options.environment, self.models.python
+        added = {name: value for name, value in (_THREAD_COUNTS | _KEPT_MEMORY).items() if name not in inherited}
+        first = {"PATH": str(python.path.parent), "LD_LIBRARY_PATH": python.library_folder}
+        for name, folder in first.items():
+            if folder:
+                rest = inherited.get(name, os.defpath if name == "PATH" else "")
+                added[name] = f"{folder}{os.pathsep}{rest}" if rest else folder
+        return added
 
     def _model_arguments(self) -> Iterator[str]:
         yield f"--model-repository={self.repository.path}"
@@ -228,11 +227,3 @@ def _new_temporary_folder() -> Iterator[Path]:
 def _is_one_word(path: str) -> bool:
     """Whether Triton can use the path: its Python backend inserts paths without quotes into a command of bash."""
     return shlex.quote(path) == path
-
-
-def _library_path(folder: str | None, inherited: Mapping[str, str]) -> dict[str, str]:
-    return {"LD_LIBRARY_PATH": _joined(folder, inherited.get("LD_LIBRARY_PATH", ""))} if folder else {}
-
-
-def _joined(first: str, rest: str) -> str:
-    return f"{first}{os.pathsep}{rest}" if rest else first

@@ -47,32 +47,21 @@ def refusals(machine: Machine) -> list[str]:
     """Returns a message with a remedy for each requirement that `machine` does not meet."""
     if machine.system != "Linux":
         return [f"The embedded Triton needs Linux, this is {machine.system}: use a Linux container, or {_SIDECAR}."]
-    checks = (_architecture_refusal, _glibc_refusal, _glibcxx_refusal)
-    return [message for check in checks if (message := check(machine))]
-
-
-def _architecture_refusal(machine: Machine) -> str | None:
-    if machine.architecture in ARCHITECTURES:
-        return None
-    built_for = " or ".join(ARCHITECTURES)
-    return f"The embedded Triton is built for {built_for}, this is {machine.architecture}: {_SIDECAR}."
-
-
-def _glibc_refusal(machine: Machine) -> str | None:
-    if machine.glibc is not None and machine.glibc >= OLDEST_GLIBC:
-        return None
-    found = "another C library" if machine.glibc is None else "glibc {}.{}".format(*machine.glibc)
-    way_out = f"use Debian 12, Ubuntu 22.04 or newer, or {_SIDECAR}"
-    return "The embedded Triton needs glibc {}.{} or newer, this is {}: {}.".format(*OLDEST_GLIBC, found, way_out)
-
-
-def _glibcxx_refusal(machine: Machine) -> str | None:
-    if machine.has_glibcxx:
-        return None
-    return (
-        f"The embedded Triton needs a libstdc++ with {GLIBCXX} (GCC 12 or newer): install it "
-        f"(Debian and Ubuntu: `apt-get install libstdc++6`), or {_SIDECAR}."
-    )
+    found = []
+    if machine.architecture not in ARCHITECTURES:
+        built_for = " or ".join(ARCHITECTURES)
+        found.append(f"The embedded Triton is built for {built_for}, this is {machine.architecture}: {_SIDECAR}.")
+    if machine.glibc is None or machine.glibc < OLDEST_GLIBC:
+        glibc = "another C library" if machine.glibc is None else "glibc {}.{}".format(*machine.glibc)
+        way_out = f"use Debian 12, Ubuntu 22.04 or newer, or {_SIDECAR}"
+        text = "The embedded Triton needs glibc {}.{} or newer, this is {}: {}."
+        found.append(text.format(*OLDEST_GLIBC, glibc, way_out))
+    if not machine.has_glibcxx:
+        found.append(
+            f"The embedded Triton needs a libstdc++ with {GLIBCXX} (GCC 12 or newer): install it "
+            f"(Debian and Ubuntu: `apt-get install libstdc++6`), or {_SIDECAR}."
+        )
+    return found
 
 
 def _glibc() -> tuple[int, int] | None:

@@ -51,7 +51,24 @@ class ModelEnvironment:
         if not python.runs_models:
             by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
             raise ModelEnvironmentUnfit(f"{refusal(python.path)} {by_extra}")
-        return cls(python, _server_in(python.path))
+        answer = subprocess.run([str(python.path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
+        numpy, server = json.loads(answer.stdout)
+        problems = []
+        if numpy is None:
+            problems.append("it has no numpy")
+        elif int(numpy.partition(".")[0]) >= 2:
+            problems.append(
+                f"it has numpy {numpy}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"
+            )
+        if server is None:
+            problems.append("it does not hold the wheel nvidia-pytriton")
+        if problems:
+            raise ModelEnvironmentUnfit(
+                f"The models' environment of {python.path} is not complete: {', and '.join(problems)}. "
+                f"Run `{python.path} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment "
+                "for the models."
+            )
+        return cls(python, Path(server))
 
     @property
     def executable(self) -> Path:
@@ -65,28 +82,6 @@ class ModelEnvironment:
         stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)
         for source in (*(self.server / "backends" / "python").iterdir(), *stub.iterdir()):
             (python / source.name).symlink_to(source)
-
-
-def _server_in(python: Path) -> Path:
-    answer = subprocess.run([str(python), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
-    numpy, server = json.loads(answer.stdout)
-    problems = _numpy_problems(numpy)
-    if server is None:
-        problems.append("it does not hold the wheel nvidia-pytriton")
-    if problems:
-        raise ModelEnvironmentUnfit(
-            f"The models' environment of {python} is not complete: {', and '.join(problems)}. "
-            f"Run `{python} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment for the models."
-        )
-    return Path(server)
-
-
-def _numpy_problems(version: str | None) -> list[str]:
-    if version is None:
-        return ["it has no numpy"]
-    if int(version.partition(".")[0]) >= 2:
-        return [f"it has numpy {version}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"]
-    return []
 
 
 def is_needed(gateway: Path) -> bool:

@@ -78,19 +78,6 @@ class Loading:
 OnProgress = Callable[[Loading], None]
 
 
-def changes_only(on_progress: OnProgress) -> OnProgress:
-    """Returns a callback that calls `on_progress` only when the progress has changed."""
-    last: Loading | None = None
-
-    def pass_on(loading: Loading) -> None:
-        nonlocal last
-        if loading != last:
-            on_progress(loading)
-        last = loading
-
-    return pass_on
-
-
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
@@ -146,7 +133,7 @@ class EmbeddedTriton:
             raise MachineUnfit(message)
         for attempts_left in reversed(range(_FIRST_STARTS)):
             try:
-                await self._launch(changes_only(on_progress))
+                await self._launch(on_progress)
             except StartCrashed as exc:
                 if not attempts_left:
                     raise
@@ -203,20 +190,24 @@ class EmbeddedTriton:
         return Launch.prepare(self._options, self._ports, repository, models)
 
     async def _until_ready(self, triton: GuardedTriton, on_progress: OnProgress) -> None:
+        names, loaded = triton.launch.repository.models, triton.log.loaded
+        shown: Loading | None = None
         try:
             async with asyncio.timeout(self._options.start_timeout_s), Probe.open(self.http_url) as probe:
                 while not await probe.is_ready(triton.launch.nonce):
                     self._require_alive(triton)
-                    on_progress(_loading(triton))
+                    loading = Loading(len(loaded), len(names), loaded[-1] if loaded else None)
+                    if loading != shown:
+                        on_progress(loading)
+                    shown = loading
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as exc:
-            names, loaded = triton.launch.repository.models, triton.log.loaded
             missing = ", ".join(name for name in names if name not in loaded)
             waited = (
                 f"Triton was not ready after {self._options.start_timeout_s:g} s: {Loading(len(loaded), len(names))}"
             )
             raise StartTimedOut(f"{waited}. Not loaded: {missing}." if missing else f"{waited}.") from exc
-        on_progress(_loaded(triton))
+        on_progress(Loading(len(names), len(names)))
 
     def _require_alive(self, triton: GuardedTriton) -> None:
         if self._stopping.is_set():
@@ -267,13 +258,3 @@ async def _has_ended_within(delay_s: float, triton: GuardedTriton) -> bool:
         async with asyncio.timeout(delay_s):
             await triton.ended()
     return triton.has_ended
-
-
-def _loading(triton: GuardedTriton) -> Loading:
-    loaded = triton.log.loaded
-    return Loading(len(loaded), len(triton.launch.repository.models), loaded[-1] if loaded else None)
-
-
-def _loaded(triton: GuardedTriton) -> Loading:
-    total = len(triton.launch.repository.models)
-    return Loading(total, total)

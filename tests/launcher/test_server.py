@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ async def test_start_reports_progress_and_stop_removes_processes_and_files(optio
     try:
         assert reported[0].total == 2
         assert reported[-1] == Loading(2, 2)
+        assert all(earlier != later for earlier, later in pairwise(reported))
+        assert [str(Loading(3, 8, "ocr")), str(Loading(0, 8))] == ["3 of 8 models ready: ocr", "0 of 8 models ready"]
         assert await infer(triton.grpc_url) == 0.0
         assert len(traces.processes()) == 4
         assert traces.regions()

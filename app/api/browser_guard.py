@@ -28,24 +28,25 @@ class BrowserRules:
 
     def check(self, exchange: Exchange) -> None:
         """Raises InvalidRequest. A request without the headers of a browser passes."""
-        host = exchange.header(b"host")
-        if host is not None and not self._serves(host_of(host), exchange.scope["server"]):
+        header, server = exchange.header(b"host"), exchange.scope["server"]
+        host = None if header is None else host_of(header)
+        # The address that the connection was made to is served too: probes use it, and a page cannot take it.
+        if (
+            host is not None
+            and host not in self.hosts
+            and not _is_loopback(host)
+            and (server is None or server[0] != host)
+        ):
             raise InvalidRequest(
                 "The gateway does not answer for the host of this request.",
                 hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
             )
         if exchange.scope["method"] == "POST" and exchange.header(b"sec-fetch-site") == "cross-site":
-            self._check_origin(exchange.header(b"origin"))
-
-    def _serves(self, host: str, server: tuple[str, int | None] | None) -> bool:
-        """Also serves the address that the connection was made to, which probes use: a page cannot take it."""
-        return host in self.hosts or _is_loopback(host) or (server is not None and host == server[0])
-
-    def _check_origin(self, origin: str | None) -> None:
-        if self.refuses_cross_site and origin not in self.origins and "*" not in self.origins:
-            raise InvalidRequest(
-                "A page of another site sent this request.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
-            )
+            origin = exchange.header(b"origin")
+            if self.refuses_cross_site and origin not in self.origins and "*" not in self.origins:
+                raise InvalidRequest(
+                    "A page of another site sent this request.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
+                )
 
 
 class BrowserGuard:
@@ -74,6 +75,4 @@ def host_of(header: str) -> str:
     return (found[1] or found[2] or "").lower().removesuffix(".") if found else header
 
 
-@lru_cache(maxsize=128)
-def _is_loopback(host: str) -> bool:
-    return is_loopback(host)
+_is_loopback = lru_cache(maxsize=128)(is_loopback)

@@ -114,15 +114,11 @@ class ImageDownloads:
             async with self._opened(url) as response:
                 if not response.has_redirect_location:
                     return await _content_of(response, count)
-                url = self._target_of(url, response.headers["location"])
+                try:
+                    url = self.check(str(url.join(response.headers["location"])))
+                except (httpx.InvalidURL, ValueError) as exc:
+                    raise ValueError("is redirected to an address that may not be downloaded") from exc
         raise ValueError(f"is redirected more than {MAX_REDIRECTS} times")
-
-    def _target_of(self, url: httpx.URL, location: str) -> httpx.URL:
-        """Raises ValueError."""
-        try:
-            return self.check(str(url.join(location)))
-        except (httpx.InvalidURL, ValueError) as exc:
-            raise ValueError("is redirected to an address that may not be downloaded") from exc
 
     @asynccontextmanager
     async def _opened(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
@@ -130,27 +126,19 @@ class ImageDownloads:
 
         Raises ValueError or HTTPError.
         """
-        addresses = await self._addresses_of(url)
-        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeouts) as client:
+        try:
+            addresses = await self._resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except OSError as exc:
+            raise ValueError("cannot be downloaded: its host is not known") from exc
+        if not addresses or not all(map(self._may_connect, addresses)):
+            raise ValueError("cannot be downloaded: its host has no public IP address")
+        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S)
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
             response = await _first_answer(client, url, addresses)
             try:
                 yield response
             finally:
                 await response.aclose()
-
-    @property
-    def _timeouts(self) -> httpx.Timeout:
-        return httpx.Timeout(self._timeout_s, connect=CONNECT_S)
-
-    async def _addresses_of(self, url: httpx.URL) -> Sequence[str]:
-        """Raises ValueError."""
-        try:
-            found = await self._resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
-        except OSError as exc:
-            raise ValueError("cannot be downloaded: its host is not known") from exc
-        if not found or not all(map(self._may_connect, found)):
-            raise ValueError("cannot be downloaded: its host has no public IP address")
-        return found
 
 
 async def _first_answer(client: httpx.AsyncClient, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:

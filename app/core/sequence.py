@@ -68,7 +68,13 @@ class SequenceIds:
     def check(self, sequence_id: object) -> None:
         """``sequence_id``: 0 or an empty text means that there is none, as in Triton. Raises InvalidInput."""
         if sequence_id in (0, ""):
-            self._require_none_needed()
+            if self.needed_by:
+                text = f"inference request to model '{self.needed_by}' must specify a non-zero or non-empty correlation"
+                raise InvalidInput(
+                    f"{text} ID.",
+                    hint=f"Send the parameter `sequence_id`, {self.form}, with each request of a sequence, "
+                    "`sequence_start: true` with the first and `sequence_end: true` with the last.",
+                )
         elif self.made_for:
             text = f"parameter 'sequence_id' is not allowed: Triton makes the id for model '{self.made_for}'."
             raise InvalidInput(text, hint="The model has `iterative_sequence: true`.")
@@ -77,14 +83,6 @@ class SequenceIds:
         elif any(_is_of(own, sequence_id) for own in self.reserved):
             text = "parameter 'sequence_id' is one of those that the gateway makes for the sessions of this model."
             raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(sorted(map(_words, self.reserved)))}.")
-
-    def _require_none_needed(self) -> None:
-        if self.needed_by:
-            raise InvalidInput(
-                f"inference request to model '{self.needed_by}' must specify a non-zero or non-empty correlation ID.",
-                hint=f"Send the parameter `sequence_id`, {self.form}, with each request of a sequence, "
-                "`sequence_start: true` with the first and `sequence_end: true` with the last.",
-            )
 
     def _fits(self, sequence_id: object) -> bool:
         if isinstance(sequence_id, str):

@@ -39,7 +39,9 @@ class TraceContext(Struct, frozen=True):
         version, trace_id, span_id, flags, rest = found.groups()
         if version == "00" and rest is not None:
             return None
-        state = _state_of(tracestate) if tracestate else ""
+        members = [each for member in tracestate.split(",") if (each := member.strip(" \t"))]
+        is_valid = len(tracestate) <= _MAX_STATE and len(members) <= _MAX_MEMBERS
+        state = ",".join(members) if is_valid and all(map(_MEMBER.fullmatch, members)) else ""
         return cls(trace_id, span_id, int(flags, 16) & _KNOWN_FLAGS, state)
 
     @property
@@ -49,13 +51,6 @@ class TraceContext(Struct, frozen=True):
     @property
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
-
-
-def _state_of(tracestate: str) -> str:
-    members = [member.strip(" \t") for member in tracestate.split(",")]
-    members = [member for member in members if member]
-    is_valid = len(tracestate) <= _MAX_STATE and len(members) <= _MAX_MEMBERS and all(map(_MEMBER.fullmatch, members))
-    return ",".join(members) if is_valid else ""
 
 
 def sampled(trace: TraceContext | None) -> TraceContext:

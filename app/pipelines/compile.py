@@ -16,7 +16,7 @@ from app.pipelines.graph import graph_of
 from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.openai_mapping import ReasoningOutput, compile_openai
-from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline, RequestBuilder
 from app.pipelines.resolve import resolved
@@ -75,7 +75,7 @@ def compile_pipeline(
         outputs=tuple(outputs),
         text_runs=[field for field in outputs if field.is_text_run and not field.is_reasoning],
         counts=[field.name for field in outputs if field.is_count],
-        contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not _has_rows(spec, config)),
+        contracts_take_batch=config.max_batch_size > 0 and not _has_rows(spec, config),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, context.early_exit_key),
         reader=reader,
         builder=RequestBuilder(

@@ -5,7 +5,8 @@
 
 import codecs
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from app.codecs.kinds import (
@@ -205,79 +206,45 @@ class TextDifferences:
         return piece
 
 
-@dataclass(frozen=True, slots=True)
-class TensorContract:
-    max_items: int | None = None
-    """The maximum number of elements."""
-    shape: tuple[int, ...] | None = None
-    """-1 is any size. If ``takes_batch``, the batch dimension of 1 is not included."""
-    not_growing: bool = False
-    takes_batch: bool = False
-
-
-class Contracts:
-    """The contracts of a pipeline, by tensor name."""
-
-    def __init__(self, given: Mapping[str, ContractSpec], *, takes_batch: bool) -> None:
-        self._contracts = {
-            name: TensorContract(
-                max_items=spec.max_items if isinstance(spec.max_items, int) else None,
-                shape=None if spec.shape is None else tuple(spec.shape),
-                not_growing=spec.not_growing,
-                takes_batch=takes_batch,
-            )
-            for name, spec in given.items()
-        }
-        self._limits = {name: spec.max_items for name, spec in given.items() if isinstance(spec.max_items, str)}
-        """Tensor -> the parameter whose value is the maximum number of elements."""
-
-    def check_of(self, parameters: Mapping[str, Parameter]) -> "ContractCheck | None":
-        """For the responses of a request with these parameters; None without contracts."""
-        return ContractCheck(self._of(parameters)) if self._contracts else None
-
-    def _of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
-        if not self._limits:
-            return self._contracts
-        limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}
-        agreed = {name: replace(self._contracts[name], max_items=int(limit)) for name, limit in limits.items()}
-        return {**self._contracts, **agreed}
-
-
 class ContractCheck:
-    """Checks the contracts of one request, over all its responses.
+    """Checks the contracts of one request, by tensor name, over all its responses.
 
     A common fault of language-model ensembles is a step that sends all tokens so far instead of the newest token. Its
     tensor grows with each response, and Triton accepts this if the next step accepts any size.
     """
 
-    def __init__(self, contracts: Mapping[str, TensorContract]) -> None:
+    def __init__(
+        self,
+        contracts: Mapping[str, ContractSpec],
+        parameters: Mapping[str, Parameter] = MappingProxyType({}),
+        *,
+        takes_batch: bool = False,
+    ) -> None:
+        """``takes_batch``: the tensors have a batch dimension of 1, which the shapes of contracts leave out."""
         self._contracts = contracts
+        self._parameters = parameters
+        self._takes_batch = takes_batch
         self._first_size: dict[str, int] = {}
 
     def check(self, response: InferenceResponse) -> None:
         """Raises ContractViolation."""
         for name, contract in self._contracts.items():
             tensor = response.outputs.get(name)
-            if tensor is not None:
-                self._check(tensor, contract)
-
-    def _check(self, tensor: Tensor, contract: TensorContract) -> None:
-        size = tensor.array.size
-        if contract.max_items is not None and size > contract.max_items:
-            raise _violation(tensor, f"the contract allows at most {contract.max_items} items", hint=_grows(tensor))
-        if contract.shape is not None:
-            _check_shape(tensor, contract.shape, takes_batch=contract.takes_batch)
-        first = self._first_size.setdefault(tensor.name, size) if contract.not_growing else size
-        if size > first:
-            agreed = f"the first response had {first} items, and no later response may have more"
-            raise _violation(tensor, agreed, hint=_grows(tensor))
-
-
-def _check_shape(tensor: Tensor, shape: tuple[int, ...], *, takes_batch: bool) -> None:
-    agreed = (1, *shape) if takes_batch else shape
-    if declared_shape(tensor.shape, agreed) is None:
-        words = " with the batch dimension" if takes_batch else ""
-        raise _violation(tensor, f"the contract requires {shape_text(agreed)}{words}")
+            if tensor is None:
+                continue
+            size, most = tensor.array.size, contract.max_items
+            limit = self._parameters.get(most) if isinstance(most, str) else most
+            if limit is not None and size > int(limit):
+                raise _violation(tensor, f"the contract allows at most {limit} items", hint=_grows(tensor))
+            if contract.shape is not None:
+                agreed = (1, *contract.shape) if self._takes_batch else tuple(contract.shape)
+                if declared_shape(tensor.shape, agreed) is None:
+                    words = " with the batch dimension" if self._takes_batch else ""
+                    raise _violation(tensor, f"the contract requires {shape_text(agreed)}{words}")
+            first = self._first_size.setdefault(name, size) if contract.not_growing else size
+            if size > first:
+                text = f"the first response had {first} items, and no later response may have more"
+                raise _violation(tensor, text, hint=_grows(tensor))
 
 
 def _violation(tensor: Tensor, agreed: str, hint: str | None = None) -> ContractViolation:

@@ -34,7 +34,7 @@ from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField
 from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
 from app.pipelines.openai_spec import UsageSpec
-from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, json_objects
 from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, RefusalRule, StreamSpec
 
@@ -181,7 +181,8 @@ class Pipeline(Target):
     """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
     counts: Sequence[str]
     """The outputs that count what the responses have."""
-    contracts: Contracts
+    contracts_take_batch: bool
+    """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
     rules: EarlyExitRules
     reader: BodyReader
     builder: RequestBuilder

@@ -23,7 +23,7 @@ from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body, trial_requests
 from app.pipelines.openai_spec import UsageSpec
-from app.pipelines.outputs import OutputField
+from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import Pipeline, Target
 
 
@@ -66,7 +66,9 @@ class Collector(Answer):
             self._item_count = items_of(request)
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
-        self._contract = pipeline.contracts.check_of(request.parameters) if pipeline.spec.contract else None
+        self._contract = None
+        if contracts := pipeline.spec.contract:
+            self._contract = ContractCheck(contracts, request.parameters, takes_batch=pipeline.contracts_take_batch)
         self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs} if pipeline.text_runs else {}
         self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
         self._limits = _limits_of(pipeline, request) if self._counts else {}
@@ -165,7 +167,11 @@ class WholeAnswer(Collector):
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(pipeline, request)
-        self._values: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
+        self._values: Values = {}
+        if self._decoupled:
+            for field in self._fields:
+                is_single = field.join in ("last", "sum") or field.is_count
+                self._values[field.name] = field.empty_value if is_single else []
 
     def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
@@ -194,13 +200,6 @@ class WholeAnswer(Collector):
 def _not_written(tensor: str) -> ContractViolation:
     hint = "If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml."
     return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
-
-
-def _start_of(field: OutputField) -> Any:
-    """The initial value of a joined output of a decoupled model."""
-    if field.join in ("last", "sum") or field.is_count:
-        return field.empty_value
-    return []
 
 
 def _joined(field: OutputField, so_far: Any, value: Any) -> Any:

@@ -6,8 +6,9 @@ import pytest
 from app.core.errors import ContractViolation
 from app.core.inference import InferenceResponse, Tensor
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.outputs import ContractCheck, TensorContract
+from app.pipelines.outputs import ContractCheck
 from app.pipelines.run import Collector
+from app.pipelines.spec import ContractSpec
 from tests.toolkit.models import model, pipeline, response
 
 
@@ -15,9 +16,9 @@ def of_shape(*shape: int) -> InferenceResponse:
     return response(Tensor("T", "INT32", np.zeros(shape, np.int32)))
 
 
-def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
+def failing_at(contract: ContractSpec, *responses: InferenceResponse, takes_batch: bool = False) -> int:
     """Returns the index of the first response that violates the contract, or -1."""
-    check = ContractCheck({"T": contract})
+    check = ContractCheck({"T": contract}, takes_batch=takes_batch)
     for place, each in enumerate(responses):
         try:
             check.check(each)
@@ -27,26 +28,26 @@ def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
 
 
 def test_max_items_limits_the_items_of_each_response() -> None:
-    contract = TensorContract(max_items=2)
+    contract = ContractSpec(max_items=2)
     assert failing_at(contract, of_shape(1), of_shape(2), of_shape(0), of_shape(3)) == 3
     assert failing_at(contract, of_shape(1, 2), of_shape(2, 2)) == 1
 
 
 def test_shape_must_match_each_response() -> None:
-    assert failing_at(TensorContract(shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
-    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 2)) == 0
+    assert failing_at(ContractSpec(shape=[-1, 2]), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
+    assert failing_at(ContractSpec(shape=[1]), of_shape(1, 2)) == 0
 
 
 def test_the_shape_is_that_of_the_tensor_as_declared() -> None:
     """Dimensions of size 1 may be missing or extra, as in the value for the caller."""
-    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 1), of_shape(), of_shape(2)) == 2
-    assert failing_at(TensorContract(shape=(5,), takes_batch=True), of_shape(5), of_shape(1, 5), of_shape(4)) == 2
+    assert failing_at(ContractSpec(shape=[1]), of_shape(1, 1), of_shape(), of_shape(2)) == 2
+    assert failing_at(ContractSpec(shape=[5]), of_shape(5), of_shape(1, 5), of_shape(4), takes_batch=True) == 2
 
 
 def test_the_shape_excludes_the_batch_dimension() -> None:
-    contract = TensorContract(shape=(1,), takes_batch=True)
-    assert failing_at(contract, of_shape(1, 1), of_shape(1, 2)) == 1
-    assert failing_at(contract, of_shape(2, 1)) == 0
+    contract = ContractSpec(shape=[1])
+    assert failing_at(contract, of_shape(1, 1), of_shape(1, 2), takes_batch=True) == 1
+    assert failing_at(contract, of_shape(2, 1), takes_batch=True) == 0
 
 
 def test_a_contract_may_have_other_dimensions_of_size_1_than_the_model() -> None:
@@ -57,42 +58,36 @@ def test_a_contract_may_have_other_dimensions_of_size_1_than_the_model() -> None
 
 
 def test_not_growing_compares_with_the_first_response() -> None:
-    contract = TensorContract(not_growing=True)
+    contract = ContractSpec(not_growing=True)
     assert failing_at(contract, of_shape(2), of_shape(1), of_shape(2), of_shape(3)) == 3
 
 
 def test_responses_without_the_tensor_are_ignored() -> None:
-    contract = TensorContract(max_items=0, shape=(1,), not_growing=True)
+    contract = ContractSpec(max_items=0, shape=[1], not_growing=True)
     assert failing_at(contract, response(), InferenceResponse({})) == -1
 
 
 def test_the_detail_has_the_actual_and_the_declared_size() -> None:
     with pytest.raises(ContractViolation) as caught:
-        ContractCheck({"T": TensorContract(max_items=1)}).check(of_shape(2))
+        ContractCheck({"T": ContractSpec(max_items=1)}).check(of_shape(2))
     assert caught.value.tensor == "T"
     assert caught.value.detail == "Output 'T' has shape [2]; the contract allows at most 1 items."
     assert "only items that are new" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
-    ("contract", "seen", "detail"),
+    ("shape", "takes_batch", "seen", "detail"),
     [
-        (TensorContract(shape=(5,)), (2, 5), "has shape [2,5]; the contract requires [5]."),
-        (
-            TensorContract(shape=(1, 5), takes_batch=True),
-            (2, 5),
-            "has shape [2,5]; the contract requires [1,1,5] with the batch dimension.",
-        ),
-        (
-            TensorContract(shape=(5,), takes_batch=True),
-            (2, 5),
-            "has shape [2,5]; the contract requires [1,5] with the batch dimension.",
-        ),
+        ([5], False, (2, 5), "has shape [2,5]; the contract requires [5]."),
+        ([1, 5], True, (2, 5), "has shape [2,5]; the contract requires [1,1,5] with the batch dimension."),
+        ([5], True, (2, 5), "has shape [2,5]; the contract requires [1,5] with the batch dimension."),
     ],
 )
-def test_a_shape_violation_names_both_shapes(contract: TensorContract, seen: tuple[int, ...], detail: str) -> None:
+def test_a_shape_violation_names_both_shapes(
+    shape: list[int], *, takes_batch: bool, seen: tuple[int, ...], detail: str
+) -> None:
     with pytest.raises(ContractViolation) as caught:
-        ContractCheck({"T": contract}).check(of_shape(*seen))
+        ContractCheck({"T": ContractSpec(shape=shape)}, takes_batch=takes_batch).check(of_shape(*seen))
     assert caught.value.detail == f"Output 'T' {detail}"
     assert caught.value.hint is None
 

@@ -86,8 +86,10 @@ class ModelCalls:
 
     def explain(self, error: GatewayError, request: InferenceRequest) -> None:
         """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""
-        if isinstance(error, ModelNotReady) and _has_no_version(error, request):
-            raise UnknownModel.named(request.model, request.version) from error
+        if isinstance(error, ModelNotReady) and request.version and error.upstream is not None:
+            is_loading = error.was_answered or error.upstream.grpc_code not in {"NOT_FOUND", None}
+            if not is_loading:
+                raise UnknownModel.named(request.model, request.version) from error
         self.complete(error, request.model)
 
     def complete(self, error: GatewayError, model: str) -> None:
@@ -99,10 +101,3 @@ class ModelCalls:
             error.detail, error.hint = public_text(error.upstream.message), None
         elif error.fault is not None and not error.detail.startswith(named):
             error.detail = named + error.detail[0].lower() + error.detail[1:]
-
-
-def _has_no_version(error: ModelNotReady, request: InferenceRequest) -> bool:
-    """Whether Triton does not have the version. A model that is being loaded is not such a case."""
-    if not request.version or error.upstream is None or error.was_answered:
-        return False
-    return error.upstream.grpc_code in {"NOT_FOUND", None}

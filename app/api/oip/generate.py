@@ -79,17 +79,13 @@ def _decoded_at_once(body: bytes) -> list[_Member] | None:
 
 def _read_by_member(body: memoryview) -> Iterator[_Member]:
     for name, text in members_of(body):
-        if name == "parameters":
-            yield from _nested(text)
-        else:
+        if name != "parameters":
             yield name, text
-
-
-def _nested(text: memoryview) -> Iterator[_Member]:
-    try:
-        yield from members_of(text)
-    except InvalidRequest as exc:
-        raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
+            continue
+        try:
+            yield from members_of(text)
+        except InvalidRequest as exc:
+            raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
 
 
 def _tensor_of(known: Input, text: memoryview) -> Tensor:

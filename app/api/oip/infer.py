@@ -33,7 +33,6 @@ from app.core.inference import (
     raw_parts,
 )
 from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
-from app.core.model import TensorSpec
 from app.core.text import shown
 
 MAX_ID = 1024
@@ -126,7 +125,12 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     sent = {each.name: each for each in all_outputs} | requested
     inference = signature.request_of(tensors, version, parameters, sent.values())
     # As in Triton, ``binary_data_output`` does not apply to listed outputs.
-    is_all_binary, binary = all_binary and not outputs, dict(_binary_outputs(outputs))
+    binary = {
+        each.name: each.parameters.binary_data
+        for each in outputs
+        if each.parameters is not None and isinstance(each.parameters.binary_data, bool)
+    }
+    is_all_binary = all_binary and not outputs
     return ParsedRequest(inference, own_id, is_all_binary, binary, frozenset(requested) if requested else None)
 
 
@@ -194,7 +198,10 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
     for each in given:
         known = signature.input(each.name)
         if each.datatype != known.spec.datatype:
-            raise _wrong_datatype(each, known)
+            if each.datatype not in DTYPE_BY_DATATYPE:
+                raise InvalidInput(f"invalid datatype for input {known.spec.name}")
+            expected = f"model '{known.model}' expects '{known.spec.datatype}'"
+            raise InvalidInput(f"inference input '{known.spec.name}' data-type is '{each.datatype}', but {expected}")
         parameters = each.parameters or _NO_INPUT_PARAMETERS
         shape, size = tuple(each.shape), parameters.binary_data_size
         known.check_shape(shape)
@@ -223,33 +230,14 @@ def _outputs_of(given: Sequence[_Output], signature: Signature) -> dict[str, Req
         known, classes = signature.output(each.name), parameters.classification
         if parameters.shared_memory_region is not UNSET:
             raise _no_shared_memory(parameters.shared_memory_region)
-        if classes:
-            _check_classes(known, classes)
+        if classes:  # Triton 2.51 crashes for BYTES and for empty outputs
+            refusal = f"class result not available for output '{known.name}'"
+            if known.datatype not in _CLASSIFIED or classes > 2**31 - 1:
+                raise InvalidInput(f"{refusal} of datatype {known.datatype}.")
+            if any(dim < 1 for dim in known.dims):
+                raise InvalidInput(f"{refusal}, which may have no element.")
         found[known.name] = RequestedOutput(known.name, classes)
     return found
-
-
-def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
-    for each in given:
-        if each.parameters is not None and isinstance(each.parameters.binary_data, bool):
-            yield each.name, each.parameters.binary_data
-
-
-def _check_classes(output: TensorSpec, classes: int) -> None:
-    """Rejects classification of BYTES and empty outputs, which crashes Triton 2.51. Raises InvalidInput."""
-    if output.datatype not in _CLASSIFIED or classes > 2**31 - 1:
-        raise InvalidInput(f"class result not available for output '{output.name}' of datatype {output.datatype}.")
-    if any(dim < 1 for dim in output.dims):
-        raise InvalidInput(f"class result not available for output '{output.name}', which may have no element.")
-
-
-def _wrong_datatype(given: _Input, known: Input) -> InvalidInput:
-    name, expected = known.spec.name, known.spec.datatype
-    if given.datatype not in DTYPE_BY_DATATYPE:
-        return InvalidInput(f"invalid datatype for input {name}")
-    return InvalidInput(
-        f"inference input '{name}' data-type is '{given.datatype}', but model '{known.model}' expects '{expected}'"
-    )
 
 
 def _no_shared_memory(region: Raw) -> InvalidInput:
@@ -288,8 +276,11 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     outputs = [
         _described(each, parsed, raws) for each in tensors if parsed.wanted is None or each.name in parsed.wanted
     ]
-    frame = _frame_of(parsed, response)
-    head = await joined_in_turns(_pieces_of(frame, outputs)) if _is_large(outputs) else [_small(frame, outputs)]
+    own_id = {"id": parsed.id} if parsed.id else {}
+    frame = own_id | {"model_name": parsed.inference.model, "model_version": response.version}
+    is_large = any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
+    whole = [] if is_large else [json_of(frame | {"outputs": outputs})]
+    head = whole or await joined_in_turns(_pieces_of(frame, outputs))
     headers = _headers_of(sum(map(len, head)), raws)
     size = sum(map(len, head)) + sum(map(len, raws))
     if size < _LARGE_BYTES:
@@ -321,19 +312,6 @@ def _described(tensor: Tensor, parsed: ParsedRequest, raws: list[Buffer]) -> Des
         raws.append(raw)
         return described | {"parameters": {"binary_data_size": len(raw)}}
     return described | {"data": data_of(tensor)}
-
-
-def _frame_of(parsed: ParsedRequest, response: InferenceResponse) -> Described:
-    own_id = {"id": parsed.id} if parsed.id else {}
-    return own_id | {"model_name": parsed.inference.model, "model_version": response.version}
-
-
-def _is_large(outputs: list[Described]) -> bool:
-    return any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
-
-
-def _small(frame: Described, outputs: list[Described]) -> bytes:
-    return json_of(frame | {"outputs": outputs})
 
 
 def _pieces_of(frame: Described, outputs: list[Described]) -> Iterator[bytes | memoryview]:

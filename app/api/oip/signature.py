@@ -234,19 +234,15 @@ class Signature(Target):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidInput(f"input '{twice}' already exists in request")
         if missing := self.required.difference(names):
-            raise self._incomplete(names, missing)
+            least, most = len(self.required), len(self.inputs)
+            expected = f"{least} inputs" if least == most else f"number of inputs between {least} and {most}"
+            raise InvalidInput(
+                f"expected {expected} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) "
+                f"{_quoted(names)}, but missing required input(s) {_quoted(sorted(missing))}. Please provide all "
+                "required input(s)."
+            )
         if self.config.max_batch_size and len({tensor.shape[0] for tensor in tensors}) > 1:
             raise InvalidInput(f"The inputs for model '{self.config.name}' have different batch sizes.")
-
-    def _incomplete(self, names: Sequence[str], missing: Iterable[str]) -> InvalidInput:
-        least, most = len(self.required), len(self.inputs)
-        expected = f"{least}" if least == most else f"number of inputs between {least} and {most}"
-        inputs = " inputs" if least == most else ""
-        return InvalidInput(
-            f"expected {expected}{inputs} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) "
-            f"{_quoted(names)}, but missing required input(s) {_quoted(sorted(missing))}. Please provide all required "
-            "input(s)."
-        )
 
     def input(self, name: str) -> Input:
         """Raises InvalidInput."""

@@ -276,7 +276,7 @@ async def test_errors_of_the_gateway_keep_their_statuses(api: Served) -> None:
 
 async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
     catalog = api.gateway.inference.catalog
-    catalog.oip_models.expose(["later"])
+    catalog.oip_models.expose(["later"], [])
     assert error_of(await api.client.post("/v2/models/later/infer", json={}))[0] == 503
 
 

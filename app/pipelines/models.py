@@ -209,7 +209,7 @@ class OipModels:
             raise ModelNotReady("A model that this model runs is not loaded.")
         return rules
 
-    def expose(self, names: Iterable[str], specs: Sequence[PipelineSpec]) -> None:
+    def expose(self, names: Iterable[str], specs: Sequence[PipelineSpec] = ()) -> None:
         """Replaces the exposed models, and forgets all others. ``specs``: of the pipelines."""
         self._models = {name: self._models.get(name) or _Known() for name in names}
         in_flight = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]

@@ -30,212 +30,184 @@ def rendered(output: OutputField, array: Any) -> Any:
 
 
 F32 = np.float32
+KINDS = [("text", "ab"), ("binary", "YWI="), ("image", "YWI=")]
+BYTES_8 = {"kind": "text", "max_batch_size": 8}
+BATCH = {"max_batch_size": 8, "batch": True}
+WORD = np.frombuffer("zw\u00f6lf".encode(), np.uint8)
 
 
-class TestShapes:
-    def test_lists_nest_by_shape(self) -> None:
-        assert rendered(field("Y FP32 [-1,2]"), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
-
-    @pytest.mark.parametrize("dims", ["[1]", "[]"])
-    def test_a_single_element_is_a_bare_value(self, dims: str) -> None:
-        assert rendered(field(f"Y FP32 {dims}"), np.full((1,) if dims == "[1]" else (), 2.5, F32)) == 2.5
-
-    def test_a_variable_dimension_is_always_a_list(self) -> None:
-        assert rendered(field("Y FP32 [-1]"), np.array([7], F32)) == [7]
-
-    def test_the_batch_dimension_is_removed(self) -> None:
-        assert rendered(field("Y FP32 [2]", 8), np.array([[1, 2]], F32)) == [1, 2]
-        assert rendered(field("Y FP32 [1]", 8), np.array([[1]], F32)) == 1
-
-    def test_with_batch_the_caller_gets_a_list_of_items(self) -> None:
-        assert rendered(field("Y FP32 [2]", 8, batch=True), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
-        assert rendered(field("Y FP32 [1]", 8, batch=True), np.array([[1], [2]], F32)) == [1, 2]
-
-    def test_a_scalar_is_a_value_of_the_dims_1(self) -> None:
-        """As the token count of vLLM."""
-        assert rendered(field("Y UINT32 [1]"), np.array(7, np.uint32)) == 7
-
-    def test_a_single_output_has_one_element_of_a_free_dimension(self) -> None:
-        single = field("Y BYTES [-1]", single=True)
-        assert rendered(single, bytes_array([b"ab"], (1,))) == "ab"
-        with pytest.raises(ContractViolation, match=r"has shape \[2\]; \[1\] is declared"):
-            rendered(single, bytes_array([b"ab", b"cd"], (2,)))
-
-    def test_a_text_in_8_bit_numbers_is_one_value(self) -> None:
-        numbers = np.frombuffer("zw\u00f6lf".encode(), np.uint8)
-        assert rendered(field("Y UINT8 [-1]", kind="text"), numbers) == "zw\u00f6lf"
-        assert rendered(field("Y UINT8 [-1]", 8, kind="text"), numbers[np.newaxis]) == "zw\u00f6lf"
-        assert rendered(field("Y INT8 [1,-1]", 8, kind="binary"), numbers.view(np.int8)[None, None]) == "enfDtmxm"
-        assert rendered(field("Y UINT8 [-1]", 8, kind="text", batch=True), np.uint8([[97, 98], [99, 100]])) == [
-            "ab",
-            "cd",
-        ]
-
-    def test_a_text_in_8_bit_numbers_may_be_empty(self) -> None:
-        assert rendered(field("Y UINT8 [-1]", kind="text"), np.empty(0, np.uint8)) == ""
-        other = Tensor("Y", "FP64", np.empty(0))  # as `np.array([])` of a model that exits early
-        assert field("Y UINT8 [-1]", kind="text").array_of(other).size == 0
-
-    def test_a_text_in_8_bit_numbers_follows_the_rules_for_shapes_and_datatypes(self) -> None:
-        output, numbers = field("Y UINT8 [-1]", 8, kind="text"), np.frombuffer(b"abc", np.uint8)
-        assert rendered(output, numbers) == "abc"
-        assert output.array_of(Tensor("Y", "INT64", numbers.astype(np.int64)[np.newaxis])).tolist() == [b"abc"]
-        with pytest.raises(ContractViolation, match=r"has shape \[2,3\]; \[1,-1\] is declared"):
-            rendered(output, np.stack([numbers, numbers]))
-
-    def test_rows_that_are_not_the_items_need_batch(self) -> None:
-        with pytest.raises(ContractViolation, match=r"has shape \[3,2\]; \[1,2\] is declared") as caught:
-            rendered(field("Y FP32 [2]", 8), np.zeros((3, 2), F32))
-        assert caught.value.hint == "The model wrote 3 rows for one item. With batch: true the answer has all rows."
-
-    def test_a_bare_nan_is_null(self) -> None:
-        assert rendered(field("Y FP32 [1]"), np.array([np.nan], F32)) is None
-
-    @pytest.mark.parametrize(("kind", "value"), [("text", "ab"), ("binary", "YWI="), ("image", "YWI=")])
-    def test_bytes_are_text_or_base64(self, kind: str, value: str) -> None:
-        assert rendered(field("Y BYTES [1]", kind=kind), bytes_array([b"ab"], (1,))) == value
-        assert rendered(field("Y BYTES [-1,1]", kind=kind), bytes_array([b"ab"] * 2, (2, 1))) == [[value]] * 2
-
-    def test_json_is_passed_unchanged(self) -> None:
-        assert rendered(field("Y BYTES [1]", kind="json"), bytes_array([b"[1, 2]"], (1,))) == [1, 2]
-        assert rendered(field("Y BYTES [-1]", kind="json"), bytes_array([b"[1]", b"{}"], (2,))) == [[1], {}]
+def texts(*values: bytes, shape: tuple[int, ...] | None = None) -> Any:
+    return bytes_array(list(values), (len(values),) if shape is None else shape)
 
 
-class TestViolations:
-    @pytest.mark.parametrize(
-        ("text", "size", "array"),
-        [
-            ("Y FP32 [2]", 0, np.zeros(3, F32)),
-            ("Y FP32 [2]", 0, np.zeros((2, 2), F32)),
-            ("Y FP32 [1]", 0, np.zeros(2, F32)),
-            ("Y FP32 [2]", 8, np.zeros((2, 2), F32)),
-            ("Y FP32 [1]", 8, np.zeros(2, F32)),
-            ("Y FP32 [2,3]", 0, np.zeros(6, F32)),
-            ("Y FP32 [2,3]", 0, np.zeros((3, 2), F32)),
-            ("Y FP32 [-1]", 0, np.zeros((2, 2), F32)),
-            ("Y FP32 [-1,-1]", 0, np.zeros(5, F32)),
-            ("Y FP32 [-1,-1]", 8, np.zeros(5, F32)),
-        ],
-    )
-    def test_another_shape_is_a_violation(self, text: str, size: int, array: Any) -> None:
-        with pytest.raises(ContractViolation, match=r"has shape \[") as caught:
-            rendered(field(text, size), array)
-        assert caught.value.tensor == "Y"
-        assert caught.value.hint is not None
-
-    @pytest.mark.parametrize(
-        ("declared", "written", "value", "remedy"),
-        [
-            ("FP32", "FP64", 1e300, "`.astype(np.float32)`, or declare `data_type: TYPE_FP64`"),
-            ("FP32", "INT64", 2**24 + 1, "`.astype(np.float32)`, or declare `data_type: TYPE_INT64`"),
-            ("INT32", "INT64", 2**31, "`.astype(np.int32)`, or declare `data_type: TYPE_INT64`"),
-            ("UINT64", "INT64", -1, "`.astype(np.uint64)`, or declare `data_type: TYPE_INT64`"),
-            ("INT32", "FP32", 1.0, "`.astype(np.int32)`, or declare `data_type: TYPE_FP32`"),
-            ("BOOL", "UINT8", 2, "`.astype(np.bool_)`, or declare `data_type: TYPE_UINT8`"),
-            ("BF16", "FP64", 1e300, "`.astype(ml_dtypes.bfloat16)`, or declare `data_type: TYPE_FP64`"),
-            ("BYTES", "INT32", 1, "`.astype(np.object_)`, or declare `data_type: TYPE_INT32`"),
-            ("INT32", "BYTES", b"1", "`.astype(np.int32)`, or declare `data_type: TYPE_STRING`"),
-        ],
-    )
-    def test_a_datatype_that_does_not_hold_the_numbers(
-        self, declared: str, written: str, value: Any, remedy: str
-    ) -> None:
-        with pytest.raises(ContractViolation, match=f"is {written}; {declared} is declared") as caught:
-            field(f"Y {declared} [1]").array_of(tensor("Y", written, [value]))
-        assert remedy in (caught.value.hint or "")
-
-    def test_invalid_json_is_a_violation(self) -> None:
-        with pytest.raises(ContractViolation, match="is not JSON"):
-            rendered(field("Y BYTES [1]", kind="json"), bytes_array([b"{secret"], (1,)))
+def counted(*shape: int) -> Any:
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
-class TestNearlyDeclared:
-    """Triton checks no output. Dimensions of size 1 may be missing or extra; numbers may have another datatype."""
+@pytest.mark.parametrize(
+    ("text", "spec", "array", "value"),
+    [
+        # lists nest by shape; a single element is a bare value, a variable dimension always a list
+        ("Y FP32 [-1,2]", {}, F32([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ("Y FP32 [1]", {}, F32([2.5]), 2.5),
+        ("Y FP32 []", {}, np.full((), 2.5, F32), 2.5),
+        ("Y FP32 [-1]", {}, F32([7]), [7]),
+        ("Y UINT32 [1]", {}, np.array(7, np.uint32), 7),  # the token count of vLLM
+        ("Y FP32 [1]", {}, F32([np.nan]), None),
+        # the batch dimension is removed; with batch the caller gets a list of items
+        ("Y FP32 [2]", {"max_batch_size": 8}, F32([[1, 2]]), [1, 2]),
+        ("Y FP32 [1]", {"max_batch_size": 8}, F32([[1]]), 1),
+        ("Y FP32 [2]", BATCH, F32([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ("Y FP32 [1]", BATCH, F32([[1], [2]]), [1, 2]),
+        # bytes are text or base64, JSON is passed unchanged
+        *(("Y BYTES [1]", {"kind": kind}, texts(b"ab"), value) for kind, value in KINDS),
+        *(
+            ("Y BYTES [-1,1]", {"kind": kind}, texts(b"ab", b"ab", shape=(2, 1)), [[value]] * 2)
+            for kind, value in KINDS
+        ),
+        ("Y BYTES [1]", {"kind": "json"}, texts(b"[1, 2]"), [1, 2]),
+        ("Y BYTES [-1]", {"kind": "json"}, texts(b"[1]", b"{}"), [[1], {}]),
+        ("Y BYTES [-1]", {"single": True}, texts(b"ab"), "ab"),
+        # a text in 8-bit numbers is one value, and may be empty
+        ("Y UINT8 [-1]", {"kind": "text"}, WORD, "zw\u00f6lf"),
+        ("Y UINT8 [-1]", BYTES_8, WORD[np.newaxis], "zw\u00f6lf"),
+        ("Y UINT8 [-1]", BYTES_8, WORD, "zw\u00f6lf"),
+        ("Y INT8 [1,-1]", {"kind": "binary", "max_batch_size": 8}, WORD.view(np.int8)[None, None], "enfDtmxm"),
+        ("Y UINT8 [-1]", {"kind": "text", **BATCH}, np.uint8([[97, 98], [99, 100]]), ["ab", "cd"]),
+        ("Y UINT8 [-1]", {"kind": "text"}, np.empty(0, np.uint8), ""),
+        # Triton checks no output: dimensions of size 1 may be missing or extra
+        ("Y BYTES [1]", {"max_batch_size": 8}, texts(b"ab"), "ab"),
+        ("Y BYTES [1]", {}, texts(b"ab", shape=(1, 1)), "ab"),
+        ("Y INT64 [1]", {}, counted(1, 1), 0),
+        ("Y INT64 [1]", {}, counted(), 0),
+        ("Y INT64 []", {}, counted(1), 0),
+        *(("Y INT64 [1]", {"max_batch_size": 8}, counted(*shape), 0) for shape in ((1,), (), (1, 1, 1))),
+        ("Y INT64 [3]", {}, counted(1, 3), [0, 1, 2]),
+        ("Y INT64 [3]", {}, counted(3, 1), [0, 1, 2]),
+        ("Y INT64 [3]", {"max_batch_size": 8}, counted(3), [0, 1, 2]),
+        ("Y INT64 [-1]", {}, counted(), [0]),
+        ("Y INT64 [-1]", {"max_batch_size": 8}, counted(3), [0, 1, 2]),
+        ("Y INT64 [-1,1]", {}, counted(3), [[0], [1], [2]]),
+        ("Y INT64 [1,-1]", {}, counted(3), [[0, 1, 2]]),
+        ("Y INT64 [-1,3,-1]", {}, counted(3), [[[0], [1], [2]]]),
+        ("Y INT64 [-1,3]", {"max_batch_size": 8}, counted(3), [[0, 1, 2]]),
+        ("Y INT64 [-1,-1]", {}, counted(1, 1, 3), [[0, 1, 2]]),
+        ("Y INT64 [-1,-1]", {"max_batch_size": 8}, counted(1, 3), [[0, 1, 2]]),
+    ],
+    ids=str,
+)
+def test_an_array_is_rendered(text: str, spec: dict[str, Any], array: Any, value: Any) -> None:
+    assert rendered(field(text, **spec), array) == value
 
-    @pytest.mark.parametrize(
-        ("text", "size", "shape", "value"),
-        [
-            ("Y INT64 [1]", 0, (1, 1), 0),
-            ("Y INT64 [1]", 0, (), 0),
-            ("Y INT64 []", 0, (1,), 0),
-            ("Y INT64 [1]", 8, (1,), 0),
-            ("Y INT64 [1]", 8, (), 0),
-            ("Y INT64 [1]", 8, (1, 1, 1), 0),
-            ("Y INT64 [3]", 0, (1, 3), [0, 1, 2]),
-            ("Y INT64 [3]", 0, (3, 1), [0, 1, 2]),
-            ("Y INT64 [3]", 8, (3,), [0, 1, 2]),
-            ("Y INT64 [-1]", 0, (), [0]),
-            ("Y INT64 [-1]", 8, (3,), [0, 1, 2]),
-            ("Y INT64 [-1,1]", 0, (3,), [[0], [1], [2]]),
-            ("Y INT64 [1,-1]", 0, (3,), [[0, 1, 2]]),
-            ("Y INT64 [-1,3,-1]", 0, (3,), [[[0], [1], [2]]]),
-            ("Y INT64 [-1,3]", 8, (3,), [[0, 1, 2]]),
-            ("Y INT64 [-1,-1]", 0, (1, 1, 3), [[0, 1, 2]]),
-            ("Y INT64 [-1,-1]", 8, (1, 3), [[0, 1, 2]]),
-        ],
-    )
-    def test_only_dimensions_of_size_1_differ(self, text: str, size: int, shape: tuple[int, ...], value: Any) -> None:
-        assert rendered(field(text, size), np.arange(np.prod(shape, dtype=int)).reshape(shape)) == value
 
-    def test_a_text_without_the_batch_dimension(self) -> None:
-        assert rendered(field("Y BYTES [1]", 8), bytes_array([b"ab"], (1,))) == "ab"
-        assert rendered(field("Y BYTES [1]"), bytes_array([b"ab"], (1, 1))) == "ab"
+@pytest.mark.parametrize(
+    ("text", "spec", "array", "match"),
+    [
+        ("Y FP32 [2]", {}, np.zeros(3, F32), r"has shape \["),
+        ("Y FP32 [2]", {}, np.zeros((2, 2), F32), r"has shape \["),
+        ("Y FP32 [1]", {}, np.zeros(2, F32), r"has shape \["),
+        ("Y FP32 [2]", {"max_batch_size": 8}, np.zeros((2, 2), F32), r"has shape \["),
+        ("Y FP32 [1]", {"max_batch_size": 8}, np.zeros(2, F32), r"has shape \["),
+        ("Y FP32 [2,3]", {}, np.zeros(6, F32), r"has shape \["),
+        ("Y FP32 [2,3]", {}, np.zeros((3, 2), F32), r"has shape \["),
+        ("Y FP32 [-1]", {}, np.zeros((2, 2), F32), r"has shape \["),
+        ("Y FP32 [-1,-1]", {}, np.zeros(5, F32), r"has shape \["),
+        ("Y FP32 [-1,-1]", {"max_batch_size": 8}, np.zeros(5, F32), r"has shape \["),
+        ("Y BYTES [-1]", {"single": True}, texts(b"ab", b"cd"), r"has shape \[2\]; \[1\] is declared"),
+        ("Y UINT8 [-1]", BYTES_8, np.uint8([[97, 98], [97, 98]]), r"has shape \[2,2\]; \[1,-1\] is declared"),
+        ("Y INT64 [1]", BATCH, counted(3), r"has shape \[3\]; \[-1,1\] is declared"),
+    ],
+)
+def test_another_shape_is_a_violation(text: str, spec: dict[str, Any], array: Any, match: str) -> None:
+    with pytest.raises(ContractViolation, match=match) as caught:
+        rendered(field(text, **spec), array)
+    assert caught.value.tensor == "Y"
+    assert caught.value.hint is not None
 
-    @pytest.mark.parametrize(
-        ("text", "shape", "items", "value"),
-        [
-            ("Y INT64 [1]", (2,), 2, [0, 1]),
-            ("Y INT64 [1]", (), 1, [0]),
-            ("Y INT64 [1]", (2, 1, 1), 2, [0, 1]),
-            ("Y INT64 [3]", (3,), 1, [[0, 1, 2]]),
-            ("Y INT64 [-1]", (3,), 1, [[0, 1, 2]]),
-            ("Y INT64 [-1]", (3,), 3, [[0], [1], [2]]),
-        ],
-    )
-    def test_with_batch_there_is_one_value_for_each_item(
-        self, text: str, shape: tuple[int, ...], items: int, value: Any
-    ) -> None:
-        output = field(text, 8, batch=True)
-        array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-        found = output.value_of(output.array_of(Tensor("Y", "INT64", array), items))
-        assert orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)) == value
 
-    def test_with_batch_other_rows_are_a_violation(self) -> None:
-        with pytest.raises(ContractViolation, match=r"has shape \[3\]; \[-1,1\] is declared"):
-            field("Y INT64 [1]", 8, batch=True).array_of(tensor("Y", "INT64", [1, 2, 3]), 2)
+@pytest.mark.parametrize(
+    ("text", "array"), [("Y FP32 [2]", np.zeros((3, 2), F32)), ("Y INT64 [1]", counted(3))], ids=str
+)
+def test_rows_that_are_not_the_items_need_batch(text: str, array: Any) -> None:
+    with pytest.raises(ContractViolation, match=r"has shape \[3") as caught:
+        rendered(field(text, 8), array)
+    assert caught.value.hint == "The model wrote 3 rows for one item. With batch: true the answer has all rows."
 
-    def test_several_rows_for_one_item_need_batch(self) -> None:
-        with pytest.raises(ContractViolation) as caught:
-            field("Y INT64 [1]", 8).array_of(tensor("Y", "INT64", [1, 2, 3]))
-        assert caught.value.hint == "The model wrote 3 rows for one item. With batch: true the answer has all rows."
 
-    @pytest.mark.parametrize(
-        ("declared", "written", "values", "value"),
-        [
-            ("FP32", "FP64", [2.0, 0.1], [2.0, 0.1]),
-            ("FP16", "FP64", [0.5, 65504.0], [0.5, 65504.0]),
-            ("BF16", "FP32", [0.5], [0.5]),
-            ("FP32", "BF16", [0.5], [0.5]),
-            ("FP64", "FP32", [0.5], [0.5]),
-            ("FP32", "FP64", [np.nan, np.inf], [None, None]),
-            ("INT32", "INT64", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
-            ("UINT8", "INT64", [0, 255], [0, 255]),
-            ("INT64", "INT32", [-5], [-5]),
-            ("FP32", "INT64", [3, -(2**24)], [3.0, -(2.0**24)]),
-            ("BOOL", "UINT8", [0, 1], [False, True]),
-            ("INT32", "BOOL", [False, True], [0, 1]),
-            ("INT32", "FP64", [], []),
-            ("BYTES", "FP64", [], []),
-        ],
-    )
-    def test_numbers_that_the_declared_datatype_holds(
-        self, declared: str, written: str, values: list[Any], value: Any
-    ) -> None:
-        output = field(f"Y {declared} [-1]")
-        array = output.array_of(tensor("Y", written, values))
-        found = orjson.loads(orjson.dumps(output.value_of(array), option=orjson.OPT_SERIALIZE_NUMPY))
-        assert found == value
-        assert array.size == 0 or array.dtype == DTYPE_BY_DATATYPE[declared]
+def test_invalid_json_is_a_violation() -> None:
+    with pytest.raises(ContractViolation, match="is not JSON"):
+        rendered(field("Y BYTES [1]", kind="json"), texts(b"{secret"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "items", "value"),
+    [
+        ("Y INT64 [1]", (2,), 2, [0, 1]),
+        ("Y INT64 [1]", (), 1, [0]),
+        ("Y INT64 [1]", (2, 1, 1), 2, [0, 1]),
+        ("Y INT64 [3]", (3,), 1, [[0, 1, 2]]),
+        ("Y INT64 [-1]", (3,), 1, [[0, 1, 2]]),
+        ("Y INT64 [-1]", (3,), 3, [[0], [1], [2]]),
+    ],
+)
+def test_with_batch_there_is_a_value_for_each_item(text: str, shape: tuple[int, ...], items: int, value: Any) -> None:
+    output = field(text, 8, batch=True)
+    found = output.value_of(output.array_of(Tensor("Y", "INT64", counted(*shape)), items))
+    assert orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)) == value
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "value", "remedy"),
+    [
+        ("FP32", "FP64", 1e300, "`.astype(np.float32)`, or declare `data_type: TYPE_FP64`"),
+        ("FP32", "INT64", 2**24 + 1, "`.astype(np.float32)`, or declare `data_type: TYPE_INT64`"),
+        ("INT32", "INT64", 2**31, "`.astype(np.int32)`, or declare `data_type: TYPE_INT64`"),
+        ("UINT64", "INT64", -1, "`.astype(np.uint64)`, or declare `data_type: TYPE_INT64`"),
+        ("INT32", "FP32", 1.0, "`.astype(np.int32)`, or declare `data_type: TYPE_FP32`"),
+        ("BOOL", "UINT8", 2, "`.astype(np.bool_)`, or declare `data_type: TYPE_UINT8`"),
+        ("BF16", "FP64", 1e300, "`.astype(ml_dtypes.bfloat16)`, or declare `data_type: TYPE_FP64`"),
+        ("BYTES", "INT32", 1, "`.astype(np.object_)`, or declare `data_type: TYPE_INT32`"),
+        ("INT32", "BYTES", b"1", "`.astype(np.int32)`, or declare `data_type: TYPE_STRING`"),
+    ],
+)
+def test_a_datatype_that_does_not_hold_the_numbers(declared: str, written: str, value: Any, remedy: str) -> None:
+    with pytest.raises(ContractViolation, match=f"is {written}; {declared} is declared") as caught:
+        field(f"Y {declared} [1]").array_of(tensor("Y", written, [value]))
+    assert remedy in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "values", "value"),
+    [
+        ("FP32", "FP64", [2.0, 0.1], [2.0, 0.1]),
+        ("FP16", "FP64", [0.5, 65504.0], [0.5, 65504.0]),
+        ("BF16", "FP32", [0.5], [0.5]),
+        ("FP32", "BF16", [0.5], [0.5]),
+        ("FP64", "FP32", [0.5], [0.5]),
+        ("FP32", "FP64", [np.nan, np.inf], [None, None]),
+        ("INT32", "INT64", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+        ("UINT8", "INT64", [0, 255], [0, 255]),
+        ("INT64", "INT32", [-5], [-5]),
+        ("FP32", "INT64", [3, -(2**24)], [3.0, -(2.0**24)]),
+        ("BOOL", "UINT8", [0, 1], [False, True]),
+        ("INT32", "BOOL", [False, True], [0, 1]),
+        ("INT32", "FP64", [], []),
+        ("BYTES", "FP64", [], []),
+    ],
+)
+def test_numbers_that_the_declared_datatype_holds(declared: str, written: str, values: list[Any], value: Any) -> None:
+    output = field(f"Y {declared} [-1]")
+    array = output.array_of(tensor("Y", written, values))
+    found = orjson.loads(orjson.dumps(output.value_of(array), option=orjson.OPT_SERIALIZE_NUMPY))
+    assert found == value
+    assert array.size == 0 or array.dtype == DTYPE_BY_DATATYPE[declared]
+
+
+def test_a_text_in_8_bit_numbers_may_have_another_datatype() -> None:
+    """As `np.array([])` of a model that exits early."""
+    output = field("Y UINT8 [-1]", 8, kind="text")
+    assert output.array_of(Tensor("Y", "INT64", np.int64([[97, 98, 99]]))).tolist() == [b"abc"]
+    assert field("Y UINT8 [-1]", kind="text").array_of(Tensor("Y", "FP64", np.empty(0))).size == 0
 
 
 DIMS = st.lists(st.sampled_from([-1, -1, 1, 2, 3]), max_size=4).map(tuple)

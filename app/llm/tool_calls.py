@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from app.core.json import json_of
 from app.llm.answer_parser import MAX_HELD, NOTHING, Markers, Parser, Steps, Tools
@@ -56,6 +57,16 @@ class Extent:
         return False
 
 
+class _Call(Struct):
+    name: str
+    arguments: dict[str, Any] | str | None = None
+    parameters: dict[str, Any] | str | None = None
+
+
+_decode_call = msgspec.json.Decoder(_Call).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
 class JsonForm(NamedTuple):
     """Where calls stand. ``is_list``: in a list after the beginning."""
 
@@ -80,7 +91,7 @@ _LONGEST_NAMED = 160
 
 
 class JsonCallParser(Parser):
-    def __init__(self, tools: Tools, form: JsonForm) -> None:
+    def __init__(self, tools: Tools, form: JsonForm = JSON_FORMS["hermes"]) -> None:
         self._form = form
         super().__init__(tools)
 
@@ -171,38 +182,28 @@ class JsonCallParser(Parser):
 
     def _named(self, head: str) -> bool:
         """Begins the call if the beginning of an object, up to its first object, has the name before the arguments."""
-        members = _object_of(head + "{}}")
-        if not members or list(members)[-1] not in _ARGUMENTS or not self._is_tool(members.get("name")):
+        try:
+            members = _decode_object(head + "{}}")
+        except (ValueError, RecursionError):
             return False
-        self._give("call", members["name"])
+        name = members.get("name")
+        if [*members][-1] not in _ARGUMENTS or not isinstance(name, str) or name not in self._tools:
+            return False
+        self._give("call", name)
         return True
 
     def _whole(self, text: str) -> bool:
-        members = _object_of(text)
-        if members is None or not self._is_tool(members.get("name")):
-            return False
-        given: Any = next((members[key] for key in _ARGUMENTS if members.get(key) is not None), {})
-        arguments = _object_of(given) if isinstance(given, str) else given
-        if not isinstance(arguments, dict):
-            return False
         try:
-            written = json_of(arguments).decode()
-        except TypeError:  # a number that is too long
+            call = _decode_call(text)
+            given = next((each for each in (call.arguments, call.parameters) if each is not None), {})
+            written = json_of(_decode_object(given) if isinstance(given, str) else given).decode()
+        except (ValueError, RecursionError, TypeError):  # TypeError: of a number that is too long
             return False
-        self._give("call", members["name"])
+        if call.name not in self._tools:
+            return False
+        self._give("call", call.name)
         self._give("arguments", written)
         return True
-
-    def _is_tool(self, name: Any) -> bool:
-        return isinstance(name, str) and name in self._tools
-
-
-def _object_of(text: str) -> dict[str, Any] | None:
-    try:
-        value = msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 class GuidedParser(JsonCallParser):
@@ -210,7 +211,7 @@ class GuidedParser(JsonCallParser):
 
     def __init__(self, tools: Tools, *, is_named: bool) -> None:
         self._is_named = is_named
-        super().__init__(tools, JSON_FORMS["mistral"])
+        super().__init__(tools)
 
     def _run(self) -> Steps[None]:
         before = yield from self._white()

@@ -42,7 +42,8 @@ class BackgroundTasks:
 class Backoff:
     """Delays between retries.
 
-    The delay is ``first_s`` after the first failure, doubled with each further failure, at most ``longest_s``.
+    The delay is ``first_s`` after the first failure, doubled with each further failure, at most ``longest_s``. If there
+    is no failure for ``forgiven_s`` after a delay, the next one is the first again.
     """
 
     first_s: float = 1.0
@@ -50,6 +51,7 @@ class Backoff:
     failures: int = 0
     due_at: float = 0.0
     """Seconds on ``time.monotonic``."""
+    forgiven_s: float = math.inf
 
     @property
     def is_due(self) -> bool:
@@ -57,6 +59,8 @@ class Backoff:
 
     def fail(self) -> float:
         """Returns the delay until the next attempt, in seconds."""
+        if time.monotonic() - self.due_at > self.forgiven_s:
+            self.failures = 0
         delay_s = min(self.first_s * 2.0 ** min(self.failures, 16), self.longest_s)
         self.failures += 1
         self.due_at = time.monotonic() + delay_s

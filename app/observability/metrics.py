@@ -144,15 +144,6 @@ class Metrics:
     def count_triton_call(self, model: str, code: str) -> None:
         self._calls_of(model, code).inc()
 
-    def count_open_breakers(self, model: str, change: int) -> None:
-        self.open_breakers.labels(model).inc(change)
-
-    def count_stub_death(self, model: str) -> None:
-        self.stub_deaths.labels(model).inc()
-
-    def count_engine_death(self, model: str) -> None:
-        self.engine_deaths.labels(model).inc()
-
     def show_load(
         self,
         in_flight: Mapping[str, int],

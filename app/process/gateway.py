@@ -180,7 +180,7 @@ async def open_gateway(
     servers = Servers(settings, triton, metrics, tracer, supervisor)
     async with servers.opened() as calls:
         catalog = await _catalog_of(settings, triton, calls.engine)
-        servers.canaries.catalog = catalog
+        servers.declarations.catalog = catalog
         check = ModelCheck(catalog, calls.engine, is_done=not is_first)
         await check.run_once()
         layers = [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]

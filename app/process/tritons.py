@@ -6,8 +6,8 @@ opens the calls. ``run_triton`` is the command ``triton-gateway triton``, which 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -38,12 +38,9 @@ from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
 from app.triton.fleet.outliers import Watch
 from app.triton.fleet.pool import ServerPool
 from app.triton.fleet.server import TritonServer
-from app.triton.health.canaries import BreakerProbes, Canary
-from app.triton.health.hang import HungModels, Restart, StuckWatch
-from app.triton.health.health import HealthByAddress, TritonHealth
-from app.triton.health.lost_streams import LostStreams
-from app.triton.health.python_backend import Stubs
-from app.triton.health.repair import StubRepair, Turn, alone
+from app.triton.health.canaries import Canary
+from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
+from app.triton.health.watch import HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
 from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 
@@ -110,59 +107,40 @@ def _environment(settings: Settings) -> dict[str, str]:
     return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key
 
 
-class SampleCanaries:
-    """Provides the samples of the catalog's pipelines as canaries.
-
-    Pipelines whose samples the gateway does not run have no canary.
-    """
+class Declarations:
+    """What the catalog's pipelines declare about models, and their samples as canaries."""
 
     def __init__(self, catalog: Catalog | None = None) -> None:
         self.catalog = catalog
         """None until the models are known."""
 
     @property
-    def pipelines(self) -> Sequence[Pipeline]:
+    def _pipelines(self) -> Sequence[Pipeline]:
         """The compiled pipelines."""
         entries = self.catalog.entries.values() if self.catalog is not None else ()
         return [entry.pipeline for entry in entries if entry.pipeline is not None]
 
-    def all(self) -> Sequence[Canary]:
-        if self.catalog is None:
-            return []
-        pipelines = self.pipelines
-        sampled = [each for each in pipelines if each.spec.runs_sample]
-        found = (canary for pipeline in sampled for canary in _of(pipeline, pipelines, self.catalog))
-        return list({canary.request.model: canary for canary in found}.values())
+    def canaries(self) -> Sequence[Canary]:
+        """Pipelines whose samples the gateway does not run have no canary."""
+        found = (self._canary_of(pipeline) for pipeline in self._pipelines if pipeline.spec.runs_sample)
+        return list({canary.request.model: canary for canary in found if canary is not None}.values())
 
+    def _canary_of(self, pipeline: Pipeline) -> Canary | None:
+        assert self.catalog is not None
+        try:
+            request = pipeline.probe_of(sample_body(pipeline, self.catalog.folder))
+        except (GatewayError, OSError, TypeError, ValueError):
+            return None  # the catalog reports a sample that cannot be used
+        models = pipeline.graph.models
+        timeouts_s = [each.longest_timeout_s for each in self._pipelines if not models.isdisjoint(each.graph.models)]
+        deadline_s = max(self.catalog.context.timeout_s, *timeouts_s)
+        return Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
 
-def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> Iterator[Canary]:
-    try:
-        request = pipeline.probe_of(sample_body(pipeline, catalog.folder))
-    except (GatewayError, OSError, TypeError, ValueError):
-        return  # the catalog reports a sample that cannot be used
-    models = pipeline.graph.models
-    timeouts_s = [each.longest_timeout_s for each in pipelines if not models.isdisjoint(each.graph.models)]
-    deadline_s = max(catalog.context.timeout_s, *timeouts_s)
-    yield Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
-
-
-class CatalogDeclarations:
-    """What the catalog's pipelines declare about models.
-
-    Implements :class:`app.triton.health.declarations.Declarations`.
-    """
-
-    def __init__(self, canaries: SampleCanaries) -> None:
-        self._canaries = canaries
-
-    def first_output_s(self, model: str) -> float:
-        streams = [each.spec.stream for each in self._canaries.pipelines if model in each.graph.models]
-        return max((stream.first_output_s or 0.0 for stream in streams if stream is not None), default=0.0)
-
-    def engine_errors(self, model: str) -> Iterator[str]:
-        for pipeline in self._canaries.pipelines:
-            if pipeline.spec.model == model:
-                yield from pipeline.spec.engine_errors
+    def of(self, model: str) -> ModelDeclaration:
+        streams = [each.spec.stream for each in self._pipelines if model in each.graph.models]
+        first_output_s = max((stream.first_output_s or 0.0 for stream in streams if stream is not None), default=0.0)
+        calling = [each.spec for each in self._pipelines if each.spec.model == model]
+        return ModelDeclaration(first_output_s, [pattern for spec in calling for pattern in spec.engine_errors])
 
 
 UP = {"up", "slow"}
@@ -184,7 +162,7 @@ class Servers:
     metrics: Metrics
     tracer: Tracer
     supervisor: Supervisor
-    canaries: SampleCanaries = field(default_factory=SampleCanaries)
+    declarations: Declarations = field(default_factory=Declarations)
     health: HealthByAddress = field(default_factory=HealthByAddress)
 
     @asynccontextmanager
@@ -197,7 +175,7 @@ class Servers:
             return
         balancer = Balancer(CountedBalancing(self.metrics, self.triton.grpc_url))
         pool = ServerPool(names, balancer, self._balanced)
-        watch = Watch(balancer, self.canaries)
+        watch = Watch(balancer, self.declarations.canaries)
         try:
             await pool.open()
             async with (
@@ -241,14 +219,14 @@ class Servers:
         )
 
     def _new_health(self) -> TritonHealth:
-        declared = CatalogDeclarations(self.canaries)
-        stubs = Stubs(
-            self.metrics.count_stub_death,
-            are_repaired=self.settings.repairs_triton,
-            count_engine_death=self.metrics.count_engine_death,
-            declared=declared,
-        )
-        return TritonHealth(stubs, self.metrics.count_open_breakers, declared)
+        return TritonHealth(self.declarations.of, self._count_fault, may_reload=self.settings.repairs_triton)
+
+    def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
+        if fault is ModelFault.OPEN:
+            self.metrics.open_breakers.labels(model).inc(change)
+        elif fault is not ModelFault.HUNG and change > 0:
+            deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
+            deaths[fault].labels(model).inc()
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""
@@ -270,31 +248,14 @@ class Servers:
 
     @asynccontextmanager
     async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        """Closes breakers again, repairs models, and notices that Triton is stuck."""
+        watch = HealthWatch(engine, health, self.declarations.canaries, self.triton.restart, self.triton.turn)
         self.health[address] = health
-        async with AsyncExitStack() as stack:
-            stack.callback(self.health.pop, address)
-            stack.push_async_callback(engine.close)
-            probes = BreakerProbes(engine, health.breakers, self.canaries)
-            await stack.enter_async_context(self.supervisor.running("probes of models", probes.run()))
-            lost = LostStreams(engine, health, self.canaries)
-            await stack.enter_async_context(self.supervisor.running("watch of streams", lost.run()))
-            await stack.enter_async_context(self._repairs(engine, health))
-            yield
-
-    @asynccontextmanager
-    async def _repairs(self, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        may_reload, restart = self.settings.repairs_triton, self.triton.restart
-        repair = StubRepair(engine, health.stubs, self.canaries, may_reload=may_reload)
-        hung = HungModels(engine, health, self.canaries, may_reload=may_reload, restart=restart)
-        repair.turn = hung.turn = self.triton.turn
-        watch = StuckWatch(engine, health.progress, self.canaries, restart=restart)
-        async with (
-            self.supervisor.running("repair of models", repair.run()),
-            self.supervisor.running("watch of hung models", hung.run()),
-            self.supervisor.running("watch of inference calls", watch.run()),
-        ):
-            yield
+        try:
+            async with self.supervisor.running(f"watch of Triton at {address}", watch.run()):
+                yield
+        finally:
+            await engine.close()
+            del self.health[address]
 
     def _observer(self, counted: CallMetrics) -> CallObserver:
         observers: list[CallObserver] = [counted]

@@ -49,11 +49,15 @@ from app.triton.errors import (
     request_too_large,
     triton_errors,
 )
-from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
+from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, TritonHealth
 from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
 """The codes of errors with which the gateway itself ended a stream."""
+_NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
+"""Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
+_TOGETHER_S = 0.001
+"""Responses of a call that arrive within this time count as one answer."""
 
 
 class WatchedCall:
@@ -69,54 +73,78 @@ class WatchedCall:
         if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
             raise refusal
         self._observed = observer.started(request, method)
-        self._timed = health.progress.started(request, method, timeout_s)
+        self._calls = health.calls_of(request.model, method)
         self._health = health
-        self._began = time.monotonic()
+        self._timeout_s = timeout_s
+        self._began = self._since = time.monotonic()
+        self._has_response = False
         self.request = self._observed.request
 
     def __enter__(self) -> Self:
         return self
 
     def response(self, response: InferenceResponse) -> None:
-        self._timed.response(response)
+        now = time.monotonic()
+        if not self._has_response or now - self._since >= _TOGETHER_S:
+            self._has_response = True
+            self._answered(now)
         self._observed.response(response)
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         if exc is None:
-            self._ended("OK", None)
-            self._health.stubs.answered(self.request.model)
+            self.ended("OK", None)
+            self._health.succeeded(self.request.model)
         elif isinstance(exc, GatewayError):
             error = self._of_engine(exc)
             self._failed(error)
             if error is not exc:
                 raise error from exc
         elif isinstance(exc, RpcError | DecodeError):
-            repaired = self._health.stubs.are_repaired
+            repaired = self._health.may_reload
             error = self._of_engine(error_of_call(exc, self.request.model, is_repaired=repaired))
             self._failed(error)
             raise error from exc
         else:
             is_cancelled = isinstance(exc, asyncio.CancelledError | GeneratorExit)
-            self._ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
+            self.ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
 
     def _of_engine(self, error: GatewayError) -> GatewayError:
         """Returns the retryable error of a dead engine if the pipeline declares that the message means that."""
         model, upstream = self.request.model, error.upstream
         if type(error) is not ModelError or upstream is None:
             return error
-        return engine_died(model, upstream) if self._health.stubs.is_engine_error(model, upstream.message) else error
+        return engine_died(model, upstream) if self._health.is_engine_error(model, upstream.message) else error
 
     def _failed(self, error: GatewayError) -> None:
         if self.request.sequence is not None:
             note_lost_sequence(self.request.sequence, error)
         if error.upstream is not None:
-            self._health.stubs.suspect(self.request.model, error.upstream.message, self._began)
+            self._health.suspect(
+                self.request.model, error.upstream.message, self._began, is_probe=self.request.is_probe
+            )
         code = error.upstream.grpc_code if error.upstream else _CODE_WITHOUT_TRITON.get(type(error))
-        self._ended(code or "UNKNOWN", error)
+        self.ended(code or "UNKNOWN", error)
 
-    def _ended(self, code: str, error: GatewayError | None) -> None:
-        self._timed.ended(code, error)
+    def ended(self, code: str, error: GatewayError | None) -> None:
         self._observed.ended(code, error)
+        if code == "OK" and self._has_response:
+            return  # the last response was counted when it arrived
+        now = time.monotonic()
+        if code not in _NO_ANSWER:
+            self._answered(now)
+            return
+        is_late = code == "DEADLINE_EXCEEDED" and not self._has_response
+        if is_late or (code != "UNAVAILABLE" and now - self._since >= SILENCE_S):
+            self._calls.went_unanswered(self._since, now)
+        model, is_timeout = self.request.model, isinstance(error, DeadlineExceeded)
+        is_explained = self._has_response or (is_timeout and self._health.may_be_busy(model, self._calls))
+        if error is not None and not is_explained:
+            waited_s = min(now - self._since, self._timeout_s)  # a busy gateway notices a deadline late
+            self._health.failed(model, error, waited_s)
+
+    def _answered(self, now: float) -> None:
+        self._health.answered(self.request.model, self._calls, now - self._since, now)
+        self._since = now
 
 
 class RunningStream:
@@ -199,7 +227,7 @@ class TritonEngine(InferenceServer):
         self._streamed_heads = RepeatedHeads()
 
     async def is_live(self) -> bool:
-        return await self.answers() and not self._health.progress.is_stuck
+        return await self.answers() and not self._health.is_stuck
 
     async def answers(self) -> bool:
         """Whether Triton reports that it is live. A live Triton may still be stuck."""
@@ -223,7 +251,7 @@ class TritonEngine(InferenceServer):
 
     async def model_ready(self, model: str, version: str = "") -> bool:
         """Returns False also while the model hangs, or a Python process that it needs is dead."""
-        if not self._health.has_working(model):
+        if not self._health.is_ready(model):
             return False
         with triton_errors(model):
             reply = await call_control(
@@ -246,7 +274,7 @@ class TritonEngine(InferenceServer):
                 raise
             raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
         config = model_config_of(reply.config)
-        self._health.stubs.learn(config)
+        self._health.learn(config)
         if self._shared_memory is not None:
             self._shared_memory.learn(config, version)
         return config
@@ -359,7 +387,7 @@ class TritonEngine(InferenceServer):
                 self._stop(call, running, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
     def _error_in_stream(self, message: str, model: str) -> GatewayError:
-        return gateway_error_of(None, message, model, is_repaired=self._health.stubs.are_repaired)
+        return gateway_error_of(None, message, model, is_repaired=self._health.may_reload)
 
     def _stop(self, call: StreamCall, running: RunningStream, self_end_s: float) -> None:
         """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
@@ -370,7 +398,7 @@ class TritonEngine(InferenceServer):
             self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s, settling))
 
     def _settling(self, model: str, began: float) -> Settling:
-        return self._cancels.settling(model, began, self._health.breakers.longest_wait_s(model))
+        return self._cancels.settling(model, began, self._health.models[model].recent_s)
 
     async def close(self) -> None:
         """Waits until every abandoned call has ended or is cancelled."""

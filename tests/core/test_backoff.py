@@ -1,5 +1,7 @@
 """The delay of a retry grows with each failure, and a reset removes it."""
 
+import pytest
+
 from app.core.aio import Backoff
 
 
@@ -22,3 +24,14 @@ def test_a_retry_is_due_initially_and_after_a_reset() -> None:
     assert not backoff.is_due
     backoff.reset()
     assert backoff.is_due
+
+
+def test_after_a_time_without_failures_the_delays_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    backoff = Backoff(forgiven_s=10.0)
+    assert [backoff.fail(), backoff.fail()] == [1.0, 2.0]
+    now[0] += 12.0
+    assert backoff.fail() == 4.0
+    now[0] += 14.1
+    assert backoff.fail() == 1.0

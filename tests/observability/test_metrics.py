@@ -81,9 +81,9 @@ def filled() -> Metrics:
     metrics.count_triton_call("m", "OK")
     metrics.triton_calls_by_address.labels("a:1", "OK").inc()
     metrics.triton_ejections.labels("a:1", "down").inc()
-    metrics.count_open_breakers("m", 1)
-    metrics.count_stub_death("m")
-    metrics.count_engine_death("m")
+    metrics.open_breakers.labels("m").inc()
+    metrics.stub_deaths.labels("m").inc()
+    metrics.engine_deaths.labels("m").inc()
     SharedMemoryMetrics(metrics).called("shared_memory")
     SharedMemoryMetrics(metrics).holds(free=1, used=2, quarantined=3)
     for one in (pipeline.time_to_first_output, pipeline.inter_output):

@@ -19,7 +19,7 @@ from app.pipelines.compile import compile_pipeline
 from app.pipelines.examples import sample_body
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.version import VersionState
-from app.process.tritons import SampleCanaries
+from app.process.tritons import Declarations
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model, refusal, response, tensor
 
@@ -599,7 +599,7 @@ class TestWarmingUp:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, session: true, sample: {X: 1.5}}\n")
         assert catalog.is_ready
         assert engine.requests == []
-        assert SampleCanaries(catalog).all() == []
+        assert Declarations(catalog).canaries() == []
 
     async def test_a_failed_sample_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
         engine.answers = [ModelError("no")]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.pipelines.catalog import Catalog
-from app.process.tritons import CatalogDeclarations, SampleCanaries
+from app.process.tritons import Declarations
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model
 
@@ -31,7 +31,7 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
     catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP, unrelated), tmp_path / "gateway.yaml")
     catalog.load_file()
     await catalog.refresh()
-    (canary,) = SampleCanaries(catalog).all()
+    (canary,) = Declarations(catalog).canaries()
     assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)
 
 
@@ -45,7 +45,7 @@ async def test_a_model_has_the_longest_first_output_time_of_its_pipelines(
     catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
     catalog.load_file()
     await catalog.refresh()
-    assert CatalogDeclarations(SampleCanaries(catalog)).first_output_s(model) == first_output_s
+    assert Declarations(catalog).of(model).first_output_s == first_output_s
 
 
 async def test_the_engine_errors_of_a_model_are_those_of_its_pipelines(tmp_path: Path) -> None:
@@ -56,5 +56,5 @@ async def test_the_engine_errors_of_a_model_are_those_of_its_pipelines(tmp_path:
     catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
     catalog.load_file()
     await catalog.refresh()
-    declared = CatalogDeclarations(SampleCanaries(catalog))
-    assert [list(declared.engine_errors(name)) for name in ("chain", "step")] == [["A", "B", "C"], []]
+    declared = Declarations(catalog)
+    assert [declared.of(name).engine_errors for name in ("chain", "step")] == [["A", "B", "C"], []]

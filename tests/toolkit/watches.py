@@ -1,13 +1,36 @@
-"""Helpers for tests of the watches over Triton: samples, and a watch as a task."""
+"""A scripted Triton with the watch of its health, and ways to wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import Any
 
-from app.core.inference import InferenceRequest
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.core.engine import discard_stream
+from app.core.errors import GatewayError
+from app.core.inference import Deadline, InferenceRequest
+from app.triton import engine as engine_module
+from app.triton.connect import open_transport
+from app.triton.engine import TritonEngine
+from app.triton.health import health as health_module
+from app.triton.health import watch as watch_module
 from app.triton.health.canaries import Canary
+from app.triton.health.health import ModelDeclaration, ModelFault, TritonHealth
+from app.triton.health.watch import HealthWatch
+from app.triton.service import Kind
+from tests.toolkit.triton import FakeTriton, piece, serving
 
 WITHIN_S = 30.0
+INTERVALS = {
+    "POLL_S": 0.01,
+    "HUNG_S": 0.25,
+    "DEAD_S": 0.05,
+    "SILENT_S": 0.1,
+    "COUNT_S": 0.02,
+}
 
 
 class Samples:
@@ -18,13 +41,119 @@ class Samples:
         self.steps = steps or {}
         self.deadline_s = deadline_s
 
-    def all(self) -> list[Canary]:
+    def __call__(self) -> list[Canary]:
         requests = [InferenceRequest(model, (), is_probe=True) for model in self.models]
         return [self._canary(request) for request in requests]
 
     def _canary(self, request: InferenceRequest) -> Canary:
         models = frozenset({request.model, *self.steps.get(request.model, ())})
         return Canary(request, request.model == "decoupled", models, self.deadline_s)
+
+
+class ScriptedTriton(FakeTriton):
+    """Models are silent, or fail with a message, until they are loaded ``loads_needed`` times."""
+
+    def __init__(self) -> None:
+        super().__init__(unary=self._unary, streamed=self._streamed, ready=dict.fromkeys("ab", "READY"))
+        self.silent: set[str] = set()
+        self.silent_streams = False
+        self.message = ""
+        """The error of every model that is not repaired; empty: they answer."""
+        self.samples_work = False
+        """Whether only callers get the message: samples are sent as streams."""
+        self.loads_needed: int | None = None
+        """None: loads do not help."""
+        self.waiting = 0
+
+    def _is_repaired(self, model: str) -> bool:
+        return self.loads_needed is not None and self.control.count(f"+{model}") >= self.loads_needed
+
+    async def _wait(self, model: str, *, streamed: bool = False) -> None:
+        self.waiting += 1
+        try:
+            while not self._is_repaired(model) and (model in self.silent or (streamed and self.silent_streams)):
+                await asyncio.sleep(0.01)
+        finally:
+            self.waiting -= 1
+
+    async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        await self._wait(request.model_name)
+        if self.message and not self._is_repaired(request.model_name):
+            await context.abort(grpc.StatusCode.INTERNAL, self.message)
+        return pb.ModelInferResponse()
+
+    async def _streamed(
+        self, request: pb.ModelInferRequest, context: object
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        await self._wait(request.model_name, streamed=True)
+        fails = self.message and not self.samples_work and not self._is_repaired(request.model_name)
+        yield pb.ModelStreamInferResponse(error_message=self.message) if fails else piece(final=True)
+
+
+class Watched:
+    """An engine over a scripted Triton. ``faults`` and ``restarts``: what the watch found and requested."""
+
+    def __init__(self, server: FakeTriton, engine: TritonEngine, health: TritonHealth) -> None:
+        self.server = server
+        self.engine = engine
+        self.health = health
+        self.restarts = 0
+        self.restart_helps = True
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        if self.restart_helps and isinstance(self.server, ScriptedTriton):
+            self.server.silent = set()
+
+    async def call(
+        self, model: str = "a", timeout_s: float = WITHIN_S, times: int = 1, *, streamed: bool = False
+    ) -> GatewayError | None:
+        """Returns the last error."""
+        error = None
+        for _ in range(times):
+            request, deadline, error = InferenceRequest(model, ()), Deadline.after(timeout_s), None
+            try:
+                await (discard_stream if streamed else TritonEngine.infer)(self.engine, request, deadline)
+            except GatewayError as exc:
+                error = exc
+        return error
+
+    @asynccontextmanager
+    async def watching(
+        self, *models: str, may_reload: bool = False, restarts: bool = False, **samples: Any
+    ) -> AsyncIterator[None]:
+        self.health.may_reload = may_reload
+        restart = self.restart if restarts else None
+        async with running(HealthWatch(self.engine, self.health, Samples(*models, **samples), restart).run()):
+            yield
+
+    @property
+    def hung(self) -> list[str]:
+        return self.health.with_fault(ModelFault.HUNG)
+
+    @property
+    def dead(self) -> list[str]:
+        return self.health.with_fault(ModelFault.PROCESS, ModelFault.ENGINE)
+
+
+def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in INTERVALS.items():
+        monkeypatch.setattr(watch_module, name, value)
+    for module in (engine_module, health_module):
+        monkeypatch.setattr(module, "SILENCE_S", 0.1)
+    for module in (watch_module, health_module):
+        monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
+
+
+@asynccontextmanager
+async def watched_triton(
+    server: FakeTriton | None = None, declared: ModelDeclaration | None = None, kind: Kind = "asyncio"
+) -> AsyncIterator[Watched]:
+    health = TritonHealth(lambda _: declared or ModelDeclaration())
+    async with serving(server or ScriptedTriton()) as triton, open_transport(triton.url, kind=kind) as channel:
+        engine = TritonEngine(channel, health=health)
+        yield Watched(triton, engine, health)
+        await engine.close()
 
 
 @asynccontextmanager
@@ -34,8 +163,9 @@ async def running(watch: Coroutine[None, None, None]) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -103,7 +103,7 @@ class Balancer(InferenceServer):
             async with asyncio.timeout(LIVE_S):
                 is_live = await server.engine.is_live()
         except TimeoutError:
-            is_live = server.health.progress.heard_at >= asked_at
+            is_live = server.health.is_heard_since(asked_at)
         if is_live and not server.is_up:
             with suppress(GatewayError):
                 await self._lookups.introduce(server)

@@ -9,10 +9,9 @@ from contextlib import suppress
 
 from app.core.aio import BackgroundTasks, Backoff
 from app.core.errors import GatewayError
-from app.core.inference import Deadline
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.server import TritonServer
-from app.triton.health.canaries import Canaries, answer, canary_of
+from app.triton.health.canaries import Canaries, canary_of, is_answered
 
 POLL_S = 0.25
 SHORTEST_S = 0.05
@@ -98,10 +97,10 @@ class Watch:
             return server.is_up
         began = time.monotonic()
         try:
-            await answer(server.engine, canary, Deadline.after(2 * slow.limit_s))
+            is_fast = await is_answered(server.engine, canary, 2 * slow.limit_s)
         except GatewayError:
             return False
-        return time.monotonic() - began < slow.limit_s
+        return is_fast and time.monotonic() - began < slow.limit_s
 
 
 class Slow:
@@ -131,4 +130,4 @@ def slow_servers(servers: list[TritonServer]) -> Iterator[tuple[TritonServer, st
 
 
 def _is_silent(server: TritonServer) -> bool:
-    return server.in_flight > 0 and time.monotonic() - server.health.progress.heard_at > SILENCE_S
+    return server.in_flight > 0 and not server.health.is_heard_since(time.monotonic() - SILENCE_S)

@@ -51,7 +51,7 @@ class TritonServer:
         if self.is_leaving:
             return "leaving"
         if not self.is_up:
-            return "stuck" if self.health.progress.is_stuck else "down"
+            return "stuck" if self.health.is_stuck else "down"
         return "slow" if self.is_slow else "up"
 
     @property

@@ -1,18 +1,13 @@
-"""Canary requests, with which the gateway checks whether a model works.
+"""Canary requests, with which the gateway checks whether a model works."""
 
-Closes the breakers of one Triton: probes each model with its pipeline's sample until the model answers.
-"""
-
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
-from app.core.engine import InferenceServer
+from app.core.engine import Engine, InferenceServer
 from app.core.errors import DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline, InferenceRequest
-from app.triton.health.health import Breaker, Breakers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,70 +22,73 @@ class Canary:
     """The longest deadline of a pipeline that uses one of these models."""
 
 
-class Canaries(Protocol):
-    def all(self) -> Sequence[Canary]:
-        """Returns a new canary for each model whose pipeline has a sample."""
+Canaries = Callable[[], Sequence[Canary]]
+"""Returns a new canary for each model whose pipeline has a sample."""
 
 
 def canary_of(canaries: Canaries, model: str) -> Canary | None:
     """Returns a new canary for a model; None if no pipeline over the model has a sample."""
-    return next((canary for canary in canaries.all() if canary.request.model == model), None)
+    return next((canary for canary in canaries() if canary.request.model == model), None)
 
 
-async def answer(engine: InferenceServer, canary: Canary, deadline: Deadline) -> None:
-    """Sends the canary and returns after the model's first response. Raises GatewayError."""
-    if not canary.is_decoupled:
-        await engine.infer(canary.request, deadline)
-        return
-    async with aclosing(engine.infer_stream(canary.request, deadline)) as responses:
-        async for _ in responses:
-            return
+async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool:
+    """Waits for the first response. An error of the model is an answer. Raises Unavailable."""
+    deadline = Deadline.after(timeout_s)
+    try:
+        if not canary.is_decoupled:
+            await engine.infer(canary.request, deadline)
+            return True
+        async with aclosing(engine.infer_stream(canary.request, deadline)) as responses:
+            async for _ in responses:
+                return True
+    except DeadlineExceeded:
+        return False
+    except GatewayError as exc:
+        if isinstance(exc, Unavailable):
+            raise
+    return True
 
 
-POLL_S = 0.05
-LONGEST_PROBE_S = 30.0
+class Verdict(Enum):
+    WORKS = auto()
+    """The model answers, or it is busy."""
+    SILENT = auto()
+    UNKNOWN = auto()
+    """Triton, its statistics or the model cannot be reached."""
 
 
-class BreakerProbes:
-    """Probes the models. Without a sample, or while Triton is unreachable, the probe checks if the model is ready."""
+async def examine(engine: InferenceServer, canary: Canary, timeout_s: float, method: str) -> Verdict:
+    """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
 
-    def __init__(self, engine: InferenceServer, breakers: Breakers, canaries: Canaries) -> None:
-        self._engine = engine
-        self._breakers = breakers
-        self._canaries = canaries
+    Triton executes requests although their callers do not wait any more. So a model that answers nothing in time may be
+    busy for minutes. Triton's statistics count the requests that it completes in this time.
+    """
+    model, canary = canary.request.model, replace(canary, is_decoupled=method == "ModelStreamInfer")
+    try:
+        before = await _completed(engine, canary.models)
+        if await is_answered(engine, canary, timeout_s):
+            return Verdict.WORKS
+        after = await _completed(engine, canary.models)
+    except GatewayError:
+        return Verdict.UNKNOWN
+    # The canary itself counts as an execution of an ensemble's steps and, before its response, of a decoupled model.
+    # So these are busy only if the completed requests took about as long as the canary waited.
+    if not canary.is_decoupled and after[model][0] != before[model][0]:
+        return Verdict.WORKS
+    gained = [(after[name][1] - before[name][1], after[name][2] - before[name][2]) for name in after]
+    average_s = sum(ns / requests / 1e9 for requests, ns in gained if requests > 0)
+    return Verdict.WORKS if average_s >= timeout_s / 2 else Verdict.SILENT
 
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await self._breakers.opened.wait()
-            due = {model: breaker for model, breaker in self._breakers.open.items() if breaker.is_due}
-            if due:
-                await asyncio.gather(*(self._probe(model, breaker) for model, breaker in due.items()))
-            else:
-                await asyncio.sleep(POLL_S)
 
-    async def _probe(self, model: str, breaker: Breaker) -> None:
-        if await self._works(model, breaker):
-            self._breakers.close(model)
-        else:
-            breaker.probe_failed()
+async def _completed(engine: InferenceServer, models: Iterable[str]) -> Mapping[str, tuple[int, int, int]]:
+    """Model -> its executions since it was loaded, its successful requests, and their nanoseconds in Triton.
 
-    async def _works(self, model: str, breaker: Breaker) -> bool:
-        try:
-            if not await self._engine.model_ready(model):
-                return False
-            canary = canary_of(self._canaries, model) if breaker.is_reached else None
-            return canary is None or await self._answers(canary)
-        except Unavailable:
-            return False
-        except GatewayError:
-            return True  # an error of the model is an answer
-
-    async def _answers(self, canary: Canary) -> bool:
-        """Raises GatewayError."""
-        deadline = Deadline.after(min(self._breakers.timeout_s(canary.request.model), LONGEST_PROBE_S))
-        try:
-            await answer(self._engine, canary, deadline)
-        except DeadlineExceeded:
-            return self._breakers.has_answered_since_opened(canary.request.model)
-        return True
+    Raises GatewayError, also if the server has no statistics.
+    """
+    found = {}
+    for model in models:
+        versions = (await engine.document("stats", model))["model_stats"]
+        successes = [version["inference_stats"]["success"] for version in versions]
+        executions = sum(version["execution_count"] for version in versions)
+        found[model] = executions, sum(each["count"] for each in successes), sum(each["ns"] for each in successes)
+    return found

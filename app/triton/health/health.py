@@ -1,249 +1,184 @@
-"""Detects faults that Triton does not report, from the results of the engine's calls.
+"""What the calls of one Triton show about it, and what follows for requests.
 
-``TritonHealth`` decides what the engine reports as live and ready. It combines the circuit breakers of the models
-(``Breakers``) with the calls that do not return (``Progress``).
+A model is ready, suspect or has a :class:`ModelFault`. :mod:`app.triton.health.watch` acts on this table:
+
+==================================  =====================================  ========  =================================
+what calls show                     proof                                  fault     what is done until it works
+==================================  =====================================  ========  =================================
+5 in a row without an answer        none                                   OPEN      probe after 0.25 s, then up to 5 s
+2 in a row without an answer        2 canaries without an answer, and      HUNG      after 60 s reload the model,
+                                    5 such calls; nothing is completed               then restart Triton
+an error that names a dead process  an error of a canary; without one,     PROCESS   reload after 0 s, 1 s, up to 60 s
+                                    3 errors
+an error of ``engine_errors``       the same                               ENGINE    the same, with the models below it
+the same                            also no canary of another model is     (stuck)   after 60 s restart Triton
+                                    answered by the same gRPC method
+a stream is silent                  Triton does not answer, the process    (none)    end the stream
+                                    died, or the model was reloaded
+==================================  =====================================  ========  =================================
 """
 
-import asyncio
 import logging
 import math
+import re
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
 
 from app.core.aio import Backoff
-from app.core.engine import ObservedCall
 from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
-from app.core.inference import InferenceRequest, InferenceResponse
-from app.triton.health.declarations import Declarations, NoDeclarations
-from app.triton.health.python_backend import Stubs
+from app.core.model import ModelConfig, reached
 
 FAILURES = 5
 """The number of consecutive failures that opens a breaker."""
 FIRST_PROBE_S = 0.25
 LONGEST_PROBE_S = 5.0
 """Longest interval between probes of a model that does not answer. An unreachable model keeps the first interval."""
-TIMEOUT_FACTOR = 3.0
-"""A passed deadline counts as a failure after this many times the model's longest recent answer time."""
 LEAST_TIMEOUT_S = 1.0
-"""Lower limit of that time."""
 UNKNOWN_TIMEOUT_S = 5.0
-"""That time for a model that has never answered."""
-_FADING = 0.99
-_log = logging.getLogger(__name__)
-
-CountOpen = Callable[[str, int], None]
-"""Called with the model and 1 when a breaker opens, -1 when it closes."""
-
-
-class Breaker:
-    """An open breaker. ``is_reached``: whether requests reach the model but are not answered."""
-
-    def __init__(self, *, is_reached: bool) -> None:
-        self.is_reached = is_reached
-        self._backoff = Backoff(FIRST_PROBE_S, LONGEST_PROBE_S if is_reached else FIRST_PROBE_S)
-        self._backoff.fail()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether to send a probe now."""
-        return self._backoff.is_due
-
-    @property
-    def retry_after_s(self) -> int:
-        """Whole seconds until the next probe is expected to be answered."""
-        return max(1, math.ceil(self._backoff.due_at - time.monotonic()))
-
-    def probe_failed(self) -> None:
-        self._backoff.fail()
-
-
-class Breakers:
-    """The circuit breakers of one Triton, by model.
-
-    After several consecutive failures at one Triton, a model is not called until a probe succeeds. Only failures
-    without an answer count: UNAVAILABLE, and a deadline that passed after the model should have answered. An error of
-    the model or of the caller is an answer.
-    """
-
-    def __init__(self, count_open: CountOpen = lambda model, change: None) -> None:
-        self._count_open = count_open
-        self.open: dict[str, Breaker] = {}
-        self.opened = asyncio.Event()
-        """Set while any breaker is open."""
-        self._failures: Counter[str] = Counter()
-        self._waits_s: dict[str, float] = {}
-
-    def answered(self, model: str, waited_s: float) -> None:
-        """Call this when Triton answered a call, with a response or an error."""
-        faded_s = self._waits_s.get(model, 0.0) * _FADING
-        self._waits_s[model] = waited_s if waited_s > faded_s else faded_s
-        if self._failures:
-            self._failures.pop(model, None)
-
-    def failed(self, model: str, error: GatewayError, waited_s: float) -> None:
-        """Call this when a call ended without an answer."""
-        is_timeout = isinstance(error, DeadlineExceeded)
-        is_lost = isinstance(error, UpstreamUnavailable) and not error.was_answered
-        if not (is_lost or (is_timeout and waited_s >= self.timeout_s(model))):
-            return
-        self._failures[model] += 1
-        if self._failures[model] >= FAILURES and model not in self.open:
-            self.open[model] = Breaker(is_reached=is_timeout)
-            self.opened.set()
-            self._count_open(model, 1)
-            _log.error("model '%s' failed %d times in a row without an answer: its breaker is open", model, FAILURES)
-
-    def has_answered_since_opened(self, model: str) -> bool:
-        """Whether the model answered a call, perhaps one from before the breaker of the model opened."""
-        return self._failures[model] < FAILURES
-
-    def close(self, model: str) -> None:
-        """Closes the breaker of a model after a successful probe."""
-        self._failures.pop(model, None)
-        if self.open.pop(model, None) is not None:
-            self._count_open(model, -1)
-            _log.info("model '%s' answers again: its breaker is closed", model)
-        if not self.open:
-            self.opened.clear()
-
-    def longest_wait_s(self, model: str) -> float:
-        """Returns the model's longest recent answer time; 0 if it has not answered."""
-        return self._waits_s.get(model, 0.0)
-
-    def timeout_s(self, model: str) -> float:
-        """Returns the time after which a missing answer of the model counts as a failure."""
-        longest_s = self._waits_s.get(model)
-        return UNKNOWN_TIMEOUT_S if longest_s is None else max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * longest_s)
-
-
+"""The timeout of a model that has never answered."""
 SILENCE_S = 5.0
 """An abandoned call counts as unanswered if it waited at least this long for a response."""
-_TOGETHER_S = 0.001
-"""Responses of a call that arrive within this time count as one answer."""
-_NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
-"""Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
-
-
-class Silence:
-    """How long calls of one model have waited since its last answer. Calls at the same time count once."""
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-        self._until = 0.0
-
-    def add(self, began: float, ended: float) -> None:
-        """Adds the wait of an unanswered call, in monotonic seconds."""
-        self.waited_s += max(0.0, ended - max(began, self._until))
-        self._until = ended
-
-
-class Progress:
-    """Tracks whether inference calls return. A stuck Triton is live, but does not answer inference calls.
-
-    Counts consecutive calls without an answer. Reports the end of each call to ``breakers``.
-    """
-
-    def __init__(self, breakers: Breakers | None = None, declared: Declarations | None = None) -> None:
-        self.breakers = breakers or Breakers()
-        self._declared = declared or NoDeclarations()
-        self.heard_at = 0.0
-        """When Triton last answered a call, in monotonic seconds."""
-        self.is_stuck = False
-        self.unanswered: Counter[str] = Counter()
-        """gRPC method -> consecutive calls without an answer."""
-        self.answers: Counter[str] = Counter()
-        """gRPC method -> answers so far."""
-        self.unanswered_by_model: Counter[str] = Counter()
-        """Model -> consecutive calls without an answer."""
-        self._longest_wait_s: dict[str, float] = {}
-        self._heard_at: dict[str, float] = {}
-        self._silences: dict[str, Silence] = {}
-        """By model with unanswered calls since its last answer."""
-
-    def started(self, request: InferenceRequest, method: str, timeout_s: float = math.inf) -> ObservedCall:
-        """``timeout_s``: until the deadline of the call."""
-        return _TimedCall(request, method, self, timeout_s)
-
-    def answered(self, model: str, method: str, waited_s: float) -> None:
-        self.unanswered[method] = 0
-        self.answers[method] += 1
-        self.heard_at = self._heard_at[model] = time.monotonic()
-        if self._silences:
-            self._end_silence(model)
-        if waited_s >= self._longest_wait_s.get(model, 0.0):
-            self._longest_wait_s[model] = waited_s
-        self.breakers.answered(model, waited_s)
-
-    def unanswered_since(self, model: str, method: str, began: float) -> None:
-        """Counts a call that ends now without an answer. ``began``: when its wait began, in monotonic seconds."""
-        self.unanswered[method] += 1
-        self.unanswered_by_model[model] += 1
-        self._silences.setdefault(model, Silence()).add(began, time.monotonic())
-
-    def may_be_busy(self, model: str) -> bool:
-        """Whether the silence of the model is explained by the declared time until a first output."""
-        silence = self._silences.get(model)
-        return silence is not None and silence.waited_s < self._declared.first_output_s(model)
-
-    def _end_silence(self, model: str) -> None:
-        self._silences.pop(model, None)
-        self.unanswered_by_model.pop(model, None)
-
-    def has_answered(self, model: str) -> bool:
-        return model in self._longest_wait_s
-
-    def has_answered_since(self, model: str, since: float) -> bool:
-        """``since``: in monotonic seconds."""
-        return self._heard_at.get(model, 0.0) >= since
-
-    def timeout_s(self, model: str) -> float:
-        """Returns the timeout of a canary of the model: three times its longest answer time so far, at least 5 s."""
-        return max(SILENCE_S, 3 * self._longest_wait_s.get(model, 0.0))
-
-
-class _TimedCall(ObservedCall):
-    def __init__(self, request: InferenceRequest, method: str, progress: Progress, timeout_s: float) -> None:
-        super().__init__(request)
-        self._method = method
-        self._progress = progress
-        self._timeout_s = timeout_s
-        self._since = time.monotonic()
-        self._has_response = False
-
-    def response(self, response: InferenceResponse) -> None:
-        now = time.monotonic()
-        if not self._has_response or now - self._since >= _TOGETHER_S:
-            self._has_response = True
-            self._answered(now)
-
-    def ended(self, code: str, error: GatewayError | None) -> None:
-        if self._has_response and code == "OK":
-            return  # the last response was counted when it arrived
-        if code not in _NO_ANSWER:
-            self._answered(time.monotonic())
-            return
-        model = self.request.model
-        if self._is_unanswered(code):
-            self._progress.unanswered_since(model, self._method, self._since)
-        if error is None or self._has_response:
-            return
-        if not (isinstance(error, DeadlineExceeded) and self._progress.may_be_busy(model)):
-            waited_s = min(time.monotonic() - self._since, self._timeout_s)  # a busy gateway notices a deadline late
-            self._progress.breakers.failed(model, error, waited_s)
-
-    def _is_unanswered(self, code: str) -> bool:
-        if code == "DEADLINE_EXCEEDED" and not self._has_response:
-            return True
-        return code != "UNAVAILABLE" and time.monotonic() - self._since >= SILENCE_S
-
-    def _answered(self, now: float) -> None:
-        self._progress.answered(self.request.model, self._method, now - self._since)
-        self._since = now
-
-
+REPEATED = 3
+"""The number of errors about one process that confirms its death if the model has no sample."""
+FIRST_DELAY_S = 1.0
+"""Between two reloads of a model with a dead process."""
+FORGIVEN_S = 300.0
+"""After this time without a repair, a model starts again with the first delay."""
 ENGINE_RETRY_S = 5
 """``Retry-After`` while the engine of a model is dead. An engine loads for longer, or somebody must load it."""
+_FADING = 0.99
+_LONGEST_MESSAGE = 4096
+_DEAD_STUB = re.compile(r"Stub process (?:'([^']*)' )?is not healthy\.")
+_log = logging.getLogger(__name__)
+
+
+class ModelFault(Enum):
+    """In the order in which they explain a refusal."""
+
+    HUNG = auto()
+    OPEN = auto()
+    """The breaker is open."""
+    ENGINE = auto()
+    PROCESS = auto()
+
+
+DEAD = {ModelFault.ENGINE, ModelFault.PROCESS}
+DeadPart = tuple[ModelFault, str]
+"""The dead process or engine of a model."""
+
+
+class Rule(NamedTuple):
+    """What a fault of a model means. ``refusal``: the error of requests. ``began``, ``ended``: lines of the log."""
+
+    refusal: str
+    began: str
+    ended: str = "model '%s' works again"
+    clause: str = ""
+    """See :meth:`InferenceServer.fault`."""
+    retry_after_s: int = 1
+    error: type[Unavailable] = ModelNotReady
+
+
+RULES = {
+    ModelFault.HUNG: Rule(
+        "Model '{}' does not answer.",
+        "model '%s' does not answer although Triton is live: it is not ready",
+        "model '%s' works again, or Triton cannot be reached",
+    ),
+    ModelFault.OPEN: Rule(
+        "Model '{}' failed several times in a row; it is not called until it answers a probe.",
+        f"model '%s' failed {FAILURES} times in a row without an answer: its breaker is open",
+        "model '%s' answers again: its breaker is closed",
+        error=UpstreamUnavailable,
+    ),
+    ModelFault.ENGINE: Rule(
+        "The engine of model '{}' has died.",
+        "the engine of model '%s' died, although Triton reports the model as ready",
+        clause="its engine has died",
+        retry_after_s=ENGINE_RETRY_S,
+    ),
+    ModelFault.PROCESS: Rule(
+        "A process that model '{}' needs has died.",
+        "the Python process of model '%s' died, and Triton does not restart it",
+        clause="a process that it needs has died",
+    ),
+}
+
+
+class ModelDeclaration(NamedTuple):
+    """What the pipelines of ``gateway.yaml`` declare about a model."""
+
+    first_output_s: float = 0.0
+    """The longest time until the first output of a pipeline that uses the model; 0 if none declares it."""
+    engine_errors: Sequence[str] = ()
+    """Expressions for messages of the called model that mean that its engine has died."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelHealth:
+    """What is known about one model. Times are in monotonic seconds."""
+
+    heard_at: float = 0.0
+    """The last answer; 0 before the first."""
+    longest_s: float = 0.0
+    """The longest answer time."""
+    recent_s: float = 0.0
+    """The longest recent answer time: older ones count less and less."""
+    failures: int = 0
+    """Consecutive calls without an answer that count for the breaker."""
+    probes: Backoff = field(default_factory=Backoff)
+    repairs: Backoff = field(default_factory=lambda: Backoff(FIRST_DELAY_S, forgiven_s=FORGIVEN_S))
+    usual_silence_s: float = 0.0
+    """How long the model must be silent until it is not ready. It grows when a slow model was silent that long."""
+    died_at: float = 0.0
+    repaired_at: float = 0.0
+    reloaded_at: float = 0.0
+    """A time before the last reload by any client of Triton."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the breaker opened because calls that reached the model were not answered."""
+        return self.probes.longest_s > FIRST_PROBE_S
+
+    @property
+    def timeout_s(self) -> float:
+        """The time after which a missing answer counts as a failure."""
+        return max(LEAST_TIMEOUT_S, 3 * self.recent_s) if self.heard_at else UNKNOWN_TIMEOUT_S
+
+    @property
+    def canary_s(self) -> float:
+        """The timeout of a canary."""
+        return max(SILENCE_S, 3 * self.longest_s)
+
+
+@dataclass(slots=True, eq=False)
+class CallHistory:
+    """The latest calls of one model by one gRPC method."""
+
+    model: ModelHealth
+    heard_at: float = 0.0
+    unanswered: int = 0
+    """Consecutive calls without an answer."""
+    silent_s: float = 0.0
+    """How long calls have waited since the last answer. Calls at the same time count once."""
+    _until: float = 0.0
+
+    def answered(self, waited_s: float, now: float) -> None:
+        self.heard_at, self.unanswered, self.silent_s, self._until = now, 0, 0.0, 0.0
+        model = self.model
+        model.heard_at, model.failures = now, 0
+        model.longest_s = max(model.longest_s, waited_s)
+        faded_s = model.recent_s * _FADING
+        model.recent_s = waited_s if waited_s > faded_s else faded_s
+
+    def went_unanswered(self, began: float, now: float) -> None:
+        self.unanswered += 1
+        self.silent_s += max(0.0, now - max(began, self._until))
+        self._until = now
 
 
 class TritonHealth:
@@ -251,49 +186,208 @@ class TritonHealth:
 
     def __init__(
         self,
-        stubs: Stubs | None = None,
-        count_open: CountOpen = lambda model, change: None,
-        declared: Declarations | None = None,
+        declared: Callable[[str], ModelDeclaration] = lambda model: ModelDeclaration(),
+        changed: Callable[[ModelFault, str, int], None] = lambda fault, model, change: None,
+        *,
+        may_reload: bool = False,
     ) -> None:
-        self.stubs = stubs or Stubs()
-        self.breakers = Breakers(count_open)
-        self.progress = Progress(self.breakers, declared)
-        self.hung_models: set[str] = set()
-        """Models that do not answer although Triton is live."""
+        """``changed``: called with 1 when a fault begins, and with -1 when it ends."""
+        self._declared = declared
+        self._changed = changed
+        self.may_reload = may_reload
+        """Whether the gateway loads models again."""
+        self.models = defaultdict[str, ModelHealth](ModelHealth)
+        self.calls: dict[tuple[str, str], CallHistory] = {}
+        """By model and gRPC method."""
+        self.faults: dict[str, set[ModelFault]] = {}
+        """By model with at least one fault."""
+        self.suspects: dict[str, Counter[DeadPart]] = {}
+        """Called model -> what the errors of its calls named, and how often."""
+        self.unproven: set[DeadPart] = set()
+        """Those that are used again, although no answer has proved that they work."""
+        self.died_at = 0.0
+        """The last death of a process or an engine."""
+        self.is_stuck = False
+        """Whether Triton is live, but does not answer inference calls."""
         self.restart_wanted_by: set[str] = set()
         """The hung models that only a restart of Triton can help."""
+        self._configs: dict[str, ModelConfig] = {}
+
+    def learn(self, config: ModelConfig) -> None:
+        """Stores which models this model runs."""
+        self._configs[config.name] = config
+
+    def run_by(self, model: str) -> set[str]:
+        """The model itself, and the models that it runs, at any depth."""
+        config = self._configs.get(model)
+        below = () if config is None else reached(config, self._configs)
+        return {model}.union(*(each.calls for each in below))
+
+    def instances(self, called: str) -> int:
+        """The largest number of instances among the models that a call of ``called`` runs."""
+        known = (self._configs[name] for name in self.run_by(called) if name in self._configs)
+        return max((config.instance_count for config in known), default=1)
+
+    def is_ensemble(self, model: str) -> bool:
+        return model in self._configs and self._configs[model].is_ensemble
+
+    # What follows for requests
 
     @property
     def needs_restart(self) -> bool:
-        return self.progress.is_stuck or bool(self.restart_wanted_by)
+        return self.is_stuck or bool(self.restart_wanted_by)
 
-    def has_working(self, model: str) -> bool:
-        """Whether no known fault concerns the model, or a model that it runs."""
-        if not self.stubs.dead_models and not self.hung_models:
-            return True
-        return (self.stubs.dead_models | self.hung_models).isdisjoint(self.stubs.run_by(model))
+    def with_fault(self, *faults: ModelFault) -> list[str]:
+        """The models that have one of these faults themselves."""
+        return sorted(model for model, found in self.faults.items() if not found.isdisjoint(faults))
+
+    def faults_of(self, model: str) -> list[ModelFault]:
+        """Those of the model and of the models that it runs, in the order in which they explain a refusal.
+
+        An open breaker concerns only the calls of its model.
+        """
+        if not self.faults:
+            return []
+        found = set[ModelFault]().union(*(self.faults.get(name, ()) for name in self.run_by(model)))
+        if ModelFault.OPEN not in self.faults.get(model, ()):
+            found.discard(ModelFault.OPEN)
+        return [fault for fault in RULES if fault in found]
+
+    def is_ready(self, model: str) -> bool:
+        """Whether no known fault concerns the readiness of the model. An open breaker does not."""
+        return all(fault is ModelFault.OPEN for fault in self.faults_of(model))
 
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
-        if self.hung_models and not self.hung_models.isdisjoint(self.stubs.run_by(model)):
-            return ModelNotReady(f"Model '{model}' does not answer.", was_sent=False)
-        if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
-            text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
-            return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
-        if self.stubs.dead_engines and not self.stubs.has_engine(model):
-            text = f"The engine of model '{model}' has died."
-            return ModelNotReady(text, was_sent=False, retry_after_s=ENGINE_RETRY_S)
-        if self.stubs.dead_models and not self.stubs.is_alive(model):
-            return ModelNotReady(f"A process that model '{model}' needs has died.", was_sent=False)
-        if self.progress.is_stuck:
+        for fault in self.faults_of(model):
+            rule, retry_after_s = RULES[fault], RULES[fault].retry_after_s
+            if fault is ModelFault.OPEN:
+                retry_after_s = max(1, math.ceil(self.models[model].probes.due_at - time.monotonic()))
+            return rule.error(rule.refusal.format(model), was_sent=False, retry_after_s=retry_after_s)
+        if self.is_stuck:
             return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)
         return None
 
     def fault(self, model: str) -> str:
-        """Why a model that Triton reports as ready is not, as a clause for messages; empty without a known cause."""
-        if not self.stubs.has_engine(model):
-            return "its engine has died"
-        return "" if self.stubs.is_alive(model) else "a process that it needs has died"
+        """See :meth:`InferenceServer.fault`."""
+        return next((clause for fault in self.faults_of(model) if (clause := RULES[fault].clause)), "")
+
+    # What calls show
+
+    def calls_of(self, model: str, method: str) -> CallHistory:
+        history = self.calls.get((model, method))
+        return history or self.calls.setdefault((model, method), CallHistory(self.models[model]))
+
+    def answered(self, model: str, calls: CallHistory, waited_s: float, now: float) -> None:
+        """An answer closes the breaker, also that of a canary or of a call from before the breaker opened."""
+        calls.answered(waited_s, now)
+        if self.faults:
+            self.end(ModelFault.OPEN, model)
+
+    def is_heard_since(self, since: float, method: str = "", model: str = "") -> bool:
+        """Whether Triton answered a call, of the given method and model. ``since``: in monotonic seconds."""
+        return any(
+            history.heard_at >= since
+            for (name, its_method), history in self.calls.items()
+            if model in {"", name} and method in {"", its_method}
+        )
+
+    def may_be_busy(self, model: str, calls: CallHistory) -> bool:
+        """Whether the silence of the model is explained by the declared time until a first output."""
+        return 0 < calls.silent_s < self._declared(model).first_output_s
+
+    def failed(self, model: str, error: GatewayError, waited_s: float) -> None:
+        """Opens the breaker after several calls that ended without an answer.
+
+        These are UNAVAILABLE, and a deadline that passed after the model should have answered. An error of the model
+        or of the caller is an answer.
+        """
+        state, is_timeout = self.models[model], isinstance(error, DeadlineExceeded)
+        is_lost = isinstance(error, UpstreamUnavailable) and not error.was_answered
+        if is_lost or (is_timeout and waited_s >= state.timeout_s):
+            state.failures += 1
+            if state.failures == FAILURES:
+                state.probes = Backoff(FIRST_PROBE_S, LONGEST_PROBE_S if is_timeout else FIRST_PROBE_S)
+                state.probes.fail()
+                self.begin(ModelFault.OPEN, model)
+
+    def begin(self, fault: ModelFault, model: str) -> None:
+        """Only notes the time of a death if the model has the fault."""
+        if fault in DEAD:
+            self.models[model].died_at = self.died_at = time.monotonic()
+        found = self.faults.setdefault(model, set())
+        if fault not in found:
+            found.add(fault)
+            self._changed(fault, model, 1)
+            _log.error(RULES[fault].began, model)
+
+    def end(self, fault: ModelFault, model: str, log: str = "") -> None:
+        """No-op if the model does not have the fault. ``log``: instead of the line of the table."""
+        found = self.faults.get(model, set())
+        if fault in found:
+            found.remove(fault)
+            if not found:
+                del self.faults[model]
+            self._changed(fault, model, -1)
+            _log.info(log or RULES[fault].ended, model)
+
+    # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
+    # every request that reaches the process fails after about a second. An engine dies in a process that lives.
+
+    def is_engine_error(self, called: str, message: str) -> bool:
+        """Whether a pipeline declares that this message means that the engine of the called model died."""
+        message = message[:_LONGEST_MESSAGE]
+        return any(re.search(pattern, message) for pattern in self._declared(called).engine_errors)
+
+    def dead_part(self, called: str, message: str) -> DeadPart | None:
+        """The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
+
+        Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``.
+        """
+        found = _DEAD_STUB.search(message)
+        if found is None:
+            return (ModelFault.ENGINE, called) if self.is_engine_error(called, message) else None
+        if found[1] is None:
+            return ModelFault.PROCESS, called
+        owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]
+        return (ModelFault.PROCESS, max(owners, key=len)) if owners else None
+
+    def suspect(self, called: str, message: str, began: float, *, is_probe: bool = False) -> None:
+        """Notes the error of a call to the model ``called``, if it is about a process or engine that the model needs.
+
+        The error of a canary is a proof. Another may contain text from a caller, so it is only a suspicion.
+
+        ``began``: start of the call, in monotonic seconds. A call from before the repair of the model is ignored,
+        because its error, which may be seconds late, is about the process that the repair replaced.
+        """
+        part = self.dead_part(called, message)
+        if part is None or began < self.models[part[1]].repaired_at:
+            return
+        if is_probe:
+            self.begin(*part)
+        else:
+            self.suspects.setdefault(called, Counter())[part] += 1
+
+    def succeeded(self, called: str) -> None:
+        """The engine of a model with one instance works."""
+        engine = ModelFault.ENGINE, called
+        self.unproven.discard(engine)
+        if engine in self.suspects.get(called, ()) and self.instances(called) == 1:
+            del self.suspects[called]
+
+    def revive(self, model: str, *, is_proven: bool = True) -> None:
+        """``is_proven``: whether the model has answered a sample; otherwise the next request decides."""
+        if not is_proven and ModelFault.ENGINE in self.faults.get(model, ()):
+            self.unproven.add((ModelFault.ENGINE, model))
+        self.models[model].repaired_at = time.monotonic()
+        for called in [each for each in self.suspects if model in self.run_by(each)]:
+            del self.suspects[called]
+        for fault in DEAD:
+            self.end(fault, model, "" if is_proven else "model '%s' is tried again with the next request")
+
+    def has_died_since(self, began: float, called: str) -> bool:
+        """Whether the process of the model, or of a model that it runs, is known to have died after ``began``."""
+        return self.died_at > began and any(self.models[model].died_at > began for model in self.run_by(called))
 
 
 class HealthByAddress(dict[str, TritonHealth]):

@@ -1,6 +1,7 @@
 """The balancer selects a Triton for each request; the engines have scripted answers."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -280,7 +281,7 @@ class TestBreakers:
     async def test_a_stuck_server_gets_no_requests(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
-        balancer.servers[0].health.progress.is_stuck = True
+        balancer.servers[0].health.is_stuck = True
         for _ in range(10):
             await ask(balancer)
         assert len(engines[0].requests) == 0
@@ -288,7 +289,7 @@ class TestBreakers:
 
 def trip(server: TritonServer) -> None:
     for _ in range(FAILURES):
-        server.health.breakers.failed("m", lost(was_sent=True), 0.1)
+        server.health.failed("m", lost(was_sent=True), 0.1)
 
 
 class TestModels:
@@ -360,7 +361,7 @@ class TestModels:
         busy = balancer.servers[0]
         look = asyncio.create_task(balancer.look_at(busy))
         await asyncio.sleep(0.01)
-        busy.health.progress.answered("m", "ModelInfer", 0.1)
+        busy.health.calls_of("m", "ModelInfer").answered(0.1, time.monotonic())
         await look
         assert busy.is_up
         assert await balancer.is_live()

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,9 +18,8 @@ from app.grpc.rpc import LATER_S
 from app.triton.connect import open_transport
 from app.triton.fleet.balancer import DirectEngine
 from app.triton.health import health as health_module
-from app.triton.health.canaries import BreakerProbes
-from app.triton.health.health import FAILURES, TritonHealth
-from app.triton.health.python_backend import Stubs
+from app.triton.health.health import FAILURES, ModelFault, TritonHealth
+from app.triton.health.watch import HealthWatch
 from app.triton.service import Kind
 from tests.grpc import test_client as h2
 from tests.toolkit.triton import FakeTriton, piece, serving
@@ -55,7 +55,7 @@ async def calling(
     triton: FakeTriton, kind: Kind = "asyncio"
 ) -> AsyncIterator[tuple[DirectEngine, TritonHealth, dict[str, int]]]:
     opened: dict[str, int] = {}
-    health = TritonHealth(Stubs(), lambda model, change: opened.update({model: opened.get(model, 0) + change}))
+    health = TritonHealth(changed=lambda _, model, change: opened.update({model: opened.get(model, 0) + change}))
     async with serving(triton) as server, open_transport(server.url, kind=kind) as transport:
         engine = DirectEngine(transport, health=health)
         if isinstance(triton, Scripted):
@@ -180,7 +180,7 @@ class TestBreaker:
         async with calling(triton) as (engine, health, _):
             for _ in range(2 * FAILURES):
                 await ask(engine)
-            assert health.breakers.open == {}
+            assert not health.faults
 
     async def test_a_success_between_failures_keeps_the_breaker_closed(self) -> None:
         bad = grpc.StatusCode.UNAVAILABLE
@@ -188,7 +188,7 @@ class TestBreaker:
         async with calling(Scripted(*codes), "grpcio") as (engine, health, _):
             for _ in codes:
                 await ask(engine)
-            assert health.breakers.open == {}
+            assert not health.faults
 
     async def test_short_deadlines_do_not_open_the_breaker(self) -> None:
         triton = Scripted(GOOD)
@@ -196,14 +196,14 @@ class TestBreaker:
             await ask(engine)
             triton.is_silent = True
             assert [await ask(engine, timeout_s=0.05) for _ in range(2 * FAILURES)] == ["DeadlineExceeded"] * 10
-            assert health.breakers.open == {}
+            assert not health.faults
             triton.is_silent = False
 
     async def test_missed_deadlines_of_a_fast_model_open_the_breaker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
-            health.breakers.answered("m", 0.001)
+            health.calls_of("m", "ModelInfer").answered(0.001, time.monotonic())
             triton.is_silent = True
             await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
             assert await ask(engine) == "UpstreamUnavailable"
@@ -214,15 +214,15 @@ class TestBreaker:
         monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, opened):
-            health.breakers.answered("m", 0.001)
+            health.calls_of("m", "ModelInfer").answered(0.001, time.monotonic())
             triton.is_silent = True
             await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
             before = len(triton.requests)
-            async with running(BreakerProbes(engine, health.breakers, Samples("m")).run()):
+            async with running(HealthWatch(engine, health, Samples("m")).run()):
                 await eventually(lambda: len(triton.requests) > before + 1)
                 assert await ask(engine) == "UpstreamUnavailable"
                 triton.is_silent = False
-                await eventually(lambda: not health.breakers.open)
+                await eventually(lambda: not health.faults)
             assert (await ask(engine), opened) == ("ok", {"m": 0})
 
     @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
@@ -235,17 +235,17 @@ class TestBreaker:
             triton.ready["m"] = "UNAVAILABLE"
             for _ in range(FAILURES):
                 await ask(engine)
-            async with running(BreakerProbes(engine, health.breakers, Samples(*samples)).run()):
+            async with running(HealthWatch(engine, health, Samples(*samples)).run()):
                 await asyncio.sleep(0.1)
-                assert "m" in health.breakers.open
+                assert health.with_fault(ModelFault.OPEN) == ["m"]
                 triton.ready["m"] = "READY"
-                await eventually(lambda: not health.breakers.open)
+                await eventually(lambda: not health.faults)
             assert len(triton.requests) == FAILURES
 
     async def test_requests_to_a_dead_process_fail_at_once(self) -> None:
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
-            health.stubs.condemn("m")
+            health.begin(ModelFault.PROCESS, "m")
             with pytest.raises(ModelNotReady):
                 await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
             assert await ask(engine, probe=True) == "ok"
@@ -253,7 +253,7 @@ class TestBreaker:
 
     async def test_requests_to_a_stuck_triton_fail_at_once(self) -> None:
         async with calling(Scripted(GOOD)) as (engine, health, _):
-            health.progress.is_stuck = True
+            health.is_stuck = True
             assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
 
 

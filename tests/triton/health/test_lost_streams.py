@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -10,14 +9,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
-from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.health import health as health_module
-from app.triton.health import lost_streams as module
-from app.triton.health.health import TritonHealth
-from app.triton.health.lost_streams import LostStreams
-from tests.toolkit.triton import FakeTriton, piece, serving
-from tests.toolkit.watches import WITHIN_S, Samples, eventually, running
+from app.triton.health.health import ModelFault
+from tests.toolkit.triton import FakeTriton, piece
+from tests.toolkit.watches import WITHIN_S, Watched, eventually, watched_triton
 
 
 class Server(FakeTriton):
@@ -54,23 +49,27 @@ class Server(FakeTriton):
 class Reading:
     """A stream of model ``m`` that a task reads."""
 
-    def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth) -> None:
-        self.server = server
-        self.health = health
-        self.engine = engine
+    def __init__(self, triton: Watched) -> None:
+        assert isinstance(triton.server, Server)
+        self.server = triton.server
+        self.triton = triton
+        self.health = triton.health
         self.outputs = 0
         self._task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for _ in self.engine.infer_stream(InferenceRequest("m", ()), Deadline.after(WITHIN_S)):
+        async for _ in self.triton.engine.infer_stream(InferenceRequest("m", ()), Deadline.after(WITHIN_S)):
             self.outputs += 1
 
     async def begun(self) -> None:
-        await eventually(lambda: self.outputs == self.server.pieces and bool(self.engine.streams))
+        await eventually(lambda: self.outputs == self.server.pieces and bool(self.triton.engine.streams))
 
     @property
     def is_running(self) -> bool:
         return not self._task.done()
+
+    async def ended(self) -> None:
+        await asyncio.wait({self._task})
 
     async def error(self) -> Unavailable:
         with pytest.raises(Unavailable) as caught:
@@ -78,47 +77,37 @@ class Reading:
                 await self._task
         return caught.value
 
-    @asynccontextmanager
-    async def watched(self, *samples: str) -> AsyncIterator[None]:
-        async with running(LostStreams(self.engine, self.health, Samples(*samples)).run()):
-            yield
-
 
 @pytest.fixture(params=["asyncio", "grpcio"])
 async def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reading]:
-    for name, value in {"POLL_S": 0.01, "DEAD_S": 0.05, "SILENT_S": 0.1, "COUNT_S": 0.02}.items():
-        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(health_module, "SILENCE_S", 0.2)
-    async with serving(Server()) as server, open_transport(server.url, kind=request.param) as transport:
-        assert isinstance(server, Server)
-        health = TritonHealth()
-        engine = TritonEngine(transport, health=health)
-        await engine.model_config("m")
-        found = Reading(server, engine, health)
+    async with watched_triton(Server(), kind=request.param) as triton:
+        await triton.engine.model_config("m")
+        found = Reading(triton)
         yield found
-        server.goes_on.set()
-        await engine.close()
+        found.server.goes_on.set()
+        await found.ended()
 
 
 async def test_the_stream_of_a_dead_process_ends(reading: Reading) -> None:
-    async with reading.watched():
+    async with reading.triton.watching():
         await reading.begun()
-        reading.health.stubs.condemn("m")
+        reading.health.begin(ModelFault.PROCESS, "m")
         error = await reading.error()
     assert isinstance(error, ModelNotReady)
     assert error.retryable
-    assert not reading.engine.streams
-    assert not reading.health.breakers.open
-    assert not reading.health.progress.unanswered.total()
+    assert not reading.triton.engine.streams
+    assert not reading.health.with_fault(ModelFault.OPEN)
+    assert not reading.health.calls_of("m", "ModelStreamInfer").unanswered
 
 
 async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> None:
     await reading.begun()
-    reading.health.stubs.condemn("m")
-    reading.health.stubs.revive("m")
-    later = Reading(reading.server, reading.engine, reading.health)
+    reading.health.begin(ModelFault.PROCESS, "m")
+    reading.health.revive("m")
+    later = Reading(reading.triton)
     await later.begun()
-    async with reading.watched():
+    async with reading.triton.watching():
         await reading.error()
         await asyncio.sleep(0.1)
         assert later.is_running
@@ -129,7 +118,7 @@ async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> 
 
 async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> None:
     reading.server.count = 5
-    async with reading.watched():
+    async with reading.triton.watching():
         await reading.begun()
         await asyncio.sleep(0.1)
         assert reading.is_running
@@ -138,14 +127,14 @@ async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> N
 
 
 async def test_a_silent_stream_ends_when_triton_does_not_answer(reading: Reading) -> None:
-    async with reading.watched():
+    async with reading.triton.watching():
         await reading.begun()
         reading.server.is_live = False
         assert isinstance(await reading.error(), UpstreamUnavailable)
 
 
 async def test_a_silent_stream_of_a_working_triton_goes_on(reading: Reading) -> None:
-    async with reading.watched():
+    async with reading.triton.watching():
         await reading.begun()
         await asyncio.sleep(0.6)
         assert reading.is_running
@@ -153,7 +142,7 @@ async def test_a_silent_stream_of_a_working_triton_goes_on(reading: Reading) -> 
         await eventually(lambda: not reading.is_running)
 
 
-async def test_a_silent_stream_makes_a_dead_process_a_suspect(reading: Reading) -> None:
+async def test_a_silent_stream_finds_a_dead_process(reading: Reading) -> None:
     """The sample meets the dead process: no other request is needed to find it."""
     await reading.begun()
 
@@ -162,5 +151,5 @@ async def test_a_silent_stream_makes_a_dead_process_a_suspect(reading: Reading) 
         raise AssertionError
 
     reading.server.unary = dead
-    async with reading.watched("m"):
-        await eventually(lambda: reading.health.stubs.suspects == ["m"])
+    async with reading.triton.watching("m"):
+        await eventually(lambda: reading.health.with_fault(ModelFault.PROCESS) == ["m"])

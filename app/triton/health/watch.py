@@ -1,0 +1,379 @@
+"""The loop that watches one Triton. It acts on the table of :mod:`app.triton.health.health`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+
+from app.core.aio import Backoff
+from app.core.engine import discard_stream
+from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.inference import Deadline
+from app.triton.engine import RunningStream, TritonEngine
+from app.triton.errors import REPAIR_S
+from app.triton.health.canaries import Canaries, Canary, Verdict, canary_of, examine, is_answered
+from app.triton.health.health import DEAD, FAILURES, FIRST_DELAY_S, REPEATED, ModelFault, TritonHealth
+
+POLL_S = 0.25
+UNANSWERED = 2
+"""The number of consecutive calls without an answer that starts an examination with canaries."""
+CANARIES = 2
+"""The number of consecutive canaries without an answer, after which a model is not ready."""
+CANARY_S = 10.0
+"""Timeout of a canary that looks for a dead process. Triton needs up to 4 s to detect one."""
+LONGEST_CANARY_S = 30.0
+HUNG_S = 60.0
+"""A model hangs if it completes nothing for this time. Slower canaries and longer deadlines extend this time."""
+RELOAD_S = 60.0
+"""Timeout of a reload of a hung model. In a Triton whose threads are in a deadlock, a reload does not end."""
+LONGEST_DELAY_S = 60.0
+"""Longest delay between two reloads of a model with a dead process."""
+LONGEST_LOOK_S = 10.0
+"""Longest interval between checks of a model that the gateway must not reload."""
+LONGEST_RECOVERY_S = 30.0
+"""Longest interval between checks of a stuck Triton."""
+FIRST_RESTART_S = 60.0
+LONGEST_RESTART_S = 3600.0
+"""Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
+DEAD_S = 0.5
+"""A stream of a dead process has been silent at least this long, because Triton needs a second to report the death."""
+SILENT_S = 2.0
+"""A stream that has begun is examined after this silence,"""
+TIMES = 5.0
+"""and this many times its longest silence so far."""
+COUNT_S = 2.0
+"""How often the statistics of models with running streams are read."""
+_MOST_CANARIES = 8
+_MOST_MODELS = 4
+"""The number of models that are examined to find out whether Triton is stuck."""
+_REFUSED = "explicit model load / unload is not allowed"
+_log = logging.getLogger(__name__)
+
+Restart = Callable[[], Awaitable[None]]
+Turn = Callable[[], AbstractContextManager[bool]]
+"""A block in which no other process of the gateway repairs Triton. Its value is false if another one does now."""
+Work = Callable[[], Awaitable[None]]
+
+
+def alone() -> AbstractContextManager[bool]:
+    """The turn of the only process."""
+    return nullcontext(enter_result=True)
+
+
+class HealthWatch:
+    """Each suspicion, each repair and each group of silent streams has a task of its own while it lasts."""
+
+    def __init__(
+        self,
+        engine: TritonEngine,
+        health: TritonHealth,
+        canaries: Canaries,
+        restart: Restart | None = None,
+        turn: Turn = alone,
+    ) -> None:
+        """``restart``: None for a Triton that the gateway did not start."""
+        self._engine = engine
+        self._health = health
+        self._canaries = canaries
+        self._restart = restart
+        self._turn = turn
+        self._running: set[object] = set()
+        self._restarts = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S, forgiven_s=LONGEST_RESTART_S)
+        self._reloading = asyncio.Lock()
+        self._counts: dict[str, tuple[float, int]] = {}
+        """Model -> when its statistics were read, in monotonic seconds, and its number of requests then."""
+        self._count_at = 0.0
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+
+        async def finish(subject: object, work: Work) -> None:
+            try:
+                await work()
+            finally:
+                self._running.discard(subject)
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(POLL_S)
+                for subject, work in self._due():
+                    if subject not in self._running:
+                        self._running.add(subject)
+                        group.create_task(finish(subject, work))
+
+    def _due(self) -> Iterator[tuple[object, Work]]:
+        health, now = self._health, time.monotonic()
+        for model in health.with_fault(ModelFault.OPEN):
+            if health.models[model].probes.is_due:
+                yield ("open", model), partial(self._probe, model)
+        if health.suspects or health.with_fault(*DEAD):
+            yield "dead", self._confirm_and_repair
+        for (model, method), calls in list(health.calls.items()):
+            if calls.unanswered >= UNANSWERED and not health.may_be_busy(model, calls):
+                if not (canaries := self._canaries_by(method, model)):
+                    canaries = self._canaries_by(method)  # only other models can tell whether Triton is stuck
+                    calls.unanswered = 0
+                for canary in canaries:
+                    yield ("silent", canary.request.model), partial(self._examine, canary.request.model, method)
+        for stream in list(self._engine.streams):
+            if self._is_silent_stream(stream):
+                yield ("stream", stream.model), partial(self._examine_streams, stream.model)
+        if self._engine.streams and now >= self._count_at:
+            yield "counts", self._count
+
+    async def _probe(self, model: str) -> None:
+        """Without a sample, or while Triton is unreachable, checks if the model is ready."""
+        state = self._health.models[model]
+        try:
+            works = await self._engine.model_ready(model)
+            canary = canary_of(self._canaries, model) if works and state.is_reached else None
+            if canary is not None:
+                works = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
+        except GatewayError as exc:
+            works = not isinstance(exc, Unavailable)  # an error of the model is an answer
+        if works:
+            state.failures = 0
+            self._health.end(ModelFault.OPEN, model)
+        else:
+            state.probes.fail()
+
+    # Dead processes and engines
+
+    async def _confirm_and_repair(self) -> None:
+        """One model at a time. The model's sample confirms a suspicion; without a sample, repeated errors do.
+
+        If another process repairs now, its repair may end the fault: the suspicions begin anew after it.
+        """
+        health = self._health
+        with self._turn() as is_own:
+            if not is_own:
+                health.suspects.clear()
+                return
+            for called, named in list(health.suspects.items()):
+                if not DEAD.isdisjoint(health.faults_of(called)):
+                    continue
+                is_sampled = await self._meets_dead_part(called) is not None
+                ((part, count),) = named.most_common(1)
+                if not is_sampled and count >= (1 if part in health.unproven else REPEATED):
+                    health.begin(*part)
+                if is_sampled or not health.is_ready(called):
+                    health.suspects.pop(called, None)
+            for model in health.with_fault(*DEAD):
+                state = health.models[model]
+                if state.repairs.is_due and (health.may_reload or time.monotonic() - state.died_at >= FIRST_DELAY_S):
+                    await self._repair(model)
+
+    async def _repair(self, model: str) -> None:
+        """Without a sample of the model, or of one that runs it, the next request decides whether it works."""
+        health, asked_at = self._health, time.monotonic()
+        is_engine = ModelFault.ENGINE in health.faults[model]
+        repairs = health.models[model].repairs
+        repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
+        repairs.fail()
+        # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
+        names = [name for name in self._bottom_up(model) if not health.is_ensemble(name)] if is_engine else [model]
+        if health.may_reload and not await self._reload(names):
+            return
+        sampled = [called for canary in self._canaries() if model in health.run_by(called := canary.request.model)]
+        called = model if model in sampled else next(iter(sampled), "")
+        is_dead = await self._meets_dead_part(called)
+        if not is_dead or not (is_engine or health.models[model].died_at > asked_at):
+            health.revive(model, is_proven=is_dead is not None)
+
+    async def _meets_dead_part(self, called: str) -> bool | None:
+        """Whether a canary meets a dead process or engine; None without a canary. Each canary tests one instance."""
+        asked_at = time.monotonic()
+        for _ in range(min(2 * self._health.instances(called), _MOST_CANARIES)):
+            canary = canary_of(self._canaries, called)
+            if canary is None:
+                return None
+            with suppress(GatewayError):
+                await discard_stream(self._engine, canary.request, Deadline.after(CANARY_S))
+            if self._health.has_died_since(asked_at, called):
+                return True
+        return False
+
+    def _bottom_up(self, model: str) -> list[str]:
+        return [*sorted(self._health.run_by(model) - {model}), model]
+
+    async def _reload(self, models: Iterable[str], timeout_s: float | None = None) -> bool:
+        """Whether all of them are loaded."""
+        are_loaded = True
+        for model in models:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._engine.reload_model(model)
+                _log.info("model '%s' was unloaded and loaded again", model)
+                continue
+            except TimeoutError:
+                _log.error("model '%s' could not be loaded again within %g s", model, timeout_s)
+            except GatewayError as exc:
+                if exc.upstream is not None and _REFUSED in exc.upstream.message:
+                    self._health.may_reload = False
+                    _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
+                else:
+                    _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
+            are_loaded = False
+        return are_loaded
+
+    # Silence
+
+    async def _examine(self, model: str, method: str) -> None:
+        """Follows the silence of a model from the first suspicion to its end.
+
+        A slow model or a full queue is not a hung model: requests that nobody waits for count too.
+        """
+        health, state, began = self._health, self._health.models[model], time.monotonic()
+        hangs, is_reloaded = False, False
+        try:
+            if not await self._stays_silent(model, method, began + state.usual_silence_s):
+                return
+            health.begin(ModelFault.HUNG, model)
+            hangs_at = began + self._hung_after_s(method, model)
+            while await self._stays_silent(model, method, hangs_at):
+                hangs = True
+                _log.error("model '%s' hangs: it has completed no request for %g s", model, time.monotonic() - began)
+                if await self._is_stuck(method, began):
+                    await self._recover(method)
+                elif health.may_reload and not is_reloaded:
+                    is_reloaded = True
+                    await self._reload_hung(model)
+                else:
+                    health.restart_wanted_by.add(model)
+                    if self._restarts.is_due:
+                        self._restarts.fail()
+                        await self._restart_triton(f"model '{model}' hangs")
+                hangs_at = time.monotonic() + self._hung_after_s(method, model)
+            if not hangs and not health.is_stuck:
+                state.usual_silence_s = 2 * (time.monotonic() - began)
+        finally:
+            health.calls_of(model, method).unanswered = 0
+            health.restart_wanted_by.discard(model)
+            health.end(ModelFault.HUNG, model)
+
+    async def _stays_silent(self, model: str, method: str, until: float) -> bool:
+        """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
+        canaries, calls = 0, self._health.calls_of(model, method)
+        while canaries < CANARIES or calls.unanswered < FAILURES or time.monotonic() < until:
+            if self._health.is_stuck or await self._look(method, model) is not Verdict.SILENT:
+                return False
+            canaries += 1
+        return True
+
+    async def _is_stuck(self, method: str, since: float) -> bool:
+        """Whether no other model answers this method either, for longer than any request may take."""
+        is_long = time.monotonic() - since >= self._hung_after_s(method)
+        if not is_long or self._health.is_heard_since(since, method) or await self._look(method) is not Verdict.SILENT:
+            return False
+        return not self._health.is_stuck  # another task may have found it
+
+    async def _recover(self, method: str) -> None:
+        """Restarts a stuck Triton if possible, again if it is silent for that long again, and waits until it works."""
+        self._health.is_stuck = True
+        _log.error("Triton is stuck: it is live, but answers no %s call", method)
+        delays, verdict, restart_at = Backoff(longest_s=LONGEST_RECOVERY_S), Verdict.SILENT, 0.0
+        while verdict is not Verdict.WORKS:
+            is_due = time.monotonic() >= restart_at
+            if is_due and verdict is Verdict.SILENT:
+                await self._restart_triton("it is stuck")
+            if is_due or verdict is Verdict.UNKNOWN:
+                restart_at = time.monotonic() + self._hung_after_s(method)
+            await asyncio.sleep(delays.fail())
+            verdict = await self._look(method)
+        self._health.is_stuck = False
+        _log.info("Triton answers %s calls again", method)
+
+    async def _look(self, method: str, model: str = "") -> Verdict:
+        """Sends canaries to the model; without one, to several models. One that works is enough."""
+        began, models = time.monotonic(), self._health.models
+        canaries = self._canaries_by(method, model)
+        looks = (examine(self._engine, each, models[each.request.model].canary_s, method) for each in canaries)
+        verdicts = await asyncio.gather(*looks)
+        if Verdict.WORKS in verdicts or self._health.is_heard_since(began, method, model):
+            return Verdict.WORKS
+        return Verdict.UNKNOWN if Verdict.UNKNOWN in verdicts or not verdicts else Verdict.SILENT
+
+    def _canaries_by(self, method: str, model: str = "") -> Sequence[Canary]:
+        """Those of models that have answered before; without a model, several.
+
+        Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled.
+        """
+        known = [canary for canary in self._canaries() if self._health.models[canary.request.model].heard_at]
+        fitting = [canary for canary in known if not (canary.is_decoupled and method == "ModelInfer")]
+        return [canary for canary in fitting if model in {"", canary.request.model}][:_MOST_MODELS]
+
+    def _hung_after_s(self, method: str, model: str = "") -> float:
+        canaries, models = self._canaries_by(method, model), self._health.models
+        return max(HUNG_S, 0.0, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries))
+
+    async def _reload_hung(self, model: str) -> None:
+        """Reloads the model and the models that it runs, except models whose own canary is answered.
+
+        No-op while another process of the gateway repairs Triton.
+        """
+        async with self._reloading:
+            with self._turn() as is_own:
+                for name in self._bottom_up(model) if is_own else ():
+                    if name == model or await self._look("ModelStreamInfer", name) is not Verdict.WORKS:
+                        await self._reload([name], RELOAD_S)
+
+    async def _restart_triton(self, reason: str) -> None:
+        """No-op for a Triton that the gateway did not start: `/health/triton` shows that a restart is needed."""
+        if self._restart is not None:
+            _log.error("the embedded Triton is restarted, because %s", reason)
+            await self._restart()
+
+    # Lost streams. Triton 2.51 does not end a stream whose model process died, not even when the model is loaded again.
+    # And a connection to a host that is gone stays open for a long time.
+
+    def _is_silent_stream(self, stream: RunningStream) -> bool:
+        """Ends the stream of a dead process; otherwise returns whether to find out why the stream is silent.
+
+        Another instance of the model may be alive, so with several instances the stream gets more time.
+        """
+        stream.sample()
+        health = self._health
+        if health.has_died_since(stream.began, stream.model) and stream.silent_s >= (
+            DEAD_S if health.instances(stream.model) == 1 else health.models[stream.model].canary_s
+        ):
+            text = "The process of the model died before the stream was complete."
+            stream.end(ModelNotReady(text, retry_after_s=REPAIR_S))
+            return False
+        if stream.silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
+            return False
+        stream.examined_s = stream.silent_s
+        return True
+
+    async def _examine_streams(self, model: str) -> None:
+        """Finds out why streams are silent. A canary may meet a dead process."""
+        asked_at, models = time.monotonic(), self._health.models
+        is_down = not await self._engine.answers()
+        for stream in list(self._engine.streams):
+            is_reloaded = any(models[name].reloaded_at > stream.began for name in self._health.run_by(stream.model))
+            if is_down and stream.silent_s - (time.monotonic() - asked_at) >= self._limit_s(stream):
+                stream.end(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
+            elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
+                stream.end(ModelNotReady("The model was loaded again before the stream was complete."))
+        if not is_down and (canary := canary_of(self._canaries, model)) is not None:
+            with suppress(GatewayError):
+                await is_answered(self._engine, canary, CANARY_S)
+
+    def _limit_s(self, stream: RunningStream) -> float:
+        """The silence after which a stream is examined."""
+        canary_s = self._health.models[stream.model].canary_s
+        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.has_begun else canary_s
+
+    async def _count(self) -> None:
+        """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
+        self._count_at = time.monotonic() + COUNT_S
+        for model in {name for stream in self._engine.streams for name in self._health.run_by(stream.model)}:
+            now = time.monotonic()
+            with suppress(GatewayError):
+                found = (await self._engine.document("stats", model))["model_stats"]
+                count = sum(each["inference_stats"][end]["count"] for each in found for end in ("success", "fail"))
+                counted_at, counted = self._counts.get(model, (0.0, 0))
+                if count < counted:
+                    self._health.models[model].reloaded_at = counted_at
+                self._counts[model] = now, count

@@ -1,0 +1,283 @@
+"""Dead processes and engines in models that Triton reports as ready: found, refused, repaired."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.core.errors import GatewayError, ModelError, ModelNotReady
+from app.core.model import ModelConfig, Step
+from app.triton.health.health import ENGINE_RETRY_S, REPEATED, ModelDeclaration, ModelFault, TritonHealth
+from tests.toolkit.watches import ScriptedTriton, Watched, eventually, watched_triton
+
+PATTERNS = ["EngineCore encountered an issue", "EngineDeadError", r"LLM is shutting down"]
+ENGINES = [
+    "Error generating stream: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "vllm.v1.engine.exceptions.EngineDeadError",
+    "Error generating request: LLM is shutting down",
+]
+PROCESS = "Stub process 'a_0_0' is not healthy."
+
+
+class Dying(Watched):
+    server: ScriptedTriton
+    deaths: list[tuple[ModelFault, str]]
+
+    async def fails(self, times: int = 1) -> GatewayError | None:
+        return await self.call("a", times=times)
+
+
+@pytest.fixture
+async def dying() -> AsyncIterator[Dying]:
+    """Model ``a`` fails with the message of the test until it is loaded."""
+    async with watched_triton(declared=ModelDeclaration(engine_errors=PATTERNS)) as triton:
+        found = Dying(triton.server, triton.engine, triton.health)
+        found.deaths = []
+        found.health._changed = lambda fault, model, change: found.deaths.append((fault, model)) if change > 0 else None
+        found.server.loads_needed = 1
+        await found.engine.model_config("a")
+        yield found
+
+
+DEATHS = [(PROCESS, ModelFault.PROCESS), (ENGINES[0], ModelFault.ENGINE)]
+each_death = pytest.mark.parametrize(("message", "fault"), DEATHS, ids=["process", "engine"])
+
+
+class TestErrors:
+    @pytest.mark.parametrize("message", ENGINES)
+    @pytest.mark.parametrize("streamed", [False, True])
+    async def test_the_request_that_finds_a_dead_engine_may_be_repeated(
+        self, dying: Dying, message: str, *, streamed: bool
+    ) -> None:
+        dying.server.message = message
+        error = await dying.call(streamed=streamed)
+        assert isinstance(error, ModelNotReady)
+        assert (error.retryable, error.retry_after_s, error.was_answered) == (True, ENGINE_RETRY_S, True)
+        assert message not in error.detail
+
+    @pytest.mark.parametrize("streamed", [False, True])
+    async def test_another_message_stays_an_error_of_the_model(self, dying: Dying, *, streamed: bool) -> None:
+        dying.server.message = "out of memory"
+        assert type(await dying.call(streamed=streamed)) is ModelError
+        assert not dying.health.suspects
+
+    async def test_without_engine_errors_nothing_changes(self) -> None:
+        async with watched_triton() as triton:
+            assert isinstance(triton.server, ScriptedTriton)
+            triton.server.message = ENGINES[0]
+            assert type(await triton.call()) is ModelError
+            assert not triton.health.suspects
+
+
+@each_death
+class TestWithASample:
+    async def test_the_model_is_not_called_until_it_is_loaded_again(
+        self, dying: Dying, message: str, fault: ModelFault
+    ) -> None:
+        dying.server.message = message
+        await dying.fails()
+        text, clause, retry_after_s = {
+            ModelFault.PROCESS: ("A process that model 'a' needs has died.", "a process that it needs has died", 1),
+            ModelFault.ENGINE: ("The engine of model 'a' has died.", "its engine has died", ENGINE_RETRY_S),
+        }[fault]
+        async with dying.watching("a"):
+            await eventually(lambda: dying.dead == ["a"])
+            assert not await dying.engine.model_ready("a")
+            assert dying.engine.fault("a") == clause
+            error = await dying.fails()
+            assert isinstance(error, ModelNotReady)
+            assert (error.detail, error.retry_after_s, error.was_sent) == (text, retry_after_s, False)
+            assert dying.server.control == []
+            await dying.engine.reload_model("a")  # somebody loads it
+            await eventually(lambda: not dying.dead)
+        assert await dying.engine.model_ready("a")
+        assert (await dying.fails(), dying.engine.fault("a"), dying.deaths) == (None, "", [(fault, "a")])
+
+    async def test_with_permission_it_is_loaded_again(
+        self, dying: Dying, message: str, fault: ModelFault, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dying.server.message = message
+        await dying.fails()
+        async with dying.watching("a", may_reload=True):
+            await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
+        assert (dying.deaths, await dying.fails()) == ([(fault, "a")], None)
+        assert await dying.engine.model_ready("a")
+        assert "died, " in caplog.text
+
+    async def test_a_text_that_a_sample_disproves_is_no_death(
+        self, dying: Dying, message: str, fault: ModelFault
+    ) -> None:
+        """A model may repeat the text of a caller in its error."""
+        dying.server.message, dying.server.samples_work = message, True
+        await dying.fails(50)
+        async with dying.watching("a", may_reload=True):
+            await eventually(lambda: not dying.health.suspects)
+        assert (dying.deaths, dying.server.control) == ([], [])
+
+    async def test_loading_a_dead_model_is_retried_with_backoff(
+        self, dying: Dying, message: str, fault: ModelFault
+    ) -> None:
+        dying.server.message, dying.server.loads_needed = message, 3
+        await dying.fails()
+        async with dying.watching("a", may_reload=True):
+            await eventually(lambda: bool(dying.dead))
+            await eventually(lambda: not dying.dead)
+        assert (dying.server.control, dying.deaths) == (["-a", "+a"] * 3, [(fault, "a")])
+
+    async def test_a_triton_without_model_control_is_reported_once(
+        self, dying: Dying, message: str, fault: ModelFault, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dying.server.message, dying.server.refuses_control = message, True
+        await dying.fails()
+        async with dying.watching("a", may_reload=True):
+            await eventually(lambda: "--model-control-mode=explicit" in caplog.text)
+            await asyncio.sleep(0.2)
+            assert dying.dead == ["a"]
+            dying.server.loads_needed = 0
+            await eventually(lambda: not dying.dead)
+        assert caplog.text.count("--model-control-mode=explicit") == 1
+
+
+class TestWithoutASample:
+    @each_death
+    async def test_repeated_errors_confirm_it(self, dying: Dying, message: str, fault: ModelFault) -> None:
+        dying.server.message = message
+        for errors in range(1, REPEATED + 1):
+            async with dying.watching():
+                await dying.fails()
+                await asyncio.sleep(0.05)
+            assert dying.deaths == [(fault, "a")] * (errors == REPEATED)
+
+    async def test_with_permission_it_is_loaded_again(self, dying: Dying) -> None:
+        dying.server.message = PROCESS
+        await dying.fails(REPEATED)
+        async with dying.watching(may_reload=True):
+            await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
+
+    async def test_an_answer_in_between_disproves_a_dead_engine(self, dying: Dying) -> None:
+        dying.server.message = ENGINES[0]
+        for _ in range(REPEATED):
+            await dying.fails()
+            dying.server.loads_needed = 0
+            assert await dying.fails() is None
+            dying.server.loads_needed = 1
+        assert not dying.health.suspects
+
+    async def test_one_request_at_a_time_tries_the_engine_again(self, dying: Dying) -> None:
+        dying.server.message = ENGINES[0]
+        async with dying.watching():
+            await dying.fails(REPEATED)
+            await eventually(lambda: len(dying.deaths) == 1)
+            for deaths in (2, 3):
+                await eventually(lambda: not dying.dead)
+                await dying.fails()
+                await eventually(lambda deaths=deaths: len(dying.deaths) == deaths)  # type: ignore[misc]
+            dying.server.loads_needed = 0
+            await eventually(lambda: not dying.dead)
+            assert await dying.fails() is None
+            dying.server.loads_needed = 1
+            await dying.fails()
+            await asyncio.sleep(0.1)
+        assert len(dying.deaths) == 3
+
+
+async def test_below_an_ensemble_every_model_is_loaded_again(dying: Dying) -> None:
+    """The message about an engine names no model."""
+    dying.health.learn(config("chain", "a", "other", platform="ensemble"))
+    dying.server.message = f"in ensemble 'chain', {ENGINES[0]}"
+    await dying.call("chain")
+    async with dying.watching("chain", may_reload=True):
+        await eventually(lambda: len(dying.server.control) >= 4)
+    assert dying.server.control[:4] == ["-a", "+a", "-other", "+other"]
+
+
+def config(name: str, *steps: str, instances: int = 1, platform: str = "python") -> ModelConfig:
+    return ModelConfig(
+        name, platform, 0, (), (), steps=tuple(Step(step, "", (), ()) for step in steps), instance_count=instances
+    )
+
+
+DEAD = "Stub process '{}' is not healthy."
+
+
+class TestSuspicion:
+    """The ensemble ``whole`` runs ``part`` and ``inner``; ``inner`` runs ``part_two``; ``other`` is separate."""
+
+    @pytest.fixture
+    def health(self) -> TritonHealth:
+        known = TritonHealth()
+        for each in (
+            config("whole", "part", "inner"),
+            config("inner", "part_two"),
+            config("part"),
+            config("part_two", instances=3),
+            config("other"),
+        ):
+            known.learn(each)
+        return known
+
+    @pytest.mark.parametrize(
+        ("stub", "owner"),
+        [
+            ("part_0_0", "part"),
+            ("part_two_1_0", "part_two"),
+            ("part_0_gpu1", "part"),
+            ("other_0_0", None),
+            ("parts", None),
+        ],
+    )
+    @pytest.mark.parametrize("text", ["in ensemble 'whole', {}", "the child failed: {} Sorry."])
+    def test_the_error_names_a_model_that_the_called_model_runs(
+        self, health: TritonHealth, text: str, stub: str, owner: str | None
+    ) -> None:
+        found = health.dead_part("whole", text.format(DEAD.format(stub)))
+        assert found == (None if owner is None else (ModelFault.PROCESS, owner))
+        health.suspect("whole", DEAD.format(stub), time.monotonic())
+        assert list(health.suspects) == ([] if owner is None else ["whole"])
+
+    def test_a_text_without_a_name_refers_to_the_called_model(self, health: TritonHealth) -> None:
+        assert health.dead_part("part", "Stub process is not healthy.") == (ModelFault.PROCESS, "part")
+
+    def test_another_error_causes_no_suspicion(self, health: TritonHealth) -> None:
+        health.suspect("whole", "no boxes", time.monotonic())
+        assert not health.suspects
+
+    def test_errors_of_calls_before_a_repair_are_ignored(self, health: TritonHealth) -> None:
+        """Triton answers a call to the old process up to 5 s later, when the model already has a new one."""
+        began = time.monotonic()
+        health.begin(ModelFault.PROCESS, "part")
+        health.suspect("whole", DEAD.format("part_0_0"), began)
+        health.revive("part")
+        assert not health.suspects
+        health.suspect("whole", DEAD.format("part_0_0"), began)
+        assert not health.suspects
+        health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
+        assert health.suspects == {"whole": Counter({(ModelFault.PROCESS, "part"): 1})}
+
+    async def test_repeated_errors_name_one_model(self, dying: Dying) -> None:
+        dying.health.learn(config("whole", "part", "inner"))
+        for stub in ("part_0_0", "part_0_0", "inner_0_0"):
+            dying.health.suspect("whole", DEAD.format(stub), time.monotonic())
+        async with dying.watching():
+            await asyncio.sleep(0.05)
+            assert dying.deaths == []
+            dying.health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
+            await eventually(lambda: dying.deaths == [(ModelFault.PROCESS, "part")])
+
+    def test_a_dead_step_fails_every_model_that_uses_it(self, health: TritonHealth) -> None:
+        health.begin(ModelFault.PROCESS, "part_two")
+        ready = {name: health.is_ready(name) for name in ("whole", "inner", "part_two", "part", "other")}
+        assert ready == {"whole": False, "inner": False, "part_two": False, "part": True, "other": True}
+        health.revive("part_two")
+        assert health.is_ready("whole")
+
+    def test_instances_is_the_maximum_over_all_steps(self, health: TritonHealth) -> None:
+        assert [health.instances(name) for name in ("whole", "other", "unknown")] == [3, 1, 1]
+
+    def test_a_cycle_of_models_ends_the_search(self) -> None:
+        health = TritonHealth()
+        health.learn(config("a", "b"))
+        health.learn(config("b", "a"))
+        assert health.run_by("a") == {"a", "b"}

@@ -1,0 +1,325 @@
+"""Models and Tritons that are live but answer nothing, or are only busy; with a real gRPC server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+
+from app.core.errors import ModelNotReady, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import open_transport
+from app.triton.engine import TritonEngine
+from app.triton.health import health as health_module
+from app.triton.health import watch as watch_module
+from app.triton.health.health import FAILURES, HealthByAddress, ModelDeclaration, ModelFault
+from tests.toolkit.watches import ScriptedTriton, Watched, eventually, running, watched_triton
+
+SHORT_S = 0.05
+"""A deadline that passes before a silent model answers."""
+
+
+class Silent(Watched):
+    server: ScriptedTriton
+
+
+@asynccontextmanager
+async def silent(*models: str, timeouts: int = 0, streamed: bool = False) -> AsyncIterator[Silent]:
+    """Models ``a``, ``b`` and ``decoupled`` have answered. Then ``models`` are silent; calls of ``a`` time out."""
+    async with watched_triton() as triton:
+        for model in ("a", "b"):
+            await triton.call(model)
+        await triton.call("decoupled", streamed=True)
+        triton.server.silent = set(models)
+        await triton.call("a", SHORT_S, timeouts, streamed=streamed)
+        yield triton  # type: ignore[misc]
+
+
+class TestHungModels:
+    async def test_a_hung_model_is_not_ready_although_another_one_answers(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", "b"):
+            await eventually(lambda: triton.hung == ["a"])
+            assert await triton.call("b") is None
+            assert not await triton.engine.model_ready("a")
+            assert await triton.engine.model_ready("b")
+            assert isinstance(await triton.call("a"), ModelNotReady)
+            triton.server.silent = set()
+            await eventually(lambda: not triton.hung)
+            assert await triton.call("a") is None
+            assert await triton.engine.model_ready("a")
+
+    async def test_a_reload_repairs_a_hung_model(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", "b", may_reload=True, restarts=True):
+            triton.server.loads_needed = 1
+            await eventually(lambda: triton.server.control == ["-a", "+a"] and not triton.hung)
+            assert triton.restarts == 0
+
+    async def test_an_embedded_triton_is_restarted_if_a_reload_does_not_help(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", "b", may_reload=True, restarts=True):
+            await eventually(lambda: triton.restarts == 1)
+            assert not triton.health.is_stuck
+            await eventually(lambda: not triton.hung)
+            assert (triton.server.control, triton.restarts) == (["-a", "+a"], 1)
+
+    async def test_restarts_that_do_not_help_are_not_repeated_at_once(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", "b", restarts=True):
+            triton.restart_helps = False
+            await eventually(lambda: triton.restarts == 1)
+            await asyncio.sleep(0.5)
+            assert triton.restarts == 1
+
+    async def test_another_triton_is_reported_as_in_need_of_a_restart(self) -> None:
+        async with silent("a", timeouts=2) as triton:
+            by_address = HealthByAddress({"here": triton.health})
+            assert not by_address.needs_restart
+            async with triton.watching("a", "b"):
+                await eventually(lambda: by_address.needs_restart)
+                triton.server.silent = set()
+                await eventually(lambda: not by_address.needs_restart)
+
+    async def test_a_slow_execution_is_not_interrupted(self) -> None:
+        """Several canaries time out until the model completes something: it is not ready, but not reloaded."""
+        async with silent("a", timeouts=5) as triton:
+            async with triton.watching("a", deadline_s=30.0, may_reload=True, restarts=True):
+                await eventually(lambda: triton.hung == ["a"])
+                await asyncio.sleep(0.5)
+                assert triton.hung == ["a"]
+                async with completing(triton.server, "a", taking_s=0.3):
+                    await eventually(lambda: not triton.hung)
+                await triton.call("a", SHORT_S, 5)
+                await asyncio.sleep(0.5)
+                assert not triton.hung, "a shorter silence of this model is normal"
+                await eventually(lambda: triton.hung == ["a"])
+            assert (triton.server.control, triton.restarts) == ([], 0)
+
+
+class TestStuckTritons:
+    async def test_a_stuck_triton_is_not_live_until_it_answers(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with silent("a", "b", timeouts=2) as triton, triton.watching("a", "b"):
+            await eventually(lambda: triton.health.is_stuck)
+            assert await triton.engine.answers()
+            assert not await triton.engine.is_live()
+            triton.server.silent = set()
+            await eventually(lambda: not triton.health.is_stuck)
+            assert await triton.engine.is_live()
+            assert caplog.text.count("Triton is stuck") == 1
+
+    async def test_stuck_streams_are_detected_despite_unary_answers(self) -> None:
+        async with silent("a", timeouts=2, streamed=True) as triton, triton.watching("a"):
+            await eventually(lambda: triton.health.is_stuck)
+
+    async def test_stuck_streams_are_detected_during_unary_answers(self) -> None:
+        async def calls() -> None:
+            while True:
+                error = await triton.call("a")
+                assert error is None or isinstance(error, ModelNotReady | UpstreamUnavailable)
+                await asyncio.sleep(0.01)
+
+        async with silent() as triton:
+            triton.server.silent_streams = True
+            await triton.call("a", SHORT_S, 2, streamed=True)
+            async with running(calls()), triton.watching("a"):
+                await eventually(lambda: triton.health.is_stuck)
+
+    async def test_a_model_without_a_sample_makes_the_others_suspects(self) -> None:
+        async with silent("a", "b", timeouts=2) as triton, triton.watching("b"):
+            await eventually(lambda: triton.health.is_stuck)
+
+    async def test_an_embedded_triton_is_restarted(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", restarts=True):
+            await eventually(lambda: triton.restarts == 1)
+            await eventually(lambda: not triton.health.is_stuck)
+            assert triton.restarts == 1
+
+    async def test_an_unreachable_triton_is_not_stuck(self) -> None:
+        async with silent("a", timeouts=2) as triton, open_transport("127.0.0.1:1") as channel:
+            triton.engine = TritonEngine(channel, health=triton.health)
+            async with triton.watching("a", restarts=True):
+                await asyncio.sleep(0.3)
+            assert (triton.health.is_stuck, triton.restarts) == (False, 0)
+
+    async def test_a_triton_is_not_stuck_while_a_request_may_take_longer(self) -> None:
+        async with silent("a", timeouts=2) as triton, triton.watching("a", deadline_s=30.0, restarts=True):
+            await asyncio.sleep(1.0)
+            assert (triton.health.is_stuck, triton.restarts) == (False, 0)
+
+
+class Case(NamedTuple):
+    samples: tuple[str, ...] = ("a", "b")
+    silent: tuple[str, ...] = ("a",)
+    timeouts: int = 2
+    has_statistics: bool = True
+
+
+WORKING = {
+    "it answers again": Case(silent=()),
+    "no sample": Case(("b",), timeouts=5),
+    "no sample at all": Case(()),
+    "it never answered": Case(("never",), ("a", "never"), 5),
+    "a decoupled model": Case(("decoupled",), ("a", "decoupled")),
+    "one timeout": Case(timeouts=1),
+    "no statistics": Case(("a",), timeouts=5, has_statistics=False),
+}
+
+
+async def test_a_model_that_may_work_is_ready() -> None:
+    async def judged(case: Case) -> object:
+        async with silent("a", timeouts=case.timeouts) as triton:
+            triton.server.silent, triton.server.has_statistics = set(case.silent), case.has_statistics
+            async with triton.watching(*case.samples, may_reload=True, restarts=True):
+                await asyncio.sleep(0.5)
+            return triton.hung, triton.health.is_stuck, triton.server.control, triton.restarts
+
+    found = await asyncio.gather(*map(judged, WORKING.values()))
+    assert dict(zip(WORKING, found, strict=True)) == dict.fromkeys(WORKING, ([], False, [], 0))
+
+
+@asynccontextmanager
+async def completing(
+    server: ScriptedTriton, model: str, *, every_s: float = 0.05, taking_s: float
+) -> AsyncIterator[None]:
+    """The model completes requests of other callers, or abandoned ones."""
+
+    async def complete() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            server.completed_s.setdefault(model, []).append(taking_s)
+
+    async with running(complete()):
+        yield
+
+
+class Busy(NamedTuple):
+    """``executing`` completes requests meanwhile."""
+
+    model: str
+    executing: str
+    every_s: float
+    taking_s: float
+    hangs: bool
+
+
+BUSY = {
+    "it executes others": Busy("a", "a", 0.05, 0.001, hangs=False),
+    "it executes slow streams": Busy("decoupled", "decoupled", 0.05, 5.0, hangs=False),
+    "it executes the canaries and sends nothing": Busy("decoupled", "decoupled", 0.01, 0.001, hangs=True),
+    "its step executes others": Busy("a", "step", 0.05, 5.0, hangs=False),
+    "its step executes the canaries": Busy("a", "step", 0.05, 0.001, hangs=True),
+}
+
+
+async def test_a_busy_model_does_not_hang() -> None:
+    """A canary is completed by the first step of an ensemble, in no time."""
+
+    async def is_repaired(case: Busy) -> bool:
+        async with silent(case.model) as triton, AsyncExitStack() as stack:
+            await triton.call(case.model, SHORT_S, 5, streamed=case.model == "decoupled")
+            work = completing(triton.server, case.executing, every_s=case.every_s, taking_s=case.taking_s)
+            await stack.enter_async_context(work)
+            steps = {case.model: {case.executing}}
+            await stack.enter_async_context(
+                triton.watching(case.model, "b", steps=steps, may_reload=True, restarts=True)
+            )
+            if case.hangs:
+                await eventually(lambda: bool(triton.server.control))
+            else:
+                await asyncio.sleep(1.0)
+            return bool(triton.server.control or triton.restarts or triton.health.is_stuck)
+
+    found = await asyncio.gather(*map(is_repaired, BUSY.values()))
+    assert dict(zip(BUSY, found, strict=True)) == {name: case.hangs for name, case in BUSY.items()}
+
+
+async def test_a_model_that_answers_other_calls_does_not_hang() -> None:
+    """Its canaries time out, and the short deadlines of other calls pass."""
+    async with silent("a", timeouts=5) as triton:
+
+        async def calls() -> None:
+            while True:
+                calls_of = triton.health.calls_of("a", "ModelInfer")
+                triton.health.answered("a", calls_of, 0.01, time.monotonic())
+                await triton.call("a", SHORT_S)
+
+        async with running(calls()), triton.watching("a", "b", may_reload=True, restarts=True):
+            await asyncio.sleep(1.0)
+        assert (triton.hung, triton.health.is_stuck, triton.server.control, triton.restarts) == ([], False, [], 0)
+
+
+async def test_an_answered_call_clears_the_suspicion() -> None:
+    """The answers are of another model: Triton is not stuck."""
+    async with silent("a", timeouts=2) as triton, triton.watching("a"):
+        await asyncio.sleep(0.1)  # until the watch sends the canary
+        for _ in range(60):
+            await triton.call("b")
+            await asyncio.sleep(0.02)
+        assert not triton.health.is_stuck
+
+
+WAITING = 200
+CANARY_S = 0.1
+
+
+class TestBusyEngines:
+    """An LLM engine with 200 waiting requests is silent until its first outputs."""
+
+    @pytest.fixture(autouse=True)
+    def short_timeouts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", CANARY_S)
+        monkeypatch.setattr(watch_module, "CANARY_S", CANARY_S)
+        monkeypatch.setattr(watch_module, "HUNG_S", 60.0)
+
+    @asynccontextmanager
+    async def busy(self, first_output_s: float) -> AsyncIterator[Silent]:
+        async with watched_triton(declared=ModelDeclaration(first_output_s)) as triton:
+            assert isinstance(triton.server, ScriptedTriton)
+            triton.server.ready["decoupled"] = "READY"
+            await self.call(triton, 30.0)
+            triton.server.silent = {"decoupled"}
+            tasks = [asyncio.create_task(self.call(triton, 30.0)) for _ in range(WAITING)]
+            try:
+                await eventually(lambda: triton.server.waiting >= WAITING)  # type: ignore[attr-defined]
+                yield triton  # type: ignore[misc]
+            finally:
+                triton.server.silent = set()
+                await asyncio.gather(*tasks)
+
+    async def call(self, triton: Watched, timeout_s: float = 2 * CANARY_S) -> None:
+        await triton.call("decoupled", timeout_s, streamed=True)
+
+    async def test_a_busy_engine_has_no_fault(self) -> None:
+        """Callers and canaries time out behind 200 requests that are within their time until the first output."""
+        async with self.busy(3600) as triton, triton.watching("decoupled", deadline_s=30.0):
+            for _ in range(10):
+                await self.call(triton)
+            assert triton.health.calls_of("decoupled", "ModelStreamInfer").unanswered > FAILURES
+            assert not triton.health.faults
+            assert await triton.engine.model_ready("decoupled")
+            triton.server.silent = set()
+            await self.call(triton)
+            assert not triton.health.faults
+
+    @pytest.mark.parametrize("first_output_s", [4 * CANARY_S, 0])
+    async def test_a_silent_engine_has_a_fault_after_its_first_output_time(self, first_output_s: float) -> None:
+        began = time.monotonic()
+        async with self.busy(first_output_s) as triton, triton.watching("decoupled", deadline_s=30.0):
+            while not triton.health.faults:
+                await self.call(triton)
+            assert time.monotonic() - began >= first_output_s
+
+    async def test_an_open_breaker_closes_if_the_canary_waits_but_requests_are_answered(self) -> None:
+        async with self.busy(0) as triton:
+            while not triton.health.with_fault(ModelFault.OPEN):
+                await self.call(triton)
+            async with triton.watching("decoupled", deadline_s=30.0):
+                calls = triton.health.calls_of("decoupled", "ModelStreamInfer")
+                triton.health.answered("decoupled", calls, 0.01, time.monotonic())
+                assert not triton.health.with_fault(ModelFault.OPEN)
+
+
+async def test_requests_fail_at_once_while_triton_is_stuck() -> None:
+    async with watched_triton() as triton:
+        triton.health.is_stuck = True
+        assert isinstance(await triton.call(), UpstreamUnavailable)
+        await triton.engine.infer(InferenceRequest("a", (), is_probe=True), Deadline.after(5))

@@ -27,7 +27,7 @@ LAYERS = {
     "pipelines": {"core", "coalescing", "config", "codecs", "llm"},
     "lint": {"core", "config", "codecs", "pipelines"},
     "streams": {"core"},
-    "sessions": {"core"},
+    "sessions": {"core", "admission", "pipelines"},
     "observability": {"core"},
     "api": {
         *(

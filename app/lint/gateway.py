@@ -11,7 +11,6 @@ from app.core.errors import GatewayError
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, SequenceBatching, reached
 from app.core.sequence import sequence_ids_of
-from app.core.session import reach_s
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
 from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Code, Finding
@@ -23,7 +22,7 @@ from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.preset import preset_of, recognized
 from app.pipelines.resolve import left_out, resolved, with_recognized_preset
-from app.pipelines.sessions import session_terms_of, stateful_models
+from app.pipelines.sessions import reach_s, session_terms_of, stateful_models
 from app.pipelines.spec import SAMPLE, PipelineSpec, SessionSpec
 
 Declared = tuple[str | None, PipelineSpec]

@@ -26,7 +26,6 @@ from app.core.inference import Deadline, InferenceRequest, Tensor
 from app.core.layer import PipelineLayer
 from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
-from app.core.session import SessionTerms
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
@@ -36,6 +35,7 @@ from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
 from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, json_objects
+from app.pipelines.sessions import SessionTerms
 from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, RefusalRule, StreamSpec
 
 _Problems = list[FieldProblem]

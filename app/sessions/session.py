@@ -6,15 +6,16 @@ sequence without leaving the state unknown (decision 11).
 
 import asyncio
 from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
+from app.admission.admission import PipelineAdmission
 from app.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -26,15 +27,14 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest, OpenSequence
 from app.core.sequence import in_sequence
-from app.core.session import SessionTerms
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.sessions import SessionTerms
 from app.sessions.places import Place
 
 MOST_WAITING = 8
 """Steps of one session that may wait for their turn."""
 LARGEST_KEPT_BYTES = 1024 * 1024
 """A larger answer is not kept for a repeated step."""
-
-Subject = TypeVar("Subject")
 
 
 class End(StrEnum):
@@ -98,22 +98,22 @@ class AnswerMemory:
 
 
 @dataclass(eq=False, slots=True)
-class PipelineSession(Generic[Subject]):
-    """``subject``: what the caller needs to run a step. ``on_end``: is called once when the session ends."""
+class PipelineSession:
+    """``pipeline``: as it was when the session was opened. ``on_end``: is called once when the session ends."""
 
     id: str
     """A bearer capability. Never log it."""
-    pipeline: str
     owner: str
     """The id of the API key that opened it; empty without one."""
-    terms: SessionTerms
+    pipeline: Pipeline
+    admission: PipelineAdmission
     sequence_id: int | str
     place: Place
-    subject: Subject
-    on_end: "Callable[[PipelineSession[Subject], End], None]"
+    on_end: "Callable[[PipelineSession, End], None]"
     memory: AnswerMemory
     on_expired: Callable[[], None] | None = field(default=None, init=False)
     """Called when the session ends because no step came in time."""
+    terms: SessionTerms = field(init=False)
     sequence: OpenSequence = field(init=False)
     opened_at: float = field(init=False)
     queued_at: float | None = field(default=None, init=False)
@@ -132,16 +132,14 @@ class PipelineSession(Generic[Subject]):
     """Whether the last step could not be sent, so that Triton may have lost the state."""
     _expires_at: float = field(default=inf, init=False)
     """When the session ends if its next step has not come, in monotonic seconds. Set while no step runs."""
-    _caller: asyncio.Future[None] | None = field(default=None, init=False)
-    """The wait of the caller of the running step, or of the last one."""
-    _answer_by: float = field(default=0.0, init=False)
-    """The deadline of this caller, in monotonic seconds."""
     _kept: StepOutcome | None = field(default=None, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _timer_at: float = field(default=inf, init=False)
     """When the timer fires. By then steps may have come, so that it is set again: most steps do not touch it."""
 
     def __post_init__(self) -> None:
+        assert self.pipeline.session is not None
+        self.terms = self.pipeline.session
         self.sequence = OpenSequence(self.place.address)
         self.opened_at = monotonic()
         self._await_step()
@@ -156,43 +154,26 @@ class PipelineSession(Generic[Subject]):
 
         Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``step.run``.
         """
-        await self._take_turn(step.deadline)
-        try:
-            kept = self._repeated(step.number)
-        except BaseException:
-            self._turn.release()
-            raise
-        if kept is not None:
-            self._turn.release()
-            return kept.result()
-        running = self._started(self._run(step))
-        return (await self._outcome(running, step.deadline)).result()
+        outcome = await self._take_turn(step) or await self._outcome(step)
+        if outcome is None:
+            hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
+            raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
+        return outcome.result()
 
     async def begin(self, step: SessionStep, begun: asyncio.Future[None]) -> None:
         """Waits for the turn of a step whose answer is a stream, runs it, and returns when ``begun`` is done.
 
         The answer is not kept. Raises StepOutOfTurn for a repeated step; the other errors are those of :meth:`step`.
         """
-        await self._take_turn(step.deadline)
-        try:
-            if self._repeated(step.number) is not None:
-                raise StepOutOfTurn("This step was answered, but not as a stream.", last_step=self.steps)
-        except BaseException:
-            self._turn.release()
-            raise
-        running = self._started(self._run_unkept(step))
-        waiting: list[asyncio.Future[Any]] = [running, begun]
-        try:
-            await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
-        finally:
-            if not self._is_sent and not running.done():
-                running.cancel()
+        if await self._take_turn(step) is not None:
+            raise StepOutOfTurn("This step was answered, but not as a stream.", last_step=self.steps)
+        outcome = await self._outcome(step, begun)
         if begun.done():
             return
-        if not running.done():
+        if outcome is None:
             hint = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
             raise DeadlineExceeded("The step had no output before the deadline.", hint=hint)
-        running.result().result()
+        outcome.result()
 
     def error_of_stream(self, error: GatewayError) -> GatewayError:
         """The error that ends the stream of a step: SessionLost if the state is lost."""
@@ -234,20 +215,29 @@ class PipelineSession(Generic[Subject]):
             self.memory.replace(self._kept.size, 0)
             self._kept = None
 
-    async def _take_turn(self, deadline: Deadline) -> None:
+    async def _take_turn(self, step: SessionStep) -> StepOutcome | None:
+        """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
         if self._waiting >= MOST_WAITING:
             raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", last_step=self.steps)
         if not self._waiting and not self._turn.locked():
             await self._turn.acquire()  # at once
-            return
-        self._waiting += 1
+        else:
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(step.deadline.remaining_s()):
+                    await self._turn.acquire()
+            except TimeoutError as exc:
+                raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
+            finally:
+                self._waiting -= 1
+        has_turn = False
         try:
-            async with asyncio.timeout(deadline.remaining_s()):
-                await self._turn.acquire()
-        except TimeoutError as exc:
-            raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
+            kept = self._repeated(step.number)
+            has_turn = kept is None
         finally:
-            self._waiting -= 1
+            if not has_turn:
+                self._turn.release()
+        return kept
 
     def _repeated(self, number: int | None) -> StepOutcome | None:
         """Returns the outcome of a repeated step; None if the step is the next one. Raises the other cases."""
@@ -263,35 +253,28 @@ class PipelineSession(Generic[Subject]):
             raise StepOutOfTurn(f"The next step of this session is {self.steps + 1}.", last_step=self.steps)
         return None
 
-    def _started(self, run: Coroutine[Any, Any, StepOutcome]) -> asyncio.Task[StepOutcome]:
-        """A task, because the step may run longer than its caller waits. It has the turn of the caller."""
+    async def _outcome(self, step: SessionStep, begun: asyncio.Future[None] | None = None) -> StepOutcome | None:
+        """Runs a step that has its turn, in a task, because it may run longer than its caller waits.
+
+        None: the step has begun, or the deadline has passed. A step that was not sent yet is cancelled when its caller
+        stops waiting.
+        """
         self._is_sent = False
-        running = asyncio.create_task(run)
+        running = asyncio.create_task(self._run(step, keeps=begun is None))
         running.add_done_callback(self._end_turn)
-        return running
+        waiting: list[asyncio.Future[Any]] = [running] if begun is None else [running, begun]
+        try:
+            await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
+        finally:
+            if not self._is_sent and not running.done():
+                running.cancel()
+        return running.result() if running.done() and (begun is None or not begun.done()) else None
 
     def _end_turn(self, _running: asyncio.Task[StepOutcome]) -> None:
         self._turn.release()
         self._await_step()
-        if self._caller is not None and not self._caller.done():
-            self._caller.set_result(None)
 
-    async def _outcome(self, running: asyncio.Task[StepOutcome], deadline: Deadline) -> StepOutcome:
-        """Waits for the step. A step that was not sent yet is cancelled when its caller stops waiting."""
-        waiting = self._caller = asyncio.get_running_loop().create_future()
-        self._answer_by = deadline.expires_at
-        self._arm(deadline.expires_at)
-        try:
-            await waiting
-            if running.done():
-                return running.result()
-        finally:
-            if not self._is_sent and not running.done():
-                running.cancel()
-        hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
-        raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
-
-    async def _run(self, step: SessionStep) -> StepOutcome:
+    async def _run(self, step: SessionStep, *, keeps: bool) -> StepOutcome:
         self._current = step
         queued_before = self.queued_at
         try:
@@ -301,10 +284,11 @@ class PipelineSession(Generic[Subject]):
                 exc.forget_frames()  # they hold the request's body
                 outcome = StepOutcome(error=exc)
             self._is_cut_off = isinstance(outcome.error, Unavailable) and not outcome.error.was_sent
-            if self._is_cut_off:
-                self._not_sent(queued_before)
+            if self._is_cut_off:  # without an earlier step there is no sequence that can be lost
+                self.queued_at = queued_before
+                self.sequence.is_lost &= queued_before is not None
             if self._is_sent and not self.sequence.is_lost and not isinstance(outcome.error, Rejected | Unavailable):
-                self._answered(step, outcome)
+                self._answered(step, outcome, keeps=keeps)
         except BaseException:
             self.sequence.is_lost |= self._is_sent  # the call was interrupted
             raise
@@ -314,23 +298,11 @@ class PipelineSession(Generic[Subject]):
                 self.close(End.LOST)
         return StepOutcome(error=self._lost()) if self.sequence.is_lost else outcome
 
-    async def _run_unkept(self, step: SessionStep) -> StepOutcome:
-        steps = self.steps
-        outcome = await self._run(step)
-        if self.steps > steps:
-            self.forget()
-        return outcome
-
-    def _not_sent(self, queued_before: float | None) -> None:
-        """Triton did not get the step. Without an earlier step there is no sequence that can be lost."""
-        self.queued_at = queued_before
-        self.sequence.is_lost &= queued_before is not None
-
-    def _answered(self, step: SessionStep, outcome: StepOutcome) -> None:
+    def _answered(self, step: SessionStep, outcome: StepOutcome, *, keeps: bool) -> None:
         """An error of the model is an answer too: the model ran."""
         self.steps += 1
         self.forget()
-        if step.number is not None and self.memory.replace(0, outcome.size):
+        if keeps and step.number is not None and self.memory.replace(0, outcome.size):
             self._kept = outcome
         if step.is_last:
             self.has_end_flag = outcome.error is None
@@ -367,22 +339,10 @@ class PipelineSession(Generic[Subject]):
             self._timer, self._timer_at = None, inf
 
     def _time_out(self) -> None:
-        """Ends the wait of the caller, or the session, if it is time."""
+        """Ends the session if it is time. The end of a running step sets the timer again."""
         self._timer_at = inf
-        if self._turn.locked():
-            self._end_wait()
-        elif self.ended is None:
-            self._expire()
-
-    def _end_wait(self) -> None:
-        """The end of the step sets the timer for the session."""
-        if self._caller is not None and not self._caller.done():
-            if monotonic() < self._answer_by:
-                self._arm(self._answer_by)
-            else:
-                self._caller.set_result(None)
-
-    def _expire(self) -> None:
+        if self._turn.locked() or self.ended is not None:
+            return
         if self.expires_in_s > 0:
             self._arm(self._expires_at)
             return

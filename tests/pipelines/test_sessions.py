@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from app.core.errors import InvalidRequest
 from app.core.model import ModelConfig, SequenceBatching
 from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, SequenceIdSource, sequence_ids_of
-from app.core.session import StatefulModel
 from app.core.share import Share
 from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.sessions import StatefulModel
 from app.pipelines.spec import PipelineSpec
 from tests.toolkit.models import ensemble, model, pipeline
 

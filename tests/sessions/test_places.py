@@ -6,8 +6,8 @@ import pytest
 
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
-from app.core.session import SessionTerms, StatefulModel, reach_s
 from app.core.share import WHOLE, Share
+from app.pipelines.sessions import SessionTerms, StatefulModel, reach_s
 from app.sessions.places import ANYONE, LONGEST_RETRY_S, Place, Places, SessionOwner
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from app.admission.admission import Admission, ModelLoad
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
@@ -18,8 +19,9 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceRequest
+from app.core.model import Capacity
 from app.core.sequence import SequenceIds
-from app.core.session import SessionTerms, StatefulModel
+from app.pipelines.sessions import SessionTerms, StatefulModel
 from app.sessions.places import Place
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
@@ -30,9 +32,11 @@ from app.sessions.session import (
     SessionStep,
     StepAnswer,
 )
+from tests.toolkit.models import model, pipeline
 from tests.toolkit.simulated_clock import simulated
 
 REQUEST = InferenceRequest("m", ())
+PIPELINE = pipeline(model("X FP32 [1]", "Y FP32 [1]", name="m"))
 
 
 def terms(idle_s: float = 30.0, max_s: float = 600.0, triton_idle_s: float = 60.0) -> SessionTerms:
@@ -49,8 +53,10 @@ class Model:
     memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def __post_init__(self) -> None:
+        stateful = replace(PIPELINE, session=self.given)
+        admission = Admission().of("p", ModelLoad("m", Capacity()))
         self.session = PipelineSession(
-            "id", "p", "", self.given, 7, Place("", []), None, lambda _, end: self.ends.append(end), self.memory
+            "id", "", stateful, admission, 7, Place("", []), lambda _, end: self.ends.append(end), self.memory
         )
 
     async def step(

@@ -7,19 +7,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from app.api.deadlines import deadline_of
 from app.api.dialect import Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import exit_headers
-from app.api.pipelines.session_steps import ServedSession, SessionSteps
+from app.api.pipelines.session_steps import SessionSteps, StepRequest
 from app.api.responses import JSON, JsonResponse
 from app.api.routing import router_of
 from app.api.streaming import Start, StreamResponse
 from app.core.errors import Forbidden, HttpSessionsOff, InvalidRequest, UnknownSession
-from app.sessions.session import End, SessionStep, StepAnswer
+from app.sessions.session import End, PipelineSession, StepAnswer
 
 STEP = b"x-session-step"
 IS_LAST = b"x-session-end"
@@ -38,7 +37,6 @@ class SessionRoutes:
         self._limits = services.limits
         self._is_alone = services.share.is_whole
         self._steps = steps
-        self._sessions = steps.sessions
 
     def router(self) -> APIRouter:
         return router_of(
@@ -74,40 +72,38 @@ class SessionRoutes:
         return Response(status_code=204)
 
     async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        session = self._found(exchange, found["session_id"])
-        pipeline = session.subject.pipeline
-        self._inference.admit_step(exchange, pipeline)
-        number, is_last = _number_of(exchange), _is_last(exchange)
-        deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
-        inference = (await read_inference(exchange, pipeline, self._limits, deadline)).owned()
-        record, caller = exchange.record, exchange.caller
-        step = SessionStep(number, is_last, deadline, lambda: self._steps.answer(record, caller, session, inference))
-        with CancelledOnDisconnect(exchange):
-            answer = await session.step(step)
-        exchange.record.exit_early(answer.early_exit)
-        await exchange.answer(_headers_of(session, answer), answer.body)
+        step = self._step_of(exchange, found["session_id"], "unary")
+        answer = await self._steps.answer(step)
+        await exchange.answer(_headers_of(step.session, answer), answer.body)
 
     async def stream_step(self, session_id: str, request: Request) -> Response:
         exchange = exchange_of(request)
-        session = self._found(exchange, session_id)
-        pipeline = session.subject.pipeline
-        self._inference.admit_step(exchange, pipeline)
-        exchange.record.transport = "stream"
-        check_is_start(exchange)
-        number, is_last = _number_of(exchange), _is_last(exchange)
-        deadline = self._steps.stream_deadline(exchange, session)
-        inference = (await read_inference(exchange, pipeline, self._limits, deadline)).owned()
-        stream = self._steps.stream_of(exchange.record, exchange.caller, session, inference, deadline)
-        with CancelledOnDisconnect(exchange):
-            opening = await stream.open(number, is_last=is_last)
-        start = Start(events=opening)
+        stream = await self._steps.stream(self._step_of(exchange, session_id, "stream"))
+        start = Start(events=stream.opening)
         response = StreamResponse(stream.log, self._limits, start=start, on_left=stream.leave, closing=stream.left)
         response.raw_headers = [*response.raw_headers, (STEP, b"%d" % stream.number)]
         return response
 
-    def _found(self, exchange: Exchange, session_id: str) -> ServedSession:
+    def _step_of(self, exchange: Exchange, session_id: str, transport: str) -> StepRequest:
+        """Raises UnknownSession, Forbidden or InvalidRequest."""
+        session = self._found(exchange, session_id)
+        self._inference.admit_step(exchange, session.pipeline)
+        exchange.record.transport = transport
+        if transport == "stream":
+            check_is_start(exchange)
+        return StepRequest(
+            exchange,
+            exchange.record,
+            session,
+            lambda deadline: read_inference(exchange, session.pipeline, self._limits, deadline),
+            _number_of(exchange),
+            _is_last(exchange),
+            CancelledOnDisconnect(exchange),
+        )
+
+    def _found(self, exchange: Exchange, session_id: str) -> PipelineSession:
         """Raises UnknownSession, or Forbidden for another key than the one that opened the session."""
-        session = self._sessions.find(session_id)
+        session = self._steps.find(session_id)
         if session.owner not in ("", exchange.record.key):
             raise Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
         return session
@@ -133,7 +129,7 @@ def _is_last(exchange: Exchange) -> bool:
     return text.lower() == "true"
 
 
-def _headers_of(session: ServedSession, answer: StepAnswer) -> list[Header]:
+def _headers_of(session: PipelineSession, answer: StepAnswer) -> list[Header]:
     length = (b"content-length", b"%d" % len(answer.body))
     headers = [JSON, length, (STEP, b"%d" % session.steps), *exit_headers(answer.early_exit)]
     if session.ended is None:

@@ -13,13 +13,12 @@ from starlette.types import Send
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
 from app.api.bodies import check_no_query, off_loop
-from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
 from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
-from app.api.pipelines.session_steps import ServedSession, SessionSteps
+from app.api.pipelines.session_steps import SessionSteps, StepRequest
 from app.api.sockets.handshake import Handshake, check_origin
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, RequestReason, Socket, whole_reply
 from app.core.errors import GatewayError, TooManyRequests
@@ -29,7 +28,7 @@ from app.http1.websocket import Message, SocketTerms, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
-from app.sessions.session import End, SessionStep
+from app.sessions.session import End, PipelineSession
 from app.streams.events import STALL_S, Event
 from app.streams.stream import Done
 
@@ -148,7 +147,7 @@ class StepHandler:
     def __init__(
         self,
         steps: SessionSteps,
-        session: ServedSession,
+        session: PipelineSession,
         exchange: Exchange,
         check_key: Callable[[Exchange], None],
     ) -> None:
@@ -168,15 +167,7 @@ class StepHandler:
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Runs the whole step. Raises SessionLost, UnknownSession, and the errors of a request."""
-        exchange, session = self._exchange, self._session
-        self._check_key(exchange)
-        pipeline, caller = session.subject.pipeline, exchange.caller
-        deadline = deadline_of(exchange, min(pipeline.timeout_s, session.terms.reach_s))
-        request = (await read_message(exchange, pipeline, message, deadline)).owned()
-        answer = await session.step(
-            SessionStep(None, False, deadline, lambda: self._steps.answer(record, caller, session, request))
-        )
-        record.exit_early(answer.early_exit)
+        answer = await self._steps.answer(self._step_of(message, record))
         done: Done = {
             "reason": "complete" if answer.early_exit is None else "early_exit",
             "early_exit": answer.early_exit,
@@ -184,6 +175,13 @@ class StepHandler:
             "request_id": record.request_id,
         }
         return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
+
+    def _step_of(self, message: Message, record: RequestRecord) -> StepRequest:
+        exchange, session = self._exchange, self._session
+        self._check_key(exchange)
+        return StepRequest(
+            exchange, record, session, lambda deadline: read_message(exchange, session.pipeline, message, deadline)
+        )
 
     def closed(self) -> None:
         """The session is known for a while, and must not keep its WebSocket."""
@@ -196,13 +194,8 @@ class StreamedStepHandler(StepHandler):
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Raises the errors of a step before its first output."""
-        exchange, session = self._exchange, self._session
-        self._check_key(exchange)
-        deadline = self._steps.stream_deadline(exchange, session)
-        request = (await read_message(exchange, session.subject.pipeline, message, deadline)).owned()
-        stream = self._steps.stream_of(record, exchange.caller, session, request, deadline)
-        opening = await stream.open(None, is_last=False)
-        return Reply(stream.log, opening, stream.leave, stream.left)
+        stream = await self._steps.stream(self._step_of(message, record))
+        return Reply(stream.log, stream.opening, stream.leave, stream.left)
 
 
 async def read_message(

@@ -19,7 +19,7 @@ from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import NoTracer, SpanKind, Tracer, end_request_span, trace_of
+from app.observability.tracing import SpanKind, Tracer, end_request_span, trace_of
 
 Header = tuple[bytes, bytes]
 
@@ -159,7 +159,7 @@ class EntryPoint:
         self._app = app
         self._metrics = metrics
         self._workload = workload
-        self._tracer = None if isinstance(tracer, NoTracer) else tracer
+        self._tracer = None if tracer.is_noop else tracer
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,7 +29,7 @@ from app.core.repeats import RepeatKey
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import NoTracer, SpanKind, Tracer, end_stream_span
+from app.observability.tracing import SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import Canceller, run
@@ -66,7 +66,7 @@ class Inference:
     catalog: Catalog
     metrics: Metrics
     canceller: Canceller
-    tracer: Tracer = field(default_factory=NoTracer)
+    tracer: Tracer = field(default_factory=Tracer)
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
     admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()

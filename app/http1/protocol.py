@@ -404,7 +404,12 @@ class HttpConnection(ClosingProtocol):
         try:
             received, rest = body.feed(data)
         except GatewayError as error:
-            return self._break_off(error, data)
+            if self.cycle.response_started:  # lets a running answer finish: the request is incomplete
+                return self._keep(data)
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._refuse(error)
+            return data
         if received and self._sink is not None:
             self._pass(self._sink.add, received)
         elif received:
@@ -413,16 +418,12 @@ class HttpConnection(ClosingProtocol):
             self._complete_request()
         elif isinstance(body, LengthBody) and body.missing >= LARGE_BYTES and not self.cycle.response_started:
             self.flow.pause_reading()  # until the application has memory for the body
-        elif rest:
-            return self._read_later(rest)
+        elif rest:  # the event loop serves other connections first
+            self._ahead += rest
+            self.flow.pause_reading()
+            self.loop.call_soon(self._read_ahead)
+            return b""
         return rest
-
-    def _read_later(self, data: bytes) -> bytes:
-        """Lets the event loop serve other connections first."""
-        self._ahead += data
-        self.flow.pause_reading()
-        self.loop.call_soon(self._read_ahead)
-        return b""
 
     def _read_ahead(self) -> None:
         if not self.is_ending:
@@ -437,15 +438,6 @@ class HttpConnection(ClosingProtocol):
         self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
-
-    def _break_off(self, error: GatewayError, data: bytes) -> bytes:
-        """Lets a running answer finish, then ends the connection, because the request is incomplete."""
-        if self.cycle.response_started:
-            return self._keep(data)
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
-        self._refuse(error)
-        return data
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

@@ -228,16 +228,13 @@ class WebSocket:
         if frame.opcode is not Opcode.CONT:
             self._opcode = frame.opcode
         self._fragment_count += 1
-        if frame.fin:
-            data = b"".join((self._fragments, frame.data)) if self._fragments else bytes(frame.data)
-            self._fragments, self._fragment_count = bytearray(), 0
-            self._add_message(data)
-        else:
+        if not frame.fin:
             self._fragments += frame.data
             if self._fragment_count > MAX_FRAGMENTS:
                 self._fail(CloseReason.TOO_MANY_FRAMES)
-
-    def _add_message(self, data: bytes) -> None:
+            return
+        data = b"".join((self._fragments, frame.data)) if self._fragments else bytes(frame.data)
+        self._fragments, self._fragment_count = bytearray(), 0
         is_text = self._opcode is Opcode.TEXT
         try:
             if is_text:

@@ -11,25 +11,21 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from app.core.trace import TraceContext
-from app.observability.tracing import Attributes, Span, SpanKind
+from app.observability.tracing import Attributes, Span, SpanKind, Tracer
 
 SERVICE_NAME = "triton-gateway"
 CLOSE_S = 3.0
 """Time limit for the remaining spans, so that a collector cannot delay the end of the process."""
 
-_KINDS = {
-    SpanKind.SERVER: api.SpanKind.SERVER,
-    SpanKind.INTERNAL: api.SpanKind.INTERNAL,
-    SpanKind.CLIENT: api.SpanKind.CLIENT,
-}
 
-
-class OtlpTracer:
+class OtlpTracer(Tracer):
     """Sends spans in the background, in batches, and drops spans that the collector does not accept.
 
     OpenTelemetry's own ``OTEL_*`` variables set the sampling, the batches and the resource. By default the caller's
     ``traceparent`` decides the sampling; a request without ``traceparent`` is sampled.
     """
+
+    is_noop = False
 
     def __init__(self, url: str, version: str) -> None:
         """``url``: the collector's address for traces, path included."""
@@ -39,7 +35,7 @@ class OtlpTracer:
         self._tracer = self._provider.get_tracer("triton_gateway", version)
 
     def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
-        return OtlpSpan(self._tracer.start_span(name, _context_of(parent), _KINDS[kind]))
+        return OtlpSpan(self._tracer.start_span(name, _context_of(parent), api.SpanKind[kind.name]))
 
     async def close(self) -> None:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
@@ -49,16 +45,14 @@ class OtlpTracer:
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-class OtlpSpan:
+class OtlpSpan(Span):
+    is_noop = False
+
     def __init__(self, span: api.Span) -> None:
-        self._span = span
         own = span.get_span_context()
-        self.trace = TraceContext(
-            api.format_trace_id(own.trace_id),
-            api.format_span_id(own.span_id),
-            own.trace_flags,
-            own.trace_state.to_header(),
-        )
+        ids = api.format_trace_id(own.trace_id), api.format_span_id(own.span_id)
+        super().__init__(TraceContext(*ids, own.trace_flags, own.trace_state.to_header()))
+        self._span = span
 
     def link(self, other: TraceContext) -> None:
         self._span.add_link(_span_context_of(other))

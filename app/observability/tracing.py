@@ -6,7 +6,6 @@ Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collec
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Protocol
 
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome
@@ -32,11 +31,13 @@ class SpanKind(StrEnum):
     CLIENT = "client"
 
 
-class Span(Protocol):
-    """``trace`` is the parent of child spans."""
+class Span:
+    """A no-op: child spans attach to its parent. ``trace`` is the parent of child spans."""
 
-    @property
-    def trace(self) -> TraceContext | None: ...
+    is_noop = True
+
+    def __init__(self, trace: TraceContext | None) -> None:
+        self.trace = trace
 
     def link(self, other: TraceContext) -> None:
         """Links the span to a span of another trace. Call it before :meth:`end`."""
@@ -45,35 +46,20 @@ class Span(Protocol):
         """``error``: an error code, which marks the span as failed. ``name`` replaces the span's first name."""
 
 
-class Tracer(Protocol):
-    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span: ...
+NO_SPAN = Span(None)
+"""Serves every request without a parent."""
+
+
+class Tracer:
+    """Starts no-op spans."""
+
+    is_noop = True
+
+    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
+        return NO_SPAN if parent is None else Span(parent)
 
     async def close(self) -> None:
         """Sends the remaining spans; returns after a few seconds at most."""
-
-
-class NoSpan:
-    """No-op span: child spans attach to its parent. Without a parent, :data:`NO_SPAN` serves every request."""
-
-    def __init__(self, parent: TraceContext | None) -> None:
-        self.trace = parent
-
-    def link(self, other: TraceContext) -> None:
-        pass
-
-    def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
-        pass
-
-
-NO_SPAN = NoSpan(None)
-
-
-class NoTracer:
-    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
-        return NO_SPAN if parent is None else NoSpan(parent)
-
-    async def close(self) -> None:
-        pass
 
 
 def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceContext | None:
@@ -83,7 +69,7 @@ def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceCo
 
 def end_request_span(span: Span, record: RequestRecord, route: str | None) -> None:
     """``route``: the template of the path, or None if no route matched."""
-    if isinstance(span, NoSpan):
+    if span.is_noop:
         return
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
@@ -129,7 +115,7 @@ def end_stream_span(
     span: Span, *, outputs: int, outcome: Outcome | None, error: GatewayError | None, early_exit: str | None
 ) -> None:
     """Called with the stream's terminal event."""
-    if isinstance(span, NoSpan):
+    if span.is_noop:
         return
     outcome = outcome or Outcome.OK
     attributes = {"triton_gateway.outputs": outputs, **_outcome_of(outcome, error, early_exit)}
@@ -148,9 +134,8 @@ class CallTracing:
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
         if request.trace is None:
             return ObservedCall(request)
-        return _TracedCall(
-            request, method, self._tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
-        )
+        span = self._tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
+        return _TracedCall(request, method, span)
 
 
 class _TracedCall(ObservedCall):
@@ -160,17 +145,14 @@ class _TracedCall(ObservedCall):
         self._span = span
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        self._span.end(_call_attributes(self.request, self._method, code), error=code if error else None)
-
-
-def _call_attributes(request: InferenceRequest, method: str, code: str) -> Attributes:
-    return {
-        "rpc.system.name": "grpc",
-        "rpc.method": f"inference.GRPCInferenceService/{method}",
-        "rpc.response.status_code": code,
-        "triton.model_name": request.model,
-        "triton.request_id": request.request_id,
-    }
+        attributes = {
+            "rpc.system.name": "grpc",
+            "rpc.method": f"inference.GRPCInferenceService/{self._method}",
+            "rpc.response.status_code": code,
+            "triton.model_name": self.request.model,
+            "triton.request_id": self.request.request_id,
+        }
+        self._span.end(attributes, error=code if error else None)
 
 
 def _outcome_of(outcome: Outcome, error: GatewayError | None, early_exit: str | None) -> Attributes:
@@ -193,16 +175,14 @@ class TracingUnavailable(Exception):
 @asynccontextmanager
 async def open_tracer(url: str | None, version: str) -> AsyncIterator[Tracer]:
     """``url``: the collector's address for traces; None: no spans. Raises TracingUnavailable."""
-    tracer = NoTracer() if url is None else _otlp_tracer(url, version)
+    tracer = Tracer()
+    if url is not None:
+        try:
+            from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
+        except ModuleNotFoundError as exc:
+            raise TracingUnavailable("GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]'") from exc
+        tracer = OtlpTracer(url, version)
     try:
         yield tracer
     finally:
         await tracer.close()
-
-
-def _otlp_tracer(url: str, version: str) -> Tracer:
-    try:
-        from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
-    except ModuleNotFoundError as exc:
-        raise TracingUnavailable("GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]'") from exc
-    return OtlpTracer(url, version)

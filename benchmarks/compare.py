@@ -17,7 +17,7 @@ import psutil
 from benchmarks.awake import processors_awake
 from benchmarks.figure import Figure, bars
 from benchmarks.load.orders import Ask, Order, Relay, Report, Unary, UnexpectedAnswer
-from benchmarks.servers import MIB, Asks, Peer, Start, running_triton
+from benchmarks.servers import Asks, Peer, Start, running_triton
 from benchmarks.spread import Spread, cpu_s, percentile
 from benchmarks.table import Table
 
@@ -54,7 +54,6 @@ class Sample:
     p99_ms: float
     peer_us: float
     triton_us: float
-    rss_mib: float
 
 
 Value = Callable[[Sample], float]
@@ -234,7 +233,7 @@ class Comparison:
         unit, first = workload.unit, "" if workload.streams_s is None else "first event "
         columns = ["server", f"{unit}s/s", f"{first}p50, ms", f"{first}p99, ms", "CPU µs, server", "CPU µs, Triton"]
         rows = [self._row(name, found.samples[workload][name]) for name in self.peers if found.has(workload, name)]
-        return Table(workload.title, [*columns, "memory, MiB"], rows, f"CPU: for one {unit}.")
+        return Table(workload.title, columns, rows, f"CPU: for one {unit}.")
 
     def _row(self, peer: str, samples: list[Sample]) -> list[str]:
         def median(figure: str, digits: int = 0) -> str:
@@ -247,7 +246,6 @@ class Comparison:
             median("p99_ms", 2),
             NONE if peer in self.cpu_elsewhere else median("peer_us"),
             median("triton_us") if self.has_triton else NONE,
-            median("rss_mib"),
         ]
 
 
@@ -271,7 +269,6 @@ async def _sample(peer: Peer, workload: Workload, triton_pid: int | None, warm_u
         percentile(latencies_ms, 50),
         percentile(latencies_ms, 99),
         *(1e6 * each / count for each in used_s),
-        sum(server.memory_info().rss for server in groups[0]) / MIB,
     )
 
 

@@ -86,12 +86,12 @@ def rows_of_settings() -> Iterator[Row]:
 
 
 def default_text(field: FieldInfo) -> str:
-    """`none` means that the value is not set."""
+    """Empty: the value is not set."""
     default = field.default
     if default is PydanticUndefined:
         return "required"
     if default is None or default in ("", (), [], {}):
-        return "none"
+        return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
@@ -99,14 +99,15 @@ def default_text(field: FieldInfo) -> str:
 
 def row_of_error(error: type[GatewayError]) -> Row:
     row = ROW_BY_ERROR[error]
-    retry = "after `Retry-After`" if error.retry_after_s else "yes" if error.retryable else "no"
-    return str(row.status), f"`{error.code}`", f"`{error.outcome}`", retry, f"{row.meaning} {row.remedy}"
+    retry = " A retry can succeed." if error.retryable and "Retry" not in row.remedy else ""
+    outcome = "" if error.outcome == "client_error" else f"`{error.outcome}`"
+    return str(row.status), f"`{error.code}`", outcome, f"{row.meaning} {row.remedy}{retry}"
 
 
 def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
     """Only the collector itself knows the labels of a metric without samples."""
     for collector in metrics.registry._collector_to_names:
-        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
         for family in collector.collect():
             if family.name.startswith("process_"):  # as of every program with prometheus-client
                 continue
@@ -115,8 +116,12 @@ def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
 
 
 def rows_of_neutral_fields() -> Iterator[Row]:
+    """Fields with the same values are one row."""
+    names: dict[Row, list[str]] = {}
     for name, neutral in NEUTRAL_OF_TEXTS.items():
-        yield f"`{name}`", neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no"
+        names.setdefault((neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no"), []).append(f"`{name}`")
+    for (meaning, is_of_embeddings), alike in names.items():
+        yield ", ".join(alike), meaning, is_of_embeddings
 
 
 def commands() -> str:

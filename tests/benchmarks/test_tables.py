@@ -6,7 +6,7 @@ from benchmarks.compare import Found, Sample
 from benchmarks.peers.run import COMPARISON, SMALL_32, WORKLOADS
 from benchmarks.peers.servers import GATEWAY, PEERS, PLAIN
 
-SAMPLE = Sample(1000, 2, 3, 100, 50, 64)
+SAMPLE = Sample(1000, 2, 3, 100, 50)
 
 
 def found_with(**of_gateway: float) -> Found:

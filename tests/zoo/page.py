@@ -22,7 +22,12 @@ ONLY_TESTED = frozenset(
 
 
 def table() -> str:
-    rows = (_row(kind) for kind in KINDS if not kind.fault and kind.name not in ONLY_TESTED)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for kind in KINDS:
+        if not kind.fault and kind.name not in ONLY_TESTED:
+            name, *rest = _row(kind)
+            names.setdefault(tuple(rest), []).append(name)
+    rows = (("; ".join(alike), *rest) for rest, alike in names.items())
     head, *lines = [f"| {' | '.join(row)} |\n" for row in (HEAD, *rows)]
     return "".join([head, "|---" * len(HEAD) + "|\n", *lines])
 

@@ -230,7 +230,9 @@ async def tables_of(presets: list[Served]) -> dict[str, list[Row]]:
     alike = [row for row in rows if len(set(row[2:])) == 1]
     neutral = [row for row in alike if row[2].startswith("no effect: ")]
     generated = {
-        row[0]: f"no effect: {row[1]}" for row in rows_under("docs/reference/openai.md", "Fields without an effect")
+        name: f"no effect: {row[1]}"
+        for row in rows_under("docs/reference/openai.md", "Fields without an effect")
+        for name in row[0].split(", ")
     }
     assert all(generated[row[0]] == row[2] for row in neutral)
     everywhere = dict.fromkeys(ADDRESSES, own_fields())

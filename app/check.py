@@ -35,19 +35,6 @@ class CheckImpossible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """Options of the command. ``triton`` overrides ``repository``. Without ``config``, pipelines are not checked."""
-
-    repository: Path
-    config: Path | None = None
-    triton: str | None = None
-    strict: bool = False
-    format: str = "text"
-    credentials: Credentials = NO_CREDENTIALS
-    """For ``triton``."""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckReport:
     """The number of models and pipelines, and the findings. ``pipelines`` is None without a gateway.yaml."""
 
@@ -69,22 +56,26 @@ class CheckReport:
         return f"{_count(self.models, 'model')}, {pipelines}: {found or 'no findings'}"
 
 
-async def run_check(options: CheckOptions) -> CheckReport:
-    """Runs the linter. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
-    file = read_gateway_file(options.config) if options.config is not None else None
-    if options.triton is None:
-        return _report(read_repository(options.repository), file)
+async def run_check(
+    repository: Path, config: Path | None, triton: str | None = None, credentials: Credentials = NO_CREDENTIALS
+) -> CheckReport:
+    """``triton`` overrides ``repository``. Without ``config``, pipelines are not checked.
+
+    Raises CheckImpossible, RepositoryUnreadable or ConfigError.
+    """
+    file = read_gateway_file(config) if config is not None else None
+    if triton is None:
+        return _report(read_repository(repository), file)
     try:
-        addresses_of(options.triton)
+        addresses_of(triton)
     except ValueError as exc:
         raise CheckImpossible(str(exc)) from exc
     try:
-        async with open_engine(options.triton, options.credentials) as engine:
+        async with open_engine(triton, credentials) as engine:
             return await _live_report(engine, file)
-    except UpstreamUnavailable as exc:
-        raise CheckImpossible(exc.detail) from exc
     except GatewayError as exc:
-        raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
+        text = exc.detail if isinstance(exc, UpstreamUnavailable) else f"{triton}: {exc.detail}"
+        raise CheckImpossible(text) from exc
 
 
 def text_of(report: CheckReport, style: str) -> str:

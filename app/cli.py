@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -22,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
-from app.check import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_of
+from app.check import MAX_TEXT, CheckImpossible, run_check, text_of
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError
@@ -49,6 +48,7 @@ from app.settings import (
 )
 from app.streams.store import StoreUnusable
 from app.triton.connect import open_engine
+from app.triton.credentials import NO_CREDENTIALS
 from app.triton.repository import RepositoryUnreadable, live_repository
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
@@ -304,14 +304,14 @@ def _check(given: dict[str, Any]) -> int:
     if given["config"] is None:
         beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])
         given["config"] = beside if os.path.lexists(beside) else None
-    options = CheckOptions(**given)
-    if options.triton is not None:
-        settings = read_settings(os.environ, {"triton_url": options.triton})
+    credentials, triton = NO_CREDENTIALS, given["triton"]
+    if triton is not None:
+        settings = read_settings(os.environ, {"triton_url": triton})
         check_credentials(settings)
-        options = replace(options, credentials=credentials_of(settings))
-    report = asyncio.run(run_check(options))
-    _answer(text_of(report, options.format))
-    return report.status(strict=options.strict)
+        credentials = credentials_of(settings)
+    report = asyncio.run(run_check(given["repository"], given["config"], triton, credentials))
+    _answer(text_of(report, given["format"]))
+    return report.status(strict=given["strict"])
 
 
 def _add_init(commands: "argparse._SubParsersAction[CommandParser]") -> None:

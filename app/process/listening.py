@@ -67,12 +67,10 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
         except ListeningPortTaken as exc:
             taken.append(str(exc))
     if taken:
-        flags = " ".join(f"--{_flag_of(setting)} {_free_port(host)}" for setting in ports)
+        flags = " ".join(
+            f"--{setting.removeprefix(PREFIX).lower().replace('_', '-')} {_free_port(host)}" for setting in ports
+        )
         raise ListeningPortTaken("\n".join([*taken, f"Stop the other process, or use other ports: {flags}"]))
-
-
-def _flag_of(setting: str) -> str:
-    return setting.removeprefix(PREFIX).lower().replace("_", "-")
 
 
 def _free_port(host: str) -> int:

@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
 from app import __version__
 from app.admission.keys import read_keys
 from app.api import body_memory
@@ -22,7 +20,7 @@ from app.api.pipelines.samples import samples_of
 from app.api.problems import problem_of, problem_response
 from app.api.routes.health import Processes
 from app.http1.protocol import ConnectionLimit
-from app.main import DIALECTS, Gateway, Pages, create_admin_app, create_app
+from app.main import DIALECTS, Pages, create_admin_app, create_app
 from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
@@ -97,31 +95,21 @@ async def announce(
     ``with_key``: whether the gateway requires API keys.
     """
     says_why_at = time.monotonic() + WAITING_S
-    if not catalog.triton_is_up:
-        await _say_what_is_wrong_with(triton_url)
+    for address in map(str.strip, () if catalog.triton_is_up else triton_url.split(",")):
+        if problem := await wrong_address(address):
+            say(f"Triton at {address}: {problem}.")
     while not (catalog.is_ready and (processes is None or processes.is_ready)):
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
-            say(_missing(catalog, triton_url))
+            unready = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
+            waited_for = ", ".join(unready or ["the other processes"])
+            say(f"Waiting for {waited_for if catalog.triton_is_up else f'Triton at {triton_url}'}.")
             says_why_at = math.inf
     say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
     if pipelines:
         say(f"Try: {_call_of(min(pipelines, key=hard_to_try), url, with_key=with_key)}")
     await asyncio.Event().wait()
-
-
-async def _say_what_is_wrong_with(triton_url: str) -> None:
-    for address in triton_url.split(","):
-        if problem := await wrong_address(address.strip()):
-            say(f"Triton at {address.strip()}: {problem}.")
-
-
-def _missing(catalog: Catalog, triton_url: str) -> str:
-    if not catalog.triton_is_up:
-        return f"Waiting for Triton at {triton_url}."
-    waited_for = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
-    return f"Waiting for {', '.join(waited_for or ['the other processes'])}."
 
 
 def hard_to_try(pipeline: Pipeline) -> tuple[bool, bool, bool, bool]:
@@ -184,7 +172,13 @@ async def serve(settings: Settings, worker: "Worker | None" = None) -> None:
             if worker is not None:
                 gateway.page = worker.page_of(gateway)
                 await stack.enter_async_context(supervisor.running("state of this worker", worker.run(gateway)))
-            app = api_of(gateway, settings, admin_port)
+            app = create_app(
+                gateway,
+                admin_port=admin_port,
+                cors_origins=settings.cors_origins,
+                cors_headers=settings.cors_headers,
+                pages=Pages(settings.docs, settings.console, settings.offers_load),
+            )
             refused = gateway.inference.metrics.count_refused_connection
             limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)
@@ -216,16 +210,6 @@ def check_files(settings: Settings) -> GatewayFile | None:
     file = read_gateway_file(settings.config_path)
     warn_without_counter(file)
     return file
-
-
-def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:
-    return create_app(
-        gateway,
-        admin_port=admin_port,
-        cors_origins=settings.cors_origins,
-        cors_headers=settings.cors_headers,
-        pages=Pages(settings.docs, settings.console, settings.offers_load),
-    )
 
 
 def freeze_heap() -> None:

@@ -37,8 +37,13 @@ class Supervisor:
         is_stopping = False
 
         def check(ended: asyncio.Task[None]) -> None:
-            if not (is_stopping and _ended_well(ended)):
-                self._report(ended)
+            error = None if ended.cancelled() else ended.exception()
+            if is_stopping and error is None:
+                return
+            _log.critical("the background task '%s' ended unexpectedly; shutting down", name, exc_info=error)
+            if not self._has_failed:
+                self._has_failed = True
+                self._on_failure()
 
         task.add_done_callback(check)
         try:
@@ -52,14 +57,3 @@ class Supervisor:
         """Raises BackgroundTaskFailed."""
         if self._has_failed:
             raise BackgroundTaskFailed
-
-    def _report(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        _log.critical("the background task '%s' ended unexpectedly; shutting down", task.get_name(), exc_info=error)
-        if not self._has_failed:
-            self._has_failed = True
-            self._on_failure()
-
-
-def _ended_well(task: asyncio.Task[None]) -> bool:
-    return task.cancelled() or task.exception() is None

@@ -34,8 +34,8 @@ from app.triton.cancellation import PacedCancels
 from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of, is_name
-from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
-from app.triton.fleet.outliers import Watch
+from app.triton.fleet.balancer import Balancer, DirectEngine
+from app.triton.fleet.ejection import watch_servers
 from app.triton.fleet.pool import ServerPool
 from app.triton.fleet.server import TritonServer
 from app.triton.health.canaries import Canary
@@ -173,14 +173,14 @@ class Servers:
             async with self._direct(names[0]) as calls:
                 yield calls
             return
-        balancer = Balancer(CountedBalancing(self.metrics, self.triton.grpc_url))
+        balancer = Balancer(self._count_states, self.metrics.triton_repeats.inc)
+        self._count_states({})
         pool = ServerPool(names, balancer, self._balanced)
-        watch = Watch(balancer, self.declarations.canaries)
         try:
             await pool.open()
             async with (
                 self.supervisor.running("addresses of Triton", pool.run()),
-                self.supervisor.running("watch of the Tritons", watch.run()),
+                self.supervisor.running("watch of the Tritons", watch_servers(balancer, self.declarations.canaries)),
             ):
                 yield Calls(balancer)
         finally:
@@ -257,6 +257,14 @@ class Servers:
             await engine.close()
             del self.health[address]
 
+    def _count_states(self, states: Mapping[str, str], ejected: str = "") -> None:
+        """Without a known address, `triton_up` has the DNS name."""
+        self.metrics.triton_up.clear()
+        for address, state in (states or {self.triton.grpc_url: "down"}).items():
+            self.metrics.triton_up.labels(address).set(state in UP)
+        if ejected:
+            self.metrics.triton_ejections.labels(ejected, states[ejected]).inc()
+
     def _observer(self, counted: CallMetrics) -> CallObserver:
         observers: list[CallObserver] = [counted]
         if self.settings.traces_url is not None:
@@ -264,27 +272,6 @@ class Servers:
         if self.settings.log_tensors == "shapes":
             observers.append(TensorLog())
         return CallObservers(*observers)
-
-
-class CountedBalancing(BalancerObserver):
-    """``name``: the label of ``triton_up`` while no address is known."""
-
-    def __init__(self, metrics: Metrics, name: str) -> None:
-        self._metrics = metrics
-        self._name = name
-        self.changed({})
-
-    def changed(self, states: Mapping[str, str]) -> None:
-        gauge = self._metrics.triton_up
-        gauge.clear()
-        for address, state in (states or {self._name: "down"}).items():
-            gauge.labels(address).set(state in UP)
-
-    def ejected(self, address: str, reason: str) -> None:
-        self._metrics.triton_ejections.labels(address, reason).inc()
-
-    def repeated(self) -> None:
-        self._metrics.triton_repeats.inc()
 
 
 def _say_progress(loading: Loading) -> None:

@@ -21,24 +21,6 @@ from app.triton.engine import TritonEngine
 from app.triton.fleet.consensus import Lookups, no_address
 from app.triton.fleet.server import TritonServer
 
-MOST = 10_000
-"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
-
-
-class RequestAffinity:
-    """Remembers which Triton received a request, so that a ``cancel`` model can be called on the same server."""
-
-    def __init__(self) -> None:
-        self._servers: OrderedDict[str, TritonServer] = OrderedDict()
-
-    def note(self, request_id: str, server: TritonServer) -> None:
-        self._servers[request_id] = server
-        if len(self._servers) > MOST:
-            self._servers.popitem(last=False)
-
-    def of(self, request_id: str) -> TritonServer | None:
-        return self._servers.get(request_id)
-
 
 def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
     """Whether a failed request may be sent again, to the same Triton or to another.
@@ -51,32 +33,31 @@ def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
     return not error.was_sent or (request.idempotent and not error.was_answered)
 
 
+MOST = 10_000
+"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
 LIVE_S = 1.0
 """Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
 _log = logging.getLogger(__name__)
 
 
-class BalancerObserver:
-    """Base class for observers; its methods are no-ops."""
-
-    def ejected(self, address: str, reason: str) -> None:
-        """A server was ejected. ``reason``: ``down``, ``stuck`` or ``slow``."""
-
-    def changed(self, states: Mapping[str, str]) -> None:
-        """The state of a server changed. ``states``: see :meth:`Balancer.states`."""
-
-    def repeated(self) -> None:
-        """A request is sent again."""
-
-
 class Balancer(InferenceServer):
-    """Distributes requests over servers. :mod:`app.triton.fleet.outliers` updates the states of the servers."""
+    """Distributes requests over servers. :mod:`app.triton.fleet.ejection` updates the states of the servers."""
 
-    def __init__(self, observer: BalancerObserver | None = None) -> None:
+    def __init__(
+        self,
+        changed: Callable[[Mapping[str, str], str], None] = lambda states, ejected: None,
+        repeated: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``changed``: called with the states of the servers, and the address of a server that was ejected, or none.
+
+        ``repeated``: called before a request is sent again.
+        """
         self.servers: list[TritonServer] = []
         self._lookups = Lookups(self.servers)
-        self._places = RequestAffinity()
-        self._observer = observer or BalancerObserver()
+        self._places: OrderedDict[str, TritonServer] = OrderedDict()
+        """Request id -> the Triton that received the request, so that a ``cancel`` model is called there."""
+        self._changed = changed
+        self._repeated = repeated
         self.suspected = asyncio.Event()
         """Set when a call failed in a way that indicates a fault of its server."""
 
@@ -115,20 +96,15 @@ class Balancer(InferenceServer):
 
     def put_down(self, server: TritonServer) -> None:
         server.go_down()
-        self._eject(server)
+        self.eject(server)
 
-    def eject_slow(self, server: TritonServer) -> None:
-        server.is_slow = True
-        self._eject(server)
-
-    def _eject(self, server: TritonServer) -> None:
+    def eject(self, server: TritonServer) -> None:
         _log.error("Triton at %s is not used: it is %s", server.address, server.state)
-        self._observer.ejected(server.address, server.state)
-        self.tell()
+        self.tell(server.address)
 
-    def tell(self) -> None:
-        """Notifies the observer. Call this after each change of a state."""
-        self._observer.changed(self.states())
+    def tell(self, ejected: str = "") -> None:
+        """Call this after each change of a state."""
+        self._changed(self.states(), ejected)
 
     async def models(self) -> Sequence[ModelState]:
         return await self._lookups.models()
@@ -172,7 +148,7 @@ class Balancer(InferenceServer):
                 break
             server = other or server
             tried.add(server)
-            self._observer.repeated()
+            self._repeated()
             try:
                 return await self._at(server, request, deadline)
             except Unavailable as exc:
@@ -212,12 +188,12 @@ class Balancer(InferenceServer):
                 other = self._pick(request, tried) if may_move else None
                 if other is None:
                     raise
-                self._observer.repeated()
+                self._repeated()
                 server = other
 
     async def _cancel(self, request: InferenceRequest, deadline: Deadline) -> None:
         """Calls a ``cancel`` model on the server that has the request, or on every server if that is unknown."""
-        place = self._places.of(request.about)
+        place = self._places.get(request.about)
         servers = [place] if place is not None else [each for each in self.servers if each.has(request)]
         streams = (discard_stream(each.engine, request, deadline) for each in servers)
         results = await asyncio.gather(*streams, return_exceptions=True)
@@ -229,7 +205,9 @@ class Balancer(InferenceServer):
     def _under_way(self, server: TritonServer, request: InferenceRequest) -> Iterator[None]:
         server.in_flight += 1
         if request.ends_by_hook:
-            self._places.note(request.request_id, server)
+            self._places[request.request_id] = server
+            if len(self._places) > MOST:
+                self._places.popitem(last=False)
         try:
             yield
         except Unavailable as exc:

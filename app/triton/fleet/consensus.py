@@ -1,35 +1,22 @@
-"""Queries several Tritons about their models, and marks servers whose models differ.
-
-Combines the answers of several Tritons about their models.
-"""
+"""Combines the answers of several Tritons about their models, and marks servers whose models differ."""
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.model import ModelConfig, ModelKey, ModelState
 from app.triton.fleet.server import TritonServer
 
 OTHER_SIGNATURE = "other_signature"
+ANSWER_S = 3.0
+"""Timeout of a query about a model."""
 _log = logging.getLogger(__name__)
-
+T = TypeVar("T")
 Signature = tuple[object, ...]
-
-
-def index_of(answers: Iterable[tuple[TritonServer, Sequence[ModelState]]]) -> Sequence[ModelState]:
-    """Returns a row for each model and version. A model is ready if it is ready on at least one server."""
-    rows: dict[tuple[str, str], ModelState] = {}
-    for _, states in answers:
-        for state in states:
-            known = rows.get((state.name, state.version))
-            if known is None or (state.ready and not known.ready):
-                rows[state.name, state.version] = state
-    return list(rows.values())
 
 
 def signature_of(config: ModelConfig) -> Signature:
@@ -37,92 +24,75 @@ def signature_of(config: ModelConfig) -> Signature:
     return config.inputs, config.outputs, config.max_batch_size, config.decoupled
 
 
-class Agreement:
-    """Chooses the signature of each model if ``servers`` disagree."""
-
-    def __init__(self, servers: Sequence[TritonServer]) -> None:
-        self._servers = servers
-        self._chosen: dict[ModelKey, ModelConfig] = {}
-
-    @property
-    def keys(self) -> list[ModelKey]:
-        """The models whose configuration was requested."""
-        return list(self._chosen)
-
-    def compare(self, server: TritonServer, key: ModelKey, config: ModelConfig) -> None:
-        """Stores the configuration of one server, and marks the server if its signature differs from the chosen one."""
-        server.configs[key] = config
-        _mark(server, key, is_equal=signature_of(config) == signature_of(self._chosen[key]))
-
-    def config(self, key: ModelKey, answers: Sequence[tuple[TritonServer, ModelConfig]]) -> ModelConfig:
-        """Returns the configuration that most servers have; in a tie, the signature that was chosen before.
-
-        Its instance count is the sum over all servers with that signature, including servers that are down.
-        """
-        by_signature = defaultdict[Signature, list[ModelConfig]](list)
-        for _, config in answers:
-            by_signature[signature_of(config)].append(config)
-        known = self._chosen.get(key)
-        old = None if known is None else signature_of(known)
-        chosen = max(by_signature, key=lambda signature: (len(by_signature[signature]), signature == old))
-        self._chosen[key] = by_signature[chosen][0]
-        for server, config in answers:
-            self.compare(server, key, config)
-        equal = [each for each in self._configs(key) if signature_of(each) == chosen]
-        return replace(equal[0], instance_count=sum(config.instance_count for config in equal))
-
-    def _configs(self, key: ModelKey) -> list[ModelConfig]:
-        return [each.configs[key] for each in self._servers if key in each.configs and not each.is_leaving]
-
-
-def _mark(server: TritonServer, key: ModelKey, *, is_equal: bool) -> None:
-    """Marks a server that cannot be used for a model, and logs this once."""
-    if is_equal:
-        if server.absences.get(key) == OTHER_SIGNATURE:
-            del server.absences[key]
-    elif server.absences.get(key) != OTHER_SIGNATURE:
-        server.absences[key] = OTHER_SIGNATURE
-        text = "model '%s' at %s has other inputs or outputs than on most Tritons: it is not used there"
-        _log.error(text, key[0], server.address)
-
-
-T = TypeVar("T")
-
-ANSWER_S = 3.0
-"""Timeout of a query about a model."""
-
-
 class Lookups:
     """``servers``: the list that the balancer keeps."""
 
     def __init__(self, servers: Sequence[TritonServer]) -> None:
         self._servers = servers
-        self._agreement = Agreement(servers)
+        self._chosen: dict[ModelKey, Signature] = {}
+        """Of each model whose configuration was requested."""
 
     async def models(self) -> Sequence[ModelState]:
         """Returns the models of all servers. A model is ready if it is ready on at least one server."""
-        return index_of(await self._ask(lambda server: server.engine.models()))
+        answers = await self._ask(lambda server: server.engine.models())
+        rows: dict[tuple[str, str], ModelState] = {}
+        for state in (state for _, states in answers for state in states):
+            key = state.name, state.version
+            if key not in rows or (state.ready and not rows[key].ready):
+                rows[key] = state
+        return list(rows.values())
 
     async def is_ready(self, key: ModelKey) -> bool:
         """Whether the model is ready on any server."""
-        answers = await self._ask(lambda server: _is_ready(server.engine, key))
-        for server, is_ready in answers:
-            server.note_readiness(key, is_ready=is_ready)
+        answers = await self._ask(lambda server: self._note_readiness(server, key))
         return any(is_ready for _, is_ready in answers)
 
     async def config(self, key: ModelKey) -> ModelConfig:
-        """Returns the configuration of a model. A server with a different signature than most is not used for it."""
-        return self._agreement.config(key, await self._ask(lambda server: server.engine.model_config(*key)))
+        """Returns the configuration that most servers have; in a tie, the signature that was chosen before.
+
+        A server with another signature is not used for the model. The instance count is the sum over all servers with
+        the signature, including servers that are down.
+        """
+        by_signature = defaultdict[Signature, list[ModelConfig]](list)
+        for server, config in await self._ask(lambda server: server.engine.model_config(*key)):
+            server.configs[key] = config
+            by_signature[signature_of(config)].append(config)
+        known = self._chosen.get(key)
+        chosen = max(by_signature, key=lambda signature: (len(by_signature[signature]), signature == known))
+        self._chosen[key] = chosen
+        staying = [server for server in self._servers if key in server.configs and not server.is_leaving]
+        equal = [server.configs[key] for server in staying if self._has_chosen(server, key)] or by_signature[chosen]
+        return replace(equal[0], instance_count=sum(config.instance_count for config in equal))
 
     async def introduce(self, server: TritonServer) -> None:
         """Queries a server that joins or returns about the models in use. Raises GatewayError."""
-        await asyncio.gather(*(_in_time(self._compare(server, key)) for key in self._agreement.keys))
 
-    async def _compare(self, server: TritonServer, key: ModelKey) -> None:
-        is_ready = await _is_ready(server.engine, key)
+        async def ask(key: ModelKey) -> None:
+            if await self._note_readiness(server, key):
+                server.configs[key] = await server.engine.model_config(*key)
+                self._has_chosen(server, key)
+
+        await asyncio.gather(*(_in_time(ask(key)) for key in self._chosen))
+
+    def _has_chosen(self, server: TritonServer, key: ModelKey) -> bool:
+        """Whether a server has the chosen signature. Otherwise marks it, and logs this once."""
+        has_chosen = signature_of(server.configs[key]) == self._chosen[key]
+        is_marked = server.absences.get(key) == OTHER_SIGNATURE
+        if has_chosen and is_marked:
+            del server.absences[key]
+        elif not has_chosen and not is_marked:
+            server.absences[key] = OTHER_SIGNATURE
+            text = "model '%s' at %s has other inputs or outputs than on most Tritons: it is not used there"
+            _log.error(text, key[0], server.address)
+        return has_chosen
+
+    async def _note_readiness(self, server: TritonServer, key: ModelKey) -> bool:
+        try:
+            is_ready = await server.engine.model_ready(*key)
+        except ModelNotReady:
+            is_ready = False
         server.note_readiness(key, is_ready=is_ready)
-        if is_ready:
-            self._agreement.compare(server, key, await server.engine.model_config(*key))
+        return is_ready
 
     async def _ask(self, question: Callable[[TritonServer], Awaitable[T]]) -> list[tuple[TritonServer, T]]:
         """Returns the answers of the servers that answer. If no server answers, raises the error of one of them."""
@@ -149,10 +119,3 @@ async def _in_time(answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError as exc:
         raise UpstreamUnavailable("A Triton does not answer.") from exc
-
-
-async def _is_ready(engine: InferenceServer, key: ModelKey) -> bool:
-    try:
-        return await engine.model_ready(*key)
-    except ModelNotReady:
-        return False

@@ -5,7 +5,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from app.core.aio import Backoff
 from app.core.engine import InferenceServer
 from app.core.errors import UpstreamUnavailable
 from app.core.inference import InferenceRequest
@@ -21,6 +23,15 @@ SAMPLES = 32
 NOT_READY = "not_ready"
 
 
+@dataclass(slots=True)
+class Slow:
+    """A longer latency of the model than ``limit_s`` is too slow. ``probes``: when to probe the server."""
+
+    model: str
+    limit_s: float
+    probes: Backoff
+
+
 class TritonServer:
     """``engine`` calls the Triton at ``address``, and reports its calls to ``health``."""
 
@@ -32,8 +43,8 @@ class TritonServer:
         self.is_up = True
         self.is_leaving = False
         """Whether the address was removed from the configuration. Running requests may finish."""
-        self.is_slow = False
-        """Whether the server is ejected because it answers much slower than the others."""
+        self.slow: Slow | None = None
+        """Set while the server is ejected because it answers much slower than the others."""
         self.joined_at = 0.0
         """When its slow start began, in monotonic seconds; 0 without a slow start."""
         self.absences: dict[ModelKey, str] = {}
@@ -52,11 +63,11 @@ class TritonServer:
             return "leaving"
         if not self.is_up:
             return "stuck" if self.health.is_stuck else "down"
-        return "slow" if self.is_slow else "up"
+        return "slow" if self.slow else "up"
 
     @property
     def is_usable(self) -> bool:
-        return self.is_up and not self.is_slow and not self.is_leaving
+        return self.is_up and self.slow is None and not self.is_leaving
 
     def note_readiness(self, key: ModelKey, *, is_ready: bool) -> None:
         if not is_ready:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from app.core.errors import (
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig
 from app.triton.fleet import balancer as module
-from app.triton.fleet.balancer import Balancer, BalancerObserver
+from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.server import TritonServer
 from app.triton.health.health import FAILURES
 from tests.toolkit.engine import FakeEngine
@@ -38,12 +38,13 @@ def lost(*, was_sent: bool, code: str = "UNAVAILABLE") -> UpstreamUnavailable:
 
 
 @dataclass
-class Seen(BalancerObserver):
+class Seen:
     ejections: list[tuple[str, str]] = field(default_factory=list)
     repeats: int = 0
 
-    def ejected(self, address: str, reason: str) -> None:
-        self.ejections.append((address, reason))
+    def changed(self, states: Mapping[str, str], ejected: str) -> None:
+        if ejected:
+            self.ejections.append((ejected, states[ejected]))
 
     def repeated(self) -> None:
         self.repeats += 1
@@ -51,7 +52,7 @@ class Seen(BalancerObserver):
 
 def balanced(*engines: FakeEngine) -> tuple[Balancer, Seen]:
     seen = Seen()
-    balancer = Balancer(seen)
+    balancer = Balancer(seen.changed, seen.repeated)
     balancer.servers += [TritonServer(f"triton-{number}:1", engine) for number, engine in enumerate(engines)]
     return balancer, seen
 

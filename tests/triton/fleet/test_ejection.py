@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.core.inference import Deadline, InferenceRequest
-from app.triton.fleet import outliers as module
-from app.triton.fleet.outliers import ENOUGH, Watch, slow_servers
+from app.triton.fleet import ejection as module
+from app.triton.fleet.ejection import ENOUGH, slow_servers, watch_servers
 from app.triton.fleet.server import TritonServer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import Samples, eventually, running
@@ -23,7 +23,7 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def watched(balancer: Balancer, *samples: str) -> AsyncIterator[None]:
-    async with running(Watch(balancer, Samples(*samples)).run()):
+    async with running(watch_servers(balancer, Samples(*samples))):
         yield
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from app import __version__, cli
 from app.admission.keys import read_keys
-from app.main import DIALECTS
 from app.process.workers import parent
+from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
 
 

@@ -4,12 +4,10 @@ The matched route decides whether a key is needed, never the text of the path.
 """
 
 import time
-from collections.abc import Callable, Sequence
-
-from fastapi import Request
+from collections.abc import Sequence
 
 from app.admission.keys import FollowedKeys, Key
-from app.api.exchange import Exchange, exchange_of
+from app.api.exchange import Exchange
 from app.core.errors import Forbidden, Unauthenticated, UnknownPipeline
 from app.pipelines.catalog import Catalog
 
@@ -23,32 +21,20 @@ def _hint_of(scope: str) -> str:
     return f"Use another key, or ask an operator to add it to the `{scope}` of this key in the file of API keys."
 
 
-Guard = Callable[[Exchange], None]
-"""Raises Unauthenticated or Forbidden. Otherwise sets the request's key and caller."""
-
-
 class AccessCheck:
-    """Checks keys for the routes of one dialect. ``dialect``: None for routes that every key may call."""
-
-    def __init__(self, keys: FollowedKeys, dialect: str | None = None) -> None:
+    def __init__(self, keys: FollowedKeys) -> None:
         self._keys = keys
-        self._dialect = dialect
 
-    def for_dialect(self, dialect: str) -> "AccessCheck":
-        """The check for the routes of this dialect."""
-        return AccessCheck(self._keys, dialect)
+    def check(self, exchange: Exchange, dialect: str | None, *, is_required: bool) -> None:
+        """Raises Unauthenticated, or Forbidden for a key without this dialect; None: every key may call the route.
 
-    def require(self, exchange: Exchange) -> None:
-        """Raises Unauthenticated, or Forbidden for a key without this dialect."""
+        ``is_required``: False for an address that is a secret itself. A key that is sent must be valid.
+        """
         key = self._key_of(exchange)
-        if key is None:
+        if key is None and is_required:
             raise Unauthenticated("The request has no API key.", hint=_HINT)
-        if self._dialect is not None and not key.speaks(self._dialect):
-            raise Forbidden(f"This API key does not allow the dialect '{self._dialect}'.", hint=_hint_of("dialects"))
-
-    def accept(self, exchange: Exchange) -> None:
-        """For addresses that are secrets themselves: a key is not needed, but must be valid. Raises Unauthenticated."""
-        self._key_of(exchange)
+        if key is not None and is_required and dialect is not None and not key.speaks(dialect):
+            raise Forbidden(f"This API key does not allow the dialect '{dialect}'.", hint=_hint_of("dialects"))
 
     def key_of(self, exchange: Exchange) -> Key | None:
         """For routes that ignore keys: the request's key if it is valid."""
@@ -56,14 +42,6 @@ class AccessCheck:
             return self._key_of(exchange)
         except Unauthenticated:
             return None
-
-    async def required(self, request: Request) -> None:
-        """:meth:`require` for routes of FastAPI."""
-        self.require(exchange_of(request))
-
-    async def accepted(self, request: Request) -> None:
-        """:meth:`accept` for routes of FastAPI."""
-        self.accept(exchange_of(request))
 
     def _key_of(self, exchange: Exchange) -> Key | None:
         """The request's key, also noted on the exchange. Raises Unauthenticated."""

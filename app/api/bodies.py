@@ -22,6 +22,7 @@ from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
+MAX_QUERY_FIELDS = 128
 Read = TypeVar("Read")
 
 LONG_BYTES = 1024 * 1024
@@ -112,6 +113,12 @@ def check_no_query(exchange: Exchange) -> None:
             "The query string is not allowed with a JSON body or a form.",
             hint="Send every input and parameter in the body.",
         )
+
+
+def check_query(exchange: Exchange) -> None:
+    """Rejects a query with too many fields before anything parses it. Raises InvalidRequest."""
+    if exchange.scope["query_string"].count(b"&") >= MAX_QUERY_FIELDS:
+        raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} fields.")
 
 
 class _Growing:

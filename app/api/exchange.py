@@ -6,9 +6,7 @@ The entry point of each port: creates a request's record, its span and the heade
 from collections.abc import Iterable, Sequence
 from functools import partial
 from mmap import mmap
-from typing import cast
 
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.server import ServerProtocol
 
@@ -57,8 +55,6 @@ class Exchange:
         self._memory: mmap | None = None
         self._tensor: memoryview | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        if b"cookie" in self._headers:  # the gateway uses none, but FastAPI parses them, in quadratic time
-            scope["headers"][:] = [header for header in scope["headers"] if header[0] != b"cookie"]
         if b"upgrade" in self._headers and any("websocket" in each.lower() for each in self._all(b"upgrade")):
             self.connection.end_after_answer()  # a proxy may pass on the bytes after a refused handshake unread
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
@@ -148,10 +144,6 @@ class Exchange:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
 
 
-def exchange_of(connection: HTTPConnection) -> Exchange:
-    return cast("Exchange", connection.scope["state"]["exchange"])
-
-
 class EntryPoint:
     """The outermost ASGI application of a port. ``scope["state"]["exchange"]`` is the request's :class:`Exchange`."""
 
@@ -173,7 +165,7 @@ class EntryPoint:
             await self._app(scope, receive, exchange.send)
         finally:
             if span is not None:
-                end_request_span(span, record, getattr(scope.get("route"), "path", None))
+                end_request_span(span, record, getattr(scope.get("endpoint"), "path", None))
             record.count(self._metrics)
             exchange.connection.after_writing(partial(self._close, exchange))
 

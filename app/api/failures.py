@@ -8,16 +8,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from types import MappingProxyType
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
-from app.api.exchange import Exchange, exchange_of
+from app.api.exchange import Exchange
 from app.api.problems import problem_response
-from app.api.routing import methods_of_path
 from app.core.aio import LeakyBucket
 from app.core.errors import GatewayError, Internal, InvalidRequest, MethodNotAllowed, NotFound, TooManyRequests
 
@@ -38,6 +37,7 @@ async def delay_refusal() -> None:
 
 
 _log = logging.getLogger(__name__)
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 ErrorForm = Callable[[GatewayError, str], Response]
 """Maps an error and the request's id to the answer."""
@@ -53,29 +53,28 @@ class ErrorForms:
         return next((form for beginning, form in self.by_beginning if path.startswith(beginning)), problem_response)
 
 
-def add_failure_handling(app: FastAPI, forms: ErrorForms, hint: str, hint_by_path: Mapping[str, str]) -> None:
-    """``hint``: for a 404 at a path that is not in ``hint_by_path``."""
-    app.add_exception_handler(HTTPException, _FrameworkRefusals(forms, hint, hint_by_path))
-    app.add_middleware(FailureMiddleware, form_at=forms)
-
-
 class FailureMiddleware:
-    """Answers domain errors, unexpected exceptions, and requests that the drain ends.
+    """Answers domain errors, unexpected exceptions, addresses without a route, and requests that the drain ends.
 
     If the answer has begun, the exception propagates and the server closes the connection.
     """
 
-    def __init__(self, app: ASGIApp, form_at: Callable[[str], ErrorForm]) -> None:
-        """``form_at``: maps a path to the form of its errors."""
-        self.app = app
-        self._form_at = form_at
+    def __init__(
+        self, router: Router, forms: ErrorForms, hint: str, hint_by_path: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """``hint``: for a 404 at a path that is not in ``hint_by_path``."""
+        self.router = router
+        self._forms = forms
+        self._hint = hint
+        self._hint_by_path = hint_by_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self.router  # Starlette then raises HTTPException if no route matches
         try:
-            await self.app(scope, receive, send)
+            await self.router.app(scope, receive, send)
         except (Exception, asyncio.CancelledError) as exc:
             exchange: Exchange = scope["state"]["exchange"]
-            error = _error_of(exc, exchange)
+            error = self._routing_error(exc, scope) if isinstance(exc, HTTPException) else _error_of(exc, exchange)
             if error is not None:
                 exchange.record.fail(error)
             if error is None or exchange.work.is_answering:
@@ -84,8 +83,28 @@ class FailureMiddleware:
                 _log.exception("unexpected error", extra={"request_id": exchange.record.request_id})
             if isinstance(error, TooManyRequests):
                 await delay_refusal()
-            response = self._form_at(scope["path"])(error, exchange.record.request_id)
+            form = None if isinstance(exc, HTTPException) else getattr(scope.get("endpoint"), "error_form", None)
+            response = (form or self._forms(scope["path"]))(error, exchange.record.request_id)
+            if isinstance(error, MethodNotAllowed):
+                response.headers["Allow"] = self._methods_of(scope)
             await response(scope, receive, send)
+
+    def _routing_error(self, exc: HTTPException, scope: Scope) -> GatewayError:
+        if exc.status_code == 405:
+            hint = f"Use one of: {self._methods_of(scope)}."
+            return MethodNotAllowed("This address does not accept this method.", hint=hint)
+        if exc.status_code == 404:
+            hint = self._hint_by_path.get(scope["path"], self._hint)
+            return NotFound("The gateway serves nothing at this address.", hint=hint)
+        return InvalidRequest("The request is malformed.")
+
+    def _methods_of(self, scope: Scope) -> str:
+        """All methods of the routes at the request's path. Mounts of files support GET and HEAD."""
+        routes = [
+            route for route in self.router.routes if isinstance(route, Route) and route.path_regex.match(scope["path"])
+        ]
+        methods = {method for route in routes for method in route.methods or ()} or {"GET", "HEAD"}
+        return ", ".join(sorted(methods, key=_METHODS.index))
 
 
 def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
@@ -95,34 +114,3 @@ def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
     if isinstance(exc, asyncio.CancelledError):
         return exchange.work.cause_of_cancellation()
     return Internal("The gateway failed. Its log shows the cause under the request's id.")
-
-
-@dataclass(frozen=True, slots=True)
-class _FrameworkRefusals:
-    """Starlette's own errors: no route for the path, or no route for the method."""
-
-    forms: ErrorForms
-    hint: str
-    hint_by_path: Mapping[str, str]
-
-    async def __call__(self, request: Request, exc: Exception) -> Response:
-        assert isinstance(exc, HTTPException)
-        if exc.status_code != 405:
-            return self._refusal(request, self._error_of(exc.status_code, request.scope["path"]))
-        allowed = ", ".join(methods_of_path(request))
-        response = self._refusal(
-            request, MethodNotAllowed("This address does not accept this method.", hint=f"Use one of: {allowed}.")
-        )
-        response.headers["Allow"] = allowed
-        return response
-
-    def _error_of(self, status: int, path: str) -> GatewayError:
-        if status == 404:
-            hint = self.hint_by_path.get(path, self.hint)
-            return NotFound("The gateway serves nothing at this address.", hint=hint)
-        return InvalidRequest("The request is malformed.")
-
-    def _refusal(self, request: Request, error: GatewayError) -> Response:
-        record = exchange_of(request).record
-        record.fail(error)
-        return self.forms(request.scope["path"])(error, record.request_id)

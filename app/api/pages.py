@@ -4,7 +4,6 @@ from os import PathLike, stat_result
 from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -36,10 +35,6 @@ class PageFiles(StaticFiles):
         self, directory: str | PathLike[str] | None = None, packages: list[str | tuple[str, str]] | None = None
     ) -> list[str | PathLike[str]]:
         return [*super().get_directories(directory, packages), _SHARED]
-
-    async def page(self, name: str, request: Request) -> Response:
-        """Returns one of the files, for a separate route."""
-        return await self.get_response(name, request.scope)
 
     def file_response(
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200

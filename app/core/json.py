@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -99,7 +100,7 @@ TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 
 
-def list_of(item: Schema) -> Schema:
+def list_of(item: Any) -> Schema:
     return {"type": "array", "items": item}
 
 
@@ -144,7 +145,7 @@ def _exactly(length: int) -> Schema:
     return {"minItems": length, "maxItems": length}
 
 
-def any_of(schemas: Sequence[Schema]) -> Schema:
+def any_of(schemas: Sequence[Any]) -> Any:
     """A single schema needs no ``anyOf``."""
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
@@ -154,10 +155,35 @@ def one_of(schemas: Sequence[Schema]) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"oneOf": list(schemas)}
 
 
+def schema_of(type_: Any) -> Schema:
+    """The JSON Schema of a type, without references and defaults."""
+    schema = msgspec.json.schema(type_)
+    definitions = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].rpartition("/")[2]])
+        members = {name: inlined(each) for name, each in value.items() if name not in _NOT_INLINED}
+        if "properties" in value:
+            members["properties"] = {name: inlined(each) for name, each in value["properties"].items()}
+        return members
+
+    return with_types(inlined(schema))
+
+
+_NOT_INLINED = {"title", "default", "discriminator", "properties"}
+
+
 def with_types(schema: Schema) -> Schema:
-    """Adds the types of enums to a schema of msgspec, which leaves them out. Changes the schema in place."""
+    """Adds what generators need, and schemas of msgspec lack. Changes the schema in place."""
     if "enum" in schema and "type" not in schema:
         schema["type"] = enum_of(schema["enum"])["type"]
+    if schema.get("type") == "array":
+        schema.setdefault("items", {})
     members = [schema[name] for name in ("items", "additionalProperties") if isinstance(schema.get(name), dict)]
     for inner in (*schema.get("anyOf", ()), *schema.get("properties", {}).values(), *members):
         with_types(inner)

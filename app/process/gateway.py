@@ -14,10 +14,10 @@ from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules, host_of
-from app.api.dialect import Layer
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
 from app.api.inference import Inference
+from app.api.layer import Layer
 from app.api.limits import Limits
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
@@ -25,7 +25,7 @@ from app.config.document import ConfigError
 from app.core.engine import InferenceServer
 from app.core.loopback import is_loopback
 from app.core.text import nearest
-from app.main import DIALECTS, Gateway
+from app.main import Gateway
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
@@ -35,6 +35,7 @@ from app.process.credentials import metrics_tls_of
 from app.process.open_files import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
+from app.routes import DIALECTS
 from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.errors import is_dead_process

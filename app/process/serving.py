@@ -17,10 +17,10 @@ from app import __version__
 from app.admission.keys import read_keys
 from app.api import body_memory
 from app.api.pipelines.samples import samples_of
+from app.api.probes import Processes
 from app.api.problems import problem_of, problem_response
-from app.api.routes.health import Processes
 from app.http1.protocol import ConnectionLimit
-from app.main import DIALECTS, Pages, create_admin_app, create_app
+from app.main import Pages, create_admin_app, create_app
 from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
@@ -33,6 +33,7 @@ from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.tritons import running_triton
+from app.routes import DIALECTS
 from app.settings import PREFIX, Settings
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits

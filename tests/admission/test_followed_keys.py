@@ -9,7 +9,7 @@ import pytest
 from app.admission.keys import FollowedKeys
 from app.config.document import ConfigError
 from app.core.errors import Unauthenticated
-from app.main import DIALECTS
+from app.routes import DIALECTS
 from tests.toolkit.keys import entry, key_text, write_keys
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from app.admission.keys import CallerLimits, entry_of, hash_of, new_key, read_keys
 from app.config.document import ConfigError
-from app.main import DIALECTS
+from app.routes import DIALECTS
 
 HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 GOOD = f"keys:\n  - id: team-a\n    sha256: {HASH}\n"

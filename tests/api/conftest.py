@@ -77,9 +77,9 @@ async def roomy(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def scripted(folder: Path, **options: Any) -> AsyncIterator[Served]:
+async def scripted(folder: Path, config: str = CONFIG, **options: Any) -> AsyncIterator[Served]:
     """``options`` are those of ``served``."""
-    (folder / "gateway.yaml").write_text(CONFIG)
+    (folder / "gateway.yaml").write_text(config)
     (folder / "sample.png").write_bytes(PNG)
     engine = FakeEngine.of(READER, WRITER, answers=[READ])
     origins = ("https://page.example",)

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.api.bodies import MAX_QUERY_FIELDS
 from app.api.pages import HEADERS
-from app.api.routing import MAX_QUERY_FIELDS
 from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.toolkit.gateway import Served

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.api.routes import docs
+from app.api import documentation
 from tests.api.conftest import CONFIG, READER, scripted
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
@@ -17,13 +17,13 @@ from tests.toolkit.models import model
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The documents that were built."""
     documents: list[Any] = []
-    build = docs.openapi_of
+    build = documentation.document_of
 
     def counted(*arguments: Any, **options: Any) -> Any:
         documents.append(build(*arguments, **options))
         return documents[-1]
 
-    monkeypatch.setattr(docs, "openapi_of", counted)
+    monkeypatch.setattr(documentation, "document_of", counted)
     return documents
 
 
@@ -93,13 +93,13 @@ async def test_the_kept_documents_are_bounded(
     scopes = [entry(f"k{number}", pipelines=["read", f"p{number}"]) for number in range(4)]
     async with scripted(tmp_path, keys=write_keys(tmp_path / "keys.yaml", *scopes)) as api:
         size = len((await api.client.get("/openapi.json", headers=bearer("k0"))).content)
-        monkeypatch.setattr(docs, "MAX_KEPT_BYTES", 2 * size)
+        monkeypatch.setattr(documentation, "MAX_KEPT_BYTES", 2 * size)
         for key_id in ("k1", "k0", "k2", "k0"):
             await paths(api, **bearer(key_id))
         assert len(built) == 3  # k0 was used more recently than k1
         await paths(api, **bearer("k1"))
         assert len(built) == 4
-        monkeypatch.setattr(docs, "MAX_KEPT_BYTES", 1)
+        monkeypatch.setattr(documentation, "MAX_KEPT_BYTES", 1)
         for _ in range(2):
             await paths(api, **bearer("k3"))
         assert len(built) == 5

@@ -1,6 +1,6 @@
 """The OpenAPI document has the form that code generators and linters understand."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from app.core.json import Schema
-from tests.api.conftest import scripted
+from tests.api.conftest import CONFIG, scripted
 from tests.toolkit.gateway import Served
 from tests.toolkit.keys import bearer, entry, write_keys
 
@@ -30,6 +30,12 @@ def schemas_in(value: Any) -> Iterator[Schema]:
     elif isinstance(value, list):
         for inner in value:
             yield from schemas_in(inner)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    async with scripted(tmp_path, CONFIG + "    openai: {completions: {prompt: prompt}}\n") as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from app.admission.keys import read_keys
 from app.cli import main
-from app.main import DIALECTS
 from app.pipelines import spec
 from app.pipelines.file import read_gateway_file
+from app.routes import DIALECTS
 from tests.docs.pages import ALL_PAGES, ROOT, blocks_of
 from tests.live.test_documented_commands import commands, snippets
 

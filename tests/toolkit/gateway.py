@@ -14,11 +14,12 @@ from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.main import DIALECTS, Gateway, create_admin_app, create_app
+from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
+from app.routes import DIALECTS
 from app.streams.memory_store import MemoryStore
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected

@@ -5,23 +5,22 @@ from dataclasses import dataclass, field
 from time import monotonic, time_ns
 from typing import Annotated
 
-from fastapi import Request
 from msgspec import Meta, Struct
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from app.admission.keys import Key
 from app.api.bodies import off_loop, read_json
-from app.api.dialect import Layer
-from app.api.exchange import Exchange, exchange_of
+from app.api.endpoint import Endpoint, EndpointGroup, Found
+from app.api.exchange import Exchange
 from app.api.explain.spans import CALL, ExplainedSpan, TritonSpan, spans_in
+from app.api.layer import Layer
 from app.api.limits import Limits
-from app.api.openapi.answers import REFUSALS, json_answer, operation, problems, schemas_of
-from app.api.openapi.document import Described
+from app.api.metrics_pages import forward_spans
+from app.api.openapi import Operation, header, in_path, json_answer
 from app.api.responses import JsonResponse
-from app.api.routes.admin import forward_spans
-from app.api.routing import router_of
 from app.core.errors import Outcome, UnknownRequest
-from app.core.json import TEXT, Schema
+from app.core.json import TEXT
 from app.core.trace import sampled
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
@@ -123,9 +122,11 @@ class Explanations:
 
     def layer(self) -> Layer:
         return Layer(
-            router_of({"/v1/requests/{request_id}/explain": self.explain}),
-            router_of(post={"/v1/traces": self.receive} if self.is_on else {}),
-            _DESCRIBED,
+            EndpointGroup(
+                [Endpoint("GET", "/v1/requests/{id}/explain", self.explain, _OPERATION)],
+                lambda _visible: {"requests": "Where the time of requests went"},
+            ),
+            [Endpoint("POST", "/v1/traces", self.receive)] if self.is_on else [],
             _HEADER,
             "may_explain",
             self.allows,
@@ -176,50 +177,38 @@ class Explanations:
                 else:
                     request.dropped += 1
 
-    async def explain(self, request_id: str, request: Request) -> Response:
-        found = self.current().get((exchange_of(request).caller.id, request_id))
-        if found is None:
+    async def explain(self, exchange: Exchange, found: Found) -> Response:
+        """Where the time of a request went.
+
+        The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`.
+        """
+        request = self.current().get((exchange.caller.id, found["id"]))
+        if request is None:
             hint = "Send the request again with `X-Explain: 1` and a key that may explain, and ask within a minute."
             off = "This gateway explains no requests: for development, set GATEWAY_EXPLAIN=true."
             raise UnknownRequest("No explained request of this caller has this id.", hint=hint if self.is_on else off)
-        return JsonResponse(found.explanation())
+        return JsonResponse(request.explanation())
 
-    async def receive(self, request: Request) -> Response:
+    async def receive(self, exchange: Exchange, _found: Found) -> Response:
         """Triton waits for the answer before its next export, so there are never many at the same time."""
-        exchange = exchange_of(request)
         body = await read_json(exchange, Limits(MAX_BYTES, 8 * MAX_BYTES))
         if self.current():
             self.add(await off_loop(spans_in, body, exchange))
         if self.collector_url is not None:
-            await forward_spans(self.collector_url, bytes(body), request.headers)
+            await forward_spans(self.collector_url, bytes(body), Headers(scope=exchange.scope))
         return JsonResponse({})
 
 
-_ID: Schema = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": TEXT,
-    "description": "The `X-Request-ID` of the answer",
-}
-_OPERATION = operation(
+_OPERATION = Operation(
     "explain_request",
     "requests",
-    "Where the time of a request went",
-    "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`.",
-    {"200": json_answer("The explanation", Explanation), **problems(UnknownRequest)},
-    _ID,
+    {200: json_answer("The explanation", Explanation)},
+    (UnknownRequest,),
+    [in_path("id", TEXT) | {"description": "The `X-Request-ID` of the answer"}],
 )
-_DESCRIBED = Described(
-    {"/v1/requests/{id}/explain": {"get": _OPERATION}},
-    schemas_of(Explanation),
-    REFUSALS,
-    tags={"requests": "Where the time of requests went"},
+_HEADER = header(
+    "X-Explain",
+    {"type": "string", "examples": ["1"]},
+    "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has `1` of callers "
+    "that may not explain.",
 )
-_HEADER: Schema = {
-    "name": "X-Explain",
-    "in": "header",
-    "schema": {"type": "string", "examples": ["1"]},
-    "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
-    "`1` of callers that may not explain.",
-}

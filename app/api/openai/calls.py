@@ -3,12 +3,12 @@
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from app.api.openai.logprobs import Alternatives
-from app.core.answer import Values
 from app.core.errors import ToolCallMissing
 from app.llm.answer_parser import Parser, Part
 
@@ -149,23 +149,75 @@ def _is_object(pieces: Sequence[str]) -> bool:
     return True
 
 
-def message_of(piece: Piece) -> Values:
-    """The members ``content``, ``tool_calls``, ``reasoning`` and ``reasoning_content`` of a whole message."""
-    return {"content": piece.text or (None if piece.calls else ""), **_further(piece, [{} for _ in piece.calls])}
+class OpenAIFunction(TypedDict):
+    name: str
+    arguments: str
 
 
-def delta_of(piece: Piece) -> Values:
-    """The same members, those that a chunk has."""
-    content = {"content": piece.text} if piece.text else {}
-    return {**content, **_further(piece, [{"index": call.index} for call in piece.calls])}
+class OpenAIFunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
 
 
-def _further(piece: Piece, numbers: Sequence[Values]) -> Values:
-    calls = [
-        {**number, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        if call.id
-        else {**number, "function": {"arguments": call.arguments}}
-        for number, call in zip(numbers, piece.calls, strict=True)
-    ]
-    reasoning = {"reasoning": piece.reasoning, "reasoning_content": piece.reasoning} if piece.reasoning else {}
-    return {**({"tool_calls": calls} if calls else {}), **reasoning}
+class OpenAICall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: OpenAIFunction
+
+
+class OpenAICallDelta(TypedDict):
+    index: Annotated[int, Meta(ge=0)]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: OpenAIFunctionDelta
+
+
+class _Further(TypedDict, total=False):
+    tool_calls: list[OpenAICall]
+    reasoning: str
+    reasoning_content: str
+
+
+class OpenAIMessage(_Further):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class OpenAIDelta(TypedDict, total=False):
+    """The members of a message that a chunk has."""
+
+    role: Literal["assistant"]
+    content: str
+    tool_calls: list[OpenAICallDelta]
+    reasoning: str
+    reasoning_content: str
+
+
+def message_of(piece: Piece) -> OpenAIMessage:
+    further: _Further = {}
+    if piece.calls:
+        further["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in piece.calls
+        ]
+    if piece.reasoning:
+        further["reasoning"] = further["reasoning_content"] = piece.reasoning
+    content = piece.text or (None if piece.calls else "")
+    return {"role": "assistant", "content": content, **further, "refusal": None}
+
+
+def delta_of(piece: Piece) -> OpenAIDelta:
+    delta: OpenAIDelta = {"content": piece.text} if piece.text else {}
+    if piece.calls:
+        delta["tool_calls"] = [_delta_of(call) for call in piece.calls]
+    if piece.reasoning:
+        delta["reasoning"] = delta["reasoning_content"] = piece.reasoning
+    return delta
+
+
+def _delta_of(call: CallPiece) -> OpenAICallDelta:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function: OpenAIFunctionDelta = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

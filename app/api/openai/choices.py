@@ -1,6 +1,9 @@
 """One choice of an answer: its text up to a stop text, its finish reason, its tokens and their count."""
 
 from collections.abc import Sequence
+from typing import Annotated, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from app.api.openai.calls import Piece, joined
 from app.api.openai.errors import openai_names
@@ -16,7 +19,18 @@ from app.pipelines.openai_mapping import TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
-Usage = dict[str, int | dict[str, int]]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class OpenAIReasoning(TypedDict):
+    reasoning_tokens: Count
+
+
+class OpenAIUsage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    completion_tokens_details: NotRequired[OpenAIReasoning]
 
 
 def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
@@ -29,12 +43,12 @@ def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
     return Tokens(prompt, sum(count.completion for count in counts), sum(reasoning) if reasoning else None)
 
 
-def usage_of(tokens: Tokens | None) -> Usage | None:
+def usage_of(tokens: Tokens | None) -> OpenAIUsage | None:
     """Returns None if the number of the prompt's tokens is not known."""
     if tokens is None or tokens.prompt is None:
         return None
     prompt, completion = tokens.prompt, tokens.completion
-    usage: Usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    usage: OpenAIUsage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     if tokens.reasoning is not None:
         usage["completion_tokens_details"] = {"reasoning_tokens": min(tokens.reasoning, completion)}
     return usage

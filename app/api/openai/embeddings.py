@@ -7,17 +7,17 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
 import orjson
 from msgspec import Meta
 from msgspec.structs import replace
-from starlette.types import Send
 
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -136,6 +136,24 @@ def _not_a_vector(output: str) -> ContractViolation:
     return ContractViolation(f"Output '{output}' is not a list of numbers.", tensor=output)
 
 
+class OpenAIEmbedding(TypedDict):
+    object: Literal["embedding"]
+    index: Annotated[int, Meta(ge=0)]
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of little-endian 32-bit floats")]
+
+
+class OpenAIInputUsage(TypedDict):
+    prompt_tokens: Annotated[int, Meta(ge=0)]
+    total_tokens: Annotated[int, Meta(ge=0)]
+
+
+class OpenAIEmbeddings(TypedDict):
+    object: Literal["list"]
+    model: str
+    usage: NotRequired[OpenAIInputUsage]
+    data: list[OpenAIEmbedding]
+
+
 async def _rendered(batch: EmbeddingsBatch, model: str, *, is_base64: bool) -> list[bytes]:
     """Returns the JSON text of the answer in parts; the event loop can do other work after each part."""
     count = None if batch.tokens is None else batch.tokens.prompt
@@ -160,7 +178,7 @@ MAX_INPUTS = 2048
 """OpenAI's limit."""
 MAX_TOTAL_TOKENS = 300_000
 """OpenAI's limit of the token ids of a request."""
-_Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 _TextsOrTokens = Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
@@ -179,7 +197,7 @@ class EmbeddingsRoute:
     inference: Inference
     limits: Limits
 
-    async def post(self, exchange: Exchange, _found: Mapping[str, str], _send: Send) -> None:
+    async def post(self, exchange: Exchange, _found: Found) -> None:
         request = await self._read(exchange)
         with CancelledOnDisconnect(exchange):
             batch = await self._answered(exchange, request)
@@ -227,7 +245,7 @@ def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Member
 
 def _take_items(members: Members, form: EmbeddingsForm) -> Sequence[Any]:
     """Returns the texts, or the token ids of each text. Raises InvalidInput or InvalidJson."""
-    type_, most = (_TextsOrTokens, MAX_TOTAL_TOKENS) if form.takes_tokens else (_Texts, MAX_INPUTS)
+    type_, most = (_TextsOrTokens, MAX_TOTAL_TOKENS) if form.takes_tokens else (Texts, MAX_INPUTS)
     given: str | list[Any] | None = take(members, "input", str | type_, None, max_elements=most)
     if given is None:
         raise required("input")

@@ -5,7 +5,7 @@ Source: OpenAI's clients. Their error classes depend on the status; for retries 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 import orjson
 from starlette.responses import Response
@@ -39,7 +39,18 @@ def openai_status_of(kind: type[GatewayError]) -> int:
     return _STATUS_BY_ERROR.get(kind, ROW_BY_ERROR[kind].status)
 
 
-def openai_error_of(error: GatewayError, request_id: str) -> dict[str, Any]:
+class OpenAIProblem(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(TypedDict):
+    error: OpenAIProblem
+
+
+def openai_error_of(error: GatewayError, request_id: str) -> OpenAIError:
     """The body of an error, and the last event of a failed stream. At most 4 KiB, as for problem objects."""
     problem = problem_of(error, request_id)
     first = next(iter(problem.get("errors", ())), None)
@@ -47,7 +58,7 @@ def openai_error_of(error: GatewayError, request_id: str) -> dict[str, Any]:
         "error": {
             "message": " ".join(text for text in (problem["detail"], problem.get("hint")) if text),
             "type": _type_of(openai_status_of(type(error))),
-            "param": first and first["field"],
+            "param": first["field"] if first else None,
             "code": _CODE_BY_ERROR.get(type(error), error.code),
         }
     }

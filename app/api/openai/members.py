@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from app.codecs.json_scan import has_more_elements, malformed, members_of
 from app.core.errors import FieldProblem, InvalidInput
-from app.core.json import enum_of, only, with_types
+from app.core.json import enum_of, only, schema_of
 from app.core.text import shown
 from app.pipelines.body import Body, is_null, problem_of_value, refused
 
@@ -45,7 +45,7 @@ class Neutral:
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the accepted values."""
         if self.type is not None:
-            schemas = [with_types(msgspec.json.schema(self.type)), {"type": "null"}]
+            schemas = [schema_of(self.type), {"type": "null"}]
         elif isinstance(self.values[0], (list, dict)):
             schemas = [*map(only, self.values), {"type": "null"}]
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -27,14 +27,11 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 Detail = Literal["auto", "low", "high", "original"]
-DETAILS: Sequence[str] = get_args(Detail)
 
 
 class ImageURL(Struct, forbid_unknown_fields=True):
-    """``detail`` has no effect: the model decides how it reads an image."""
-
-    url: str
-    detail: Detail | None = None
+    url: Annotated[str, Meta(description="A data: URL with base64, or the address of a host that the operator allows.")]
+    detail: Annotated[Detail | None, Meta(description="Has no effect: the model decides how it reads an image.")] = None
 
 
 class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
@@ -45,7 +42,7 @@ class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields
 Parts = list[TextPart | ImagePart]
 
 
-class _Message(Struct, forbid_unknown_fields=True):
+class PlainMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts
     name: str | None = None
@@ -56,9 +53,7 @@ class _Message(Struct, forbid_unknown_fields=True):
     annotations: None = None
 
 
-class _CallMessage(Turn, kw_only=True, forbid_unknown_fields=True):
-    """Of a pipeline with tools or reasoning."""
-
+class CallMessage(Turn, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
@@ -128,7 +123,7 @@ def take_conversation(members: Members, form: TextForm, downloads: ImageDownload
 
 
 def _take_messages(members: Members, form: TextForm) -> Sequence[Any]:
-    type_: Any = _Message if form.tools is None and form.reasoning is None else _CallMessage
+    type_: Any = PlainMessage if form.tools is None and form.reasoning is None else CallMessage
     messages: Sequence[Any] | None = take(
         members, "messages", Annotated[list[type_], Meta(min_length=1)], None, max_elements=MAX_MESSAGE_ELEMENTS
     )

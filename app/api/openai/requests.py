@@ -13,8 +13,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from app.admission.keys import Key
-from app.api.access import allows_pipeline, check_pipeline
 from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.exchange import Exchange
 from app.api.inference import Inference
@@ -30,35 +28,35 @@ from app.api.openai.members import (
     take,
 )
 from app.api.openai.messages import Conversation, Image
+from app.api.openai.openai_models import checked_model
 from app.api.openai.response_format import FIELD as RESPONSE_FORMAT
 from app.api.openai.response_format import LONGEST_WITHOUT_SCHEMA, take_format
 from app.api.openai.tools import reader_of, take_tools, take_variables
 from app.core.errors import FieldProblem, InvalidInput, UnknownPipeline
 from app.core.inference import Deadline, InferenceRequest, new_request_id
-from app.core.text import nearest
 from app.llm.answer_schema import AnswerSchema
 from app.llm.tokenizer import COUNTED_AT_ONCE, TokenCounter
 from app.pipelines.body import Body, refused
-from app.pipelines.catalog import Catalog
 from app.pipelines.openai_mapping import OpenAIMapping, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ADAPTER
 
-_StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-_Stop = Annotated[list[_StopText], Meta(max_length=4)] | _StopText
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Stop = Annotated[list[StopText], Meta(max_length=4)] | StopText
 
 
-class _StreamOptions(Struct, forbid_unknown_fields=True):
+class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 MAX_CHOICES = 16
 """Limit of ``n``: each choice is a request to the model."""
-_Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 MAX_LOGPROBS = 20
 """Limit of the alternatives for a token: OpenAI's for chats."""
-_Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+OneText = str | Annotated[list[str], Meta(min_length=1, max_length=1)]
 KEEPS_STOP = "include_stop_str_in_output"
 """vLLM's field. The gateway also reads it, because it ends the text itself."""
 
@@ -102,7 +100,7 @@ def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOpt
     """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
     stream = take(members, "stream", bool, False)
     has_options = "stream_options" in members
-    options = take(members, "stream_options", _StreamOptions, _StreamOptions())
+    options = take(members, "stream_options", StreamOptions, StreamOptions())
     if has_options and not stream:
         raise refused([FieldProblem("stream_options", "is only allowed with stream: true")])
     echo = False if chat else take(members, "echo", bool, False)
@@ -112,9 +110,9 @@ def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOpt
     return ResponseOptions(
         stream=stream,
         include_usage=bool(options.include_usage),
-        stops=_stops_of(take(members, "stop", _Stop, [])),
+        stops=_stops_of(take(members, "stop", Stop, [])),
         keeps_stop=KEEPS_STOP in form.field_by_parameter and take(dict(members), KEEPS_STOP, bool, False),
-        choices=take(members, "n", _Choices, 1),
+        choices=take(members, "n", Choices, 1),
         echo=echo,
         logprobs=logprobs,
     )
@@ -123,9 +121,9 @@ def take_options(members: Members, form: TextForm, *, chat: bool) -> ResponseOpt
 def _take_logprobs(members: Members, *, chat: bool) -> int | None:
     """Returns the number of alternatives for a token. Raises InvalidInput or InvalidJson."""
     if not chat:
-        return take(members, "logprobs", _Logprobs, None)
+        return take(members, "logprobs", Logprobs, None)
     wanted = take(members, "logprobs", bool, False)
-    most = take(members, "top_logprobs", _Logprobs, 0)
+    most = take(members, "top_logprobs", Logprobs, 0)
     if most and not wanted:
         raise refused([FieldProblem("top_logprobs", "is only allowed with logprobs: true")])
     return most if wanted else None
@@ -140,7 +138,7 @@ def completion_requests(
         raise required("prompt")
     text = ""
     if options.echo or counter_of(form, options):
-        given = take({"prompt": prompt}, "prompt", str | Annotated[list[str], Meta(min_length=1, max_length=1)], "")
+        given = take({"prompt": prompt}, "prompt", OneText, "")
         text = given if isinstance(given, str) else given[0]
     of_caller = _Given("prompt", {form.prompt: prompt})
     return _prompt_of(text, "prompt", form, options), _requests_of(named, form, options, of_caller)
@@ -321,33 +319,6 @@ async def read_named_request(
     pipeline = inference.admit(exchange, name, "unary")
     check_size(len(body), limits.of(pipeline))
     return NamedRequest(pipeline, model, body, members)
-
-
-def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
-    """The ids of the models: the pipelines that declare ``openai:``, and each adapter as ``name:adapter``.
-
-    Only pipelines whose model is known, and that the key allows.
-    """
-    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if allows_pipeline(key, name))
-    served = [each for each in pipelines if each is not None and each.openai is not None]
-    return [model for each in served for model in ids_of(each)]
-
-
-def ids_of(pipeline: Pipeline) -> list[str]:
-    """The pipeline's name, and ``name:adapter`` for each adapter."""
-    return [pipeline.name, *(f"{pipeline.name}:{adapter}" for adapter in pipeline.spec.adapters)]
-
-
-def checked_model(exchange: Exchange, catalog: Catalog, model: str) -> str:
-    """Returns the name of the pipeline. Raises Forbidden, or UnknownPipeline for an id that no model has."""
-    name, colon, adapter = model.partition(":")
-    check_pipeline(exchange, catalog, name)
-    catalog.check_known()
-    entry = catalog.entries.get(name)
-    pipeline = None if entry is None else entry.pipeline
-    if entry is None or (colon and (pipeline is None or adapter not in pipeline.spec.adapters)):
-        raise UnknownPipeline(f"There is no model with this id{nearest(model, models_of(catalog))[:512]}")
-    return name
 
 
 def _timeout_of(pick: Pick[Any], pipeline: Pipeline) -> float | None:

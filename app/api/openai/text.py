@@ -7,21 +7,23 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
+from msgspec import Meta
 from sse_starlette import ServerSentEvent
-from starlette.types import Send
+from starlette.responses import Response
 
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
+from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.calls import Piece, delta_of, joined, message_of
-from app.api.openai.choices import Choice, Usage, tokens_of, usage_of
+from app.api.openai.calls import OpenAIDelta, OpenAIMessage, Piece, delta_of, joined, message_of
+from app.api.openai.choices import Choice, OpenAIUsage, tokens_of, usage_of
 from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.openai.messages import Conversation, take_conversation
@@ -44,6 +46,64 @@ from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai_mapping import OpenAIMapping, TextForm
 from app.streams.events import Event
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+_Index = Annotated[int, Meta(ge=0)]
+
+
+class _Choice(TypedDict):
+    index: _Index
+    logprobs: dict[str, Any] | None
+
+
+class OpenAITextChoice(_Choice):
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+class OpenAITextChunkChoice(_Choice):
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+
+
+class OpenAIChatChoice(_Choice):
+    message: OpenAIMessage
+    finish_reason: FinishReason
+
+
+class OpenAIChunkChoice(_Choice):
+    delta: OpenAIDelta
+    finish_reason: FinishReason | None
+
+
+class _Answer(TypedDict):
+    id: str
+    created: _Index
+    model: str
+
+
+class OpenAICompletion(_Answer):
+    object: Literal["text_completion"]
+    choices: list[OpenAITextChoice]
+    usage: NotRequired[OpenAIUsage]
+
+
+class OpenAICompletionChunk(_Answer):
+    object: Literal["text_completion"]
+    choices: list[OpenAITextChunkChoice]
+    usage: NotRequired[OpenAIUsage | None]
+
+
+class OpenAIChatCompletion(_Answer):
+    object: Literal["chat.completion"]
+    choices: list[OpenAIChatChoice]
+    usage: NotRequired[OpenAIUsage]
+
+
+class OpenAIChatCompletionChunk(_Answer):
+    object: Literal["chat.completion.chunk"]
+    choices: list[OpenAIChunkChoice]
+    usage: NotRequired[OpenAIUsage | None]
+
 
 class Rendering(ABC):
     """Renders one answer, a completion or a chat completion, whole or in chunks.
@@ -62,7 +122,7 @@ class Rendering(ABC):
         """Of a chunk that is not the last one."""
         self._top_logprobs = options.logprobs or 0
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage | None) -> Values:
+    def whole(self, pieces: Sequence[Piece], usage: OpenAIUsage | None) -> Values:
         choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
         return {
             **self._head,
@@ -74,7 +134,7 @@ class Rendering(ABC):
     def chunk(self, index: int, piece: Piece) -> Values:
         return {**self._chunk_head, "choices": [self._chunk_choice(index, piece)], **self._usage}
 
-    def usage_chunks(self, usage: Usage | None) -> Sequence[Values]:
+    def usage_chunks(self, usage: OpenAIUsage | None) -> Sequence[Values]:
         return [{**self._chunk_head, "choices": [], "usage": usage}] if self._usage and usage is not None else []
 
     @abstractmethod
@@ -105,13 +165,13 @@ class ChatRendering(Rendering):
         self._begun: set[int] = set()
 
     def _choice(self, index: int, piece: Piece) -> Values:
-        message = {"role": "assistant", **message_of(piece), "refusal": None}
+        message = message_of(piece)
         logprobs = chat_logprobs(piece.tokens, self._top_logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def _chunk_choice(self, index: int, piece: Piece) -> Values:
         """The first chunk of a choice has the role."""
-        delta = {} if index in self._begun else {"role": "assistant"}
+        delta: OpenAIDelta = {} if index in self._begun else {"role": "assistant"}
         if piece.is_read:
             delta |= delta_of(joined([piece]))
         elif piece.text or index not in self._begun:
@@ -230,12 +290,7 @@ class TextRoute:
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
 
-    async def post(self, exchange: Exchange, _found: Mapping[str, str], send: Send) -> None:
-        response = await self._answered(exchange)
-        if response is not None:
-            await response(exchange.scope, exchange.receive, send)
-
-    async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
+    async def post(self, exchange: Exchange, _found: Found) -> Response | None:
         """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
         call, streams = await self._read(exchange)
         if streams:

@@ -4,7 +4,7 @@ The graph of a pipeline in ``GET /v1/pipelines/{pipeline}``: steps, tensors betw
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -324,3 +324,15 @@ class FindingAnswer(Struct, kw_only=True):
 
 class FindingList(Struct):
     findings: list[FindingAnswer]
+
+
+class SessionOpened(TypedDict):
+    id: str
+    url: str
+    expires_in_s: float
+
+
+class StreamStarted(TypedDict):
+    id: str
+    url: str
+    request_id: str

@@ -6,11 +6,10 @@ parameters in the query string.
 
 from starlette.datastructures import QueryParams
 
-from app.api.bodies import JSON_HINT, check_no_query, is_json, media_type_of, off_loop, read_body
+from app.api.bodies import JSON_HINT, check_no_query, check_query, is_json, media_type_of, off_loop, read_body
 from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
-from app.api.routing import check_query
 from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
 from app.core.errors import InvalidRequest, UnsupportedMediaType
 from app.core.inference import BYTES, ELEMENT, Deadline, InferenceRequest
@@ -77,7 +76,7 @@ async def read_inference(
 
 def query_of(exchange: Exchange, file: str) -> dict[str, str]:
     """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
-    check_query(exchange.scope)
+    check_query(exchange)
     query = QueryParams(exchange.scope["query_string"])
     check_given_once([file, *(name for name, _ in query.multi_items())])
     return dict(query)

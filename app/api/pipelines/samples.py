@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
-
+from app.api.exchange import Exchange
 from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.pipeline import Pipeline
 
@@ -21,12 +20,12 @@ _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 _PLAIN_PATH = re.compile(r"[\w./-]+")
 
 
-def base_url_of(request: Request) -> str:
+def base_url_of(exchange: Exchange) -> str:
     """The address that the caller used. A Host header without a valid host and port is ignored."""
-    host = request.headers.get("host", "")
+    host, scope = exchange.header(b"host") or "", exchange.scope
     if not _HOST.fullmatch(host):
-        host = "{}:{}".format(*request.scope["server"])
-    return f"{request.scope['scheme']}://{host}"
+        host = "{}:{}".format(*scope["server"])
+    return f"{scope['scheme']}://{host}"
 
 
 @dataclass(frozen=True, slots=True)

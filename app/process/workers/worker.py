@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Worker:
-    """Created by the parent. Implements :class:`app.api.routes.health.Processes`.
+    """Created by the parent. Implements :class:`app.api.probes.Processes`.
 
     ``settings``: with the worker's part of each limit. ``boards``: the parent's, then one for each worker.
     ``announces``: whether this one says when the gateway is ready.

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from fastapi import APIRouter, Request
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from app.api.access import AccessCheck
-from app.api.exchange import exchange_of
+from app.api.endpoint import Found
+from app.api.exchange import Exchange
 from app.api.responses import JsonResponse
-from app.api.routing import router_of
 from app.api.workload import Workload
 from app.pipelines.catalog import Catalog, CatalogEntry
 from app.pipelines.version import VersionState
@@ -55,7 +54,7 @@ class AdminReadiness(Readiness, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class HealthRoutes:
+class Probes:
     """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
 
     ``access``: names pipelines only to callers whose key allows them; None: to every caller.
@@ -68,17 +67,19 @@ class HealthRoutes:
     processes: Processes | None = None
     access: AccessCheck | None = None
 
-    def router(self) -> APIRouter:
-        of_triton = {} if self.triton_is_stuck is None else {"/health/triton": self.triton}
-        return router_of({"/health/live": self.live, "/health/ready": self.ready} | of_triton)
+    async def live(self, _exchange: Exchange, _found: Found) -> Response:
+        """Whether the gateway answers.
 
-    async def live(self, _request: Request) -> Response:
-        """200 while the process answers. Independent of Triton: a slow model load never restarts the gateway."""
+        For a liveness probe. It does not ask Triton.
+        """
         return JsonResponse(Liveness())
 
-    async def ready(self, request: Request) -> Response:
-        """200 if Triton answers, required pipelines are warm in every process, and the gateway is not draining."""
-        is_draining, entries = self.workload.is_shutting_down, self._entries_for(request)
+    async def ready(self, exchange: Exchange, _found: Found) -> Response:
+        """Whether the pipelines can be called.
+
+        For a readiness probe. The answer has the state of each pipeline, with 200 and with 503.
+        """
+        is_draining, entries = self.workload.is_shutting_down, self._entries_for(exchange)
         processes = self.processes
         is_ready = self.catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
         readiness = AdminReadiness(
@@ -92,11 +93,11 @@ class HealthRoutes:
             self._add_tritons(readiness)
         return JsonResponse(readiness, 200 if is_ready else 503)
 
-    def _entries_for(self, request: Request) -> Mapping[str, CatalogEntry]:
+    def _entries_for(self, exchange: Exchange) -> Mapping[str, CatalogEntry]:
         entries = self.catalog.entries
         if self.access is None:
             return entries
-        key = self.access.key_of(exchange_of(request))
+        key = self.access.key_of(exchange)
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
     def _add_tritons(self, readiness: AdminReadiness) -> None:
@@ -106,7 +107,7 @@ class HealthRoutes:
             absences = {name: catalog.missing_at(entry) for name, entry in catalog.entries.items()}
             readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
 
-    async def triton(self, _request: Request) -> Response:
+    async def triton(self, _exchange: Exchange, _found: Found) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""
         is_stuck = self.triton_is_stuck is not None and self.triton_is_stuck()
         is_stuck |= self.processes is not None and self.processes.needs_restart

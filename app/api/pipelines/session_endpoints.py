@@ -1,21 +1,18 @@
 """``/v1/sessions``: the routes of sessions and their steps."""
 
-from collections.abc import Mapping
-from typing import TypedDict
-
-from fastapi import APIRouter, Request
 from starlette.responses import Response
-from starlette.types import Send
 
-from app.api.dialect import Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.endpoint import Found
 from app.api.error_table import ROW_BY_ERROR
-from app.api.exchange import Exchange, Header, exchange_of
+from app.api.exchange import Exchange, Header
+from app.api.inference import Inference
+from app.api.limits import Limits
+from app.api.pipelines.answers import SessionOpened
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import exit_headers
 from app.api.pipelines.session_steps import SessionSteps, StepRequest
 from app.api.responses import JSON, JsonResponse
-from app.api.routing import router_of
 from app.api.streaming import Start, StreamResponse
 from app.core.errors import Forbidden, HttpSessionsOff, InvalidRequest, UnknownSession
 from app.sessions.session import End, PipelineSession, StepAnswer
@@ -25,33 +22,21 @@ IS_LAST = b"x-session-end"
 _MOST_DIGITS = 15
 
 
-class SessionOpened(TypedDict):
-    id: str
-    url: str
-    expires_in_s: float
+class SessionEndpoints:
+    """``is_alone``: whether no other process serves the API."""
 
-
-class SessionRoutes:
-    def __init__(self, services: Services, steps: SessionSteps) -> None:
-        self._inference = services.inference
-        self._limits = services.limits
-        self._is_alone = services.share.is_whole
+    def __init__(self, inference: Inference, limits: Limits, steps: SessionSteps, *, is_alone: bool) -> None:
+        self._inference = inference
+        self._limits = limits
+        self._is_alone = is_alone
         self._steps = steps
 
-    def router(self) -> APIRouter:
-        return router_of(
-            post={
-                "/v1/pipelines/{name}/sessions": self.open_session,
-                "/v1/sessions/{session_id}/stream": self.stream_step,
-            },
-            delete={"/v1/sessions/{session_id}": self.delete_session},
-        )
+    async def open_session(self, exchange: Exchange, found: Found) -> Response:
+        """Open a session.
 
-    def short_routes(self) -> list[ShortRoute]:
-        return [ShortRoute("/v1/sessions/{session_id}", self.run_step)]
-
-    async def open_session(self, name: str, request: Request) -> Response:
-        exchange = exchange_of(request)
+        Each request to the address in `Location` is a step of one sequence of the model.
+        """
+        name = found["name"]
         pipeline = self._inference.admit(exchange, name, None)
         if pipeline.session is not None and not self._is_alone:
             raise HttpSessionsOff(
@@ -63,22 +48,32 @@ class SessionRoutes:
         opened = SessionOpened(id=session.id, url=url, expires_in_s=_rounded(session.expires_in_s))
         return JsonResponse(opened, 201, {"Location": url})
 
-    async def delete_session(self, session_id: str, request: Request) -> Response:
-        exchange = exchange_of(request)
-        session = self._found(exchange, session_id)
+    async def delete_session(self, exchange: Exchange, found: Found) -> Response:
+        """End a session.
+
+        A running step runs to its end.
+        """
+        session = self._found(exchange, found["id"])
         if session.ended is not None:
             raise UnknownSession("The session has ended.")
         session.close(End.DELETED)
         return Response(status_code=204)
 
-    async def run_step(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        step = self._step_of(exchange, found["session_id"], "unary")
+    async def run_step(self, exchange: Exchange, found: Found) -> None:
+        """Run a step of a session.
+
+        Steps run in order, one at a time. The body and the answer are those of the session's pipeline.
+        """
+        step = self._step_of(exchange, found["id"], "unary")
         answer = await self._steps.answer(step)
         await exchange.answer(_headers_of(step.session, answer), answer.body)
 
-    async def stream_step(self, session_id: str, request: Request) -> Response:
-        exchange = exchange_of(request)
-        stream = await self._steps.stream(self._step_of(exchange, session_id, "stream"))
+    async def stream_step(self, exchange: Exchange, found: Found) -> Response:
+        """Run a step of a session as a stream.
+
+        The step runs to its end, also if the client leaves. A repeated step is 409.
+        """
+        stream = await self._steps.stream(self._step_of(exchange, found["id"], "stream"))
         start = Start(events=stream.opening)
         response = StreamResponse(stream.log, self._limits, start=start, on_left=stream.leave, closing=stream.left)
         response.raw_headers = [*response.raw_headers, (STEP, b"%d" % stream.number)]

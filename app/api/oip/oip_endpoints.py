@@ -8,33 +8,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
 from starlette.responses import Response
-from starlette.types import Send
 
 from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
-from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange, exchange_of
+from app.api.endpoint import Answering, Found
+from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
-from app.api.oip.errors import error_response
 from app.api.oip.generate import (
     Generated,
     error_object,
-    generate_error_response,
     generation_of,
-    stream_error_response,
     values_of,
 )
 from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer
-from app.api.oip.openapi import described
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
-from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.answer import Values
 from app.core.engine import Document
@@ -96,11 +89,6 @@ def _declared(exchange: Exchange) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
-MODEL = "/v2/models/{model}"
-VERSION = MODEL + "/versions/{version:int}"
-"""Limit for a version, which Triton stores in 64 bits."""
-
-
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -118,59 +106,39 @@ class _Wanted(msgspec.Struct):
     ready: bool = False
 
 
-class OipRoutes:
+class OipEndpoints:
     def __init__(self, inference: Inference, limits: Limits) -> None:
         self._inference = inference
         self._calls = ModelCalls(inference)
         self._limits = limits
 
-    def router(self) -> APIRouter:
-        models = {
-            "": self.metadata,
-            "/ready": self.model_ready,
-            "/config": self.config,
-            "/stats": self.statistics,
-        }
-        return router_of(
-            {"/v2": self.server, "/v2/models/stats": self.all_statistics}
-            | {f"{path}{end}": endpoint for path in (MODEL, VERSION) for end, endpoint in models.items()},
-            post={"/v2/repository/index": self.index},
-        )
+    async def infer(self, exchange: Exchange, found: Found) -> None:
+        """Infer with a model.
 
-    def health_router(self) -> APIRouter:
-        return router_of({"/v2/health/live": self.live, "/v2/health/ready": self.ready})
-
-    def short_routes(self) -> list[ShortRoute]:
-        rows = (
-            ("infer", self.infer, error_response, "unary"),
-            ("generate", self.generate, generate_error_response, "unary"),
-            ("generate_stream", self.generate_stream, stream_error_response, "stream"),
-        )
-        return [
-            ShortRoute(f"{path}/{end}", endpoint, error_form, transport=transport)
-            for end, endpoint, error_form, transport in rows
-            for path in (MODEL, VERSION)
-        ]
-
-    async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        The Open Inference Protocol: tensors as JSON, or as binary data after the JSON.
+        """
         signature, call = self._calls.begin(exchange, found["model"], "unary")
         parsed = await read_request(exchange, signature, version_of(found), self._limits, call.deadline)
         with CancelledOnDisconnect(exchange):
             response = await self._calls.answer(call, parsed.inference)
         await send_answer(exchange, parsed, response)
 
-    async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+    async def generate(self, exchange: Exchange, found: Found) -> None:
+        """Generate with a model.
+
+        Triton's generate extension: inputs by name, and one response.
+        """
         signature, call = self._calls.begin(exchange, found["model"], "unary")
         parsed = await self._read(exchange, found, signature, call.deadline)
         with CancelledOnDisconnect(exchange):
             response = await self._calls.answer(call, parsed.inference)
         await send_json(exchange, values_of(parsed, response))
 
-    async def generate_stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        response = await self._opened(exchange, found)
-        await response(exchange.scope, exchange.receive, send)
+    async def generate_stream(self, exchange: Exchange, found: Found) -> Response:
+        """Generate with a model as a stream.
 
-    async def _opened(self, exchange: Exchange, found: Mapping[str, str]) -> StreamResponse:
+        Triton's generate extension: inputs by name, and each response as an event.
+        """
         calls = self._calls
         signature, call = calls.begin(exchange, found["model"], "stream")
         parsed = await self._read(exchange, found, signature, call.deadline)
@@ -190,36 +158,31 @@ class OipRoutes:
                 raise
         return _Generation.of(stream, opening, self._limits)
 
-    async def _read(
-        self, exchange: Exchange, found: Mapping[str, str], signature: Signature, deadline: Deadline
-    ) -> ParsedRequest:
+    async def _read(self, exchange: Exchange, found: Found, signature: Signature, deadline: Deadline) -> ParsedRequest:
         version = version_of(found)
         body = await read_content(exchange, self._limits)
         parsed = await off_loop(lambda body: generation_of(body, signature, version), body, exchange, deadline)
         exchange.forget_body()
         return parsed
 
-    async def server(self, _request: Request) -> Response:
+    async def server(self, _exchange: Exchange, _found: Found) -> Response:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
 
-    async def live(self, _request: Request) -> Response:
-        """Triton sends no body, but KServe's client requires the JSON object that KServe's servers send."""
-        return JsonResponse({"live": True})
+    async def live(self, _exchange: Exchange, _found: Found) -> Response:
+        return JsonResponse({"live": True})  # Triton sends no body, but KServe's client requires what KServe sends
 
-    async def ready(self, _request: Request) -> Response:
-        """Answers 200 or 400, as Triton does."""
+    async def ready(self, _exchange: Exchange, _found: Found) -> Response:
         inference = self._inference
         is_ready = inference.catalog.is_ready and not inference.workload.is_shutting_down
-        return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)
+        return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)  # as Triton
 
-    async def model_ready(self, request: Request) -> Response:
-        """Triton answers 400 both for models that are not ready and for unknown models."""
-        model = request.path_params["model"]
-        check_model(exchange_of(request), self._inference.catalog, model)
+    async def model_ready(self, exchange: Exchange, found: Found) -> Response:
+        model = found["model"]
+        check_model(exchange, self._inference.catalog, model)
         is_exposed = model in self._inference.catalog.oip_models
-        if is_exposed and await self._is_ready(model, version_of(request.path_params)):
+        if is_exposed and await self._is_ready(model, version_of(found)):
             return JsonResponse({"name": model, "ready": True})
-        return JsonResponse({"error": "Model version not ready"}, 400)
+        return JsonResponse({"error": "Model version not ready"}, 400)  # as Triton, also for an unknown model
 
     async def _is_ready(self, model: str, version: str) -> bool:
         try:
@@ -227,46 +190,40 @@ class OipRoutes:
         except ModelNotReady:
             return False
 
-    async def metadata(self, request: Request) -> Response:
-        return await self._document(request, "metadata")
+    def document(self, document: Document) -> Answering:
+        """What answers with this document of a model."""
 
-    async def config(self, request: Request) -> Response:
-        return await self._document(request, "config")
+        async def answer(exchange: Exchange, found: Found) -> Response:
+            model = found["model"]
+            check_model(exchange, self._inference.catalog, model)
+            if model not in self._inference.catalog.oip_models:
+                raise UnknownModel.named(model)
+            return JsonResponse(await self._inference.catalog.engine.document(document, model, version_of(found)))
 
-    async def statistics(self, request: Request) -> Response:
-        return await self._document(request, "stats")
+        return answer
 
-    async def _document(self, request: Request, document: Document) -> Response:
-        model = request.path_params["model"]
-        check_model(exchange_of(request), self._inference.catalog, model)
-        if model not in self._inference.catalog.oip_models:
-            raise UnknownModel.named(model)
-        version = version_of(request.path_params)
-        return JsonResponse(await self._inference.catalog.engine.document(document, model, version))
-
-    async def all_statistics(self, request: Request) -> Response:
+    async def all_statistics(self, exchange: Exchange, _found: Found) -> Response:
         stats = await self._inference.catalog.engine.document("stats", "")
-        return JsonResponse({"model_stats": self._visible(request, stats["model_stats"])})
+        return JsonResponse({"model_stats": self._visible(exchange, stats["model_stats"])})
 
-    async def index(self, request: Request) -> Response:
-        """Omits Triton's reasons, which may contain paths."""
-        wanted = _wanted_of(await receive_body(exchange_of(request), self._limits))
+    async def index(self, exchange: Exchange, _found: Found) -> Response:
+        wanted = _wanted_of(await receive_body(exchange, self._limits))
         models = await self._inference.catalog.engine.models()
-        rows = [
+        rows = [  # without Triton's reasons, which may contain paths
             {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
             for each in models
             if each.ready or not wanted.ready
         ]
-        return JsonResponse(self._visible(request, rows))
+        return JsonResponse(self._visible(exchange, rows))
 
-    def _visible(self, request: Request, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _visible(self, exchange: Exchange, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of models that are exposed, and that the key of the request allows."""
-        key, catalog = exchange_of(request).key, self._inference.catalog
+        key, catalog = exchange.key, self._inference.catalog
         exposed = (row for row in rows if row["name"] in catalog.oip_models)
         return [row for row in exposed if allows_model(key, catalog, row["name"])]
 
 
-def version_of(found: Mapping[str, object]) -> str:
+def version_of(found: Found) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
     text = str(found.get("version", ""))
     if len(text) > _MAX_DIGITS:
@@ -290,14 +247,3 @@ class _Generation(StreamResponse):
     @staticmethod
     def frame_of(event: Event) -> bytes:
         return b"" if event.name == "done" else b"data: %b\n\n" % event.data
-
-
-def dialect(services: Services) -> Dialect:
-    routes = OipRoutes(services.inference, services.limits)
-    return Dialect(
-        routers=[routes.router()],
-        keyless_routers=[routes.health_router()],
-        short_routes=routes.short_routes(),
-        described=lambda key: described(services.inference.catalog, key),
-        error_forms=[("/v2", error_response)],
-    )

@@ -5,39 +5,33 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
-from starlette.types import Send
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
-from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange, exchange_of
+from app.api.endpoint import Found
+from app.api.exchange import Exchange
 from app.api.idempotency import KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import InferenceCall
+from app.api.inference import Inference, InferenceCall
+from app.api.layer import Layer
+from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
-from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
-from app.api.pipelines.session_steps import SessionSteps
-from app.api.pipelines.sessions import SessionRoutes
-from app.api.pipelines.sockets import SocketRoutes
-from app.api.pipelines.streams import StreamRoutes
 from app.api.responses import JSON, JsonResponse, send_json
-from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
 from app.core.repeats import RepeatKey
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding
-from app.observability.statistics import no_requests
+from app.observability.statistics import Statistics, no_requests
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
@@ -51,50 +45,55 @@ FINDINGS_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class PipelineRoutes:
-    def __init__(self, services: Services) -> None:
-        self._inference = services.inference
-        self._catalog = services.inference.catalog
-        self._limits = services.limits
-        self._layers = services.layers
+class PipelineEndpoints:
+    """``statistics``: of all processes. ``findings``: what the linter finds now; raises GatewayError."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        limits: Limits,
+        layers: Sequence[Layer],
+        statistics: Callable[[], Awaitable[Statistics]],
+        findings: Callable[[], Awaitable[Sequence[Finding]]],
+    ) -> None:
+        self._inference = inference
+        self._catalog = inference.catalog
+        self._limits = limits
+        self._layers = layers
         self._answers = KeptAnswers()
-        self._statistics = Fresh(services.statistics, STATISTICS_S)
-        self._findings = Fresh(services.findings, FINDINGS_S)
+        self._statistics = Fresh(statistics, STATISTICS_S)
+        self._findings = Fresh(findings, FINDINGS_S)
 
-    def router(self) -> APIRouter:
-        return router_of(
-            {
-                "/v1/pipelines": self.list_pipelines,
-                "/v1/pipelines/{name}": self.get_pipeline,
-                "/v1/pipelines/{name}/examples/{example}": self.get_example,
-                "/v1/statistics": self.statistics,
-                "/v1/findings": self.findings,
-            }
-        )
+    async def list_pipelines(self, exchange: Exchange, _found: Found) -> Response:
+        """The pipelines.
 
-    def short_routes(self) -> list[ShortRoute]:
-        return [
-            ShortRoute("/v1/pipelines/{name}", self.run_pipeline),
-            ShortRoute("/v1/pipelines/{name}/stream", self.stream_pipeline, transport="stream"),
-        ]
-
-    async def list_pipelines(self, request: Request) -> Response:
-        key, catalog = exchange_of(request).key, self._catalog
+        The pipelines that the caller may use, with their states, ready or not.
+        """
+        key, catalog = exchange.key, self._catalog
         catalog.check_known()
         listed = [summarize(catalog, name) for name in catalog.entries if allows_pipeline(key, name)]
         permissions = {layer.permission: layer.allows(key) for layer in self._layers}
         return JsonResponse({"pipelines": listed, **permissions})
 
-    async def get_pipeline(self, name: str, request: Request) -> Response:
-        exchange = exchange_of(request)
+    async def get_pipeline(self, exchange: Exchange, found: Found) -> Response:
+        """Fields, types, limits, graph and samples.
+
+        What a form or a program needs to call the pipeline, with samples that work as pasted.
+        """
+        name = found["name"]
         check_pipeline(exchange, self._catalog, name)
-        base_url, with_key = base_url_of(request), exchange.key is not None
+        base_url, with_key = base_url_of(exchange), exchange.key is not None
         return JsonResponse(describe(self._catalog, name, self._limits_of, base_url, with_key=with_key))
 
     def _limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         return {**self._inference.limits_of(pipeline), "body_bytes": self._limits.of(pipeline).max_body_bytes}
 
-    async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+    async def run_pipeline(self, exchange: Exchange, found: Found) -> None:
+        """Run a pipeline.
+
+        Answers when the model has sent all of its responses. A request with a file may be a form, and a request of one
+        file may be its bytes.
+        """
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
         call = self._inference.begin(exchange, pipeline, pipeline.timeout_s)
@@ -122,13 +121,14 @@ class PipelineRoutes:
         length = (b"content-length", b"%d" % len(answer.body))
         await exchange.answer((JSON, length, *answer.headers), answer.body)
 
-    async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
+    async def stream_pipeline(self, exchange: Exchange, found: Found) -> Response:
+        """Run a pipeline as a stream.
+
+        Sends each response of the model as an event. The stream depends on this connection: a repeated request with
+        `Last-Event-ID` gets 400. `POST /v1/streams` starts streams that can be resumed.
+        """
         pipeline = self._inference.admit(exchange, found["name"], "stream")
         check_is_start(exchange)
-        response = await self._opened(exchange, pipeline)
-        await response(exchange.scope, exchange.receive, send)
-
-    async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
         call = self._inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
@@ -136,16 +136,16 @@ class PipelineRoutes:
             opened = await self._inference.open_stream(call)
         return StreamResponse.of(*opened, self._limits)
 
-    async def get_example(self, name: str, example: str, request: Request) -> Response:
-        """Returns a declared request of a pipeline, with its files.
+    async def get_example(self, exchange: Exchange, found: Found) -> Response:
+        """An example of a request.
 
-        The answer counts as a body in memory, because it has the size of one.
+        The answer is the body of a valid request, with the content of its files in base64.
         """
-        exchange = exchange_of(request)
+        name = found["name"]
         check_pipeline(exchange, self._catalog, name)
         pipeline = self._catalog.pipeline(name)
-        body = await asyncio.to_thread(self._example_body, pipeline, example)
-        exchange.hold(len(body))
+        body = await asyncio.to_thread(self._example_body, pipeline, found["example"])
+        exchange.hold(len(body))  # it has the size of a body
         return Response(body, media_type="application/json")
 
     def _example_body(self, pipeline: Pipeline, example: str) -> bytes:
@@ -162,16 +162,23 @@ class PipelineRoutes:
             raise UnknownExample(f"This example is larger than {limits.body_key}, so it cannot be sent.")
         return body
 
-    async def statistics(self, request: Request) -> Response:
-        """``time_s`` is for differences only: two answers give the rates between them."""
-        key, known = exchange_of(request).key, await self._statistics.current()
+    async def statistics(self, exchange: Exchange, _found: Found) -> Response:
+        """Requests and durations of each pipeline.
+
+        Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.
+        """
+        key, known = exchange.key, await self._statistics.current()
         allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
         return JsonResponse(
             replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
         )
 
-    async def findings(self, request: Request) -> Response:
-        found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
+    async def findings(self, exchange: Exchange, _found: Found) -> Response:
+        """What `triton-gateway check` finds in the models.
+
+        Mistakes in the running models and in gateway.yaml, each with its solution.
+        """
+        found, key, file = await self._findings.current(), exchange.key, self._catalog.file
         view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
         return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
 
@@ -209,17 +216,3 @@ class _View:
             text=text if self._key is None else without_nearest(text),
             solution=finding.solution,
         )
-
-
-def dialect(services: Services) -> Dialect:
-    pipelines = PipelineRoutes(services)
-    streams = StreamRoutes(services.inference, services.store, services.limits)
-    steps = SessionSteps(services.inference, services.share)
-    sessions = SessionRoutes(services, steps)
-    sockets = SocketRoutes(services.inference, services.limits, services.origins, steps)
-    return Dialect(
-        routers=[pipelines.router(), streams.router(), sessions.router()],
-        bearer_routers=[streams.router_by_id()],
-        short_routes=[*pipelines.short_routes(), *sessions.short_routes(), *sockets.short_routes()],
-        described=lambda key: described(services.inference.catalog, key),
-    )

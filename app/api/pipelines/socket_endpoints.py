@@ -5,15 +5,13 @@ messages are in the query of the address.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-
-from starlette.types import Send
 
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
 from app.api.bodies import check_no_query, off_loop
-from app.api.dialect import ShortRoute
+from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -36,7 +34,7 @@ MAX_AT_ONCE = 8
 """Limit of the requests of one WebSocket that run at the same time."""
 
 
-class SocketRoutes:
+class SocketEndpoints:
     """``origins``: of the pages of other sites that may open a WebSocket."""
 
     def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], steps: SessionSteps) -> None:
@@ -45,12 +43,8 @@ class SocketRoutes:
         self._origins = origins
         self._steps = steps
         self._open_of_key = Counter[str]()
-        self._route = ShortRoute("/v1/pipelines/{name}/session", self.open_socket, transport=TRANSPORT, method="GET")
 
-    def short_routes(self) -> list[ShortRoute]:
-        return [self._route]
-
-    async def open_socket(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+    async def open_socket(self, exchange: Exchange, found: Found) -> None:
         exchange.record.transport = TRANSPORT
         check_origin(exchange, self._origins)
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
@@ -84,11 +78,12 @@ class SocketRoutes:
 
     def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
         """Raises TooManyRequests or ModelNotReady if the pipeline cannot open a session now."""
+        check_key = exchange.scope["endpoint"].check_key
         if pipeline.session is not None:
             session = self._steps.opened(exchange, pipeline)
             handler = StepHandler if pipeline.spec.stream is None else StreamedStepHandler
-            return handler(self._steps, session, exchange, self._route.check)
-        return PipelineMessageHandler(self._inference, exchange, pipeline.name, self._route.check)
+            return handler(self._steps, session, exchange, check_key)
+        return PipelineMessageHandler(self._inference, exchange, pipeline.name, check_key)
 
 
 def _terms_of(exchange: Exchange, limits: Limits) -> SocketTerms:

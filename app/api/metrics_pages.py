@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import httpx
-from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from app.api.routing import router_of
+from app.api.endpoint import Found
+from app.api.exchange import Exchange
 from app.core.errors import NotFound, UpstreamUnavailable
 
 RELAY_TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsRoutes:
+class MetricsPages:
     """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None.
 
     ``tls``: for an https address.
@@ -34,14 +34,11 @@ class MetricsRoutes:
     triton_metrics_url: str | None
     tls: ssl.SSLContext | None = None
 
-    def router(self) -> APIRouter:
-        return router_of({"/metrics": self.gateway_metrics, "/metrics/triton": self.triton_metrics})
-
-    async def gateway_metrics(self, _request: Request) -> Response:
+    async def gateway_metrics(self, _exchange: Exchange, _found: Found) -> Response:
         self.prepare()
         return Response(generate_latest(self.page), media_type=CONTENT_TYPE_LATEST)
 
-    async def triton_metrics(self, _request: Request) -> Response:
+    async def triton_metrics(self, _exchange: Exchange, _found: Found) -> Response:
         if self.triton_metrics_url is None:
             raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
         try:

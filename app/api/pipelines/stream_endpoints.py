@@ -2,22 +2,21 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypedDict
 
 import msgspec
-from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.endpoint import Found
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import Exchange, exchange_of
+from app.api.exchange import Exchange
 from app.api.idempotency import idempotency_key_of
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.pipelines.answers import StreamStarted
 from app.api.responses import JsonResponse
-from app.api.routing import router_of
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
@@ -31,21 +30,13 @@ from app.streams.store import StartedStream, StreamStore
 MAX_ID_DIGITS = 15
 
 
-class StreamRoutes:
+class StreamEndpoints:
     """``store``: None if the gateway's processes share no store; then every request gets 501."""
 
     def __init__(self, inference: Inference, store: StreamStore | None, limits: Limits) -> None:
         self._inference = inference
         self._given_store = store
         self._limits = limits
-
-    def router(self) -> APIRouter:
-        return router_of(post={"/v1/streams": self.start_stream})
-
-    def router_by_id(self) -> APIRouter:
-        """The id of a stream is a secret that only its owner knows, so these routes need no key."""
-        path = "/v1/streams/{stream_id}"
-        return router_of({path: self.read_stream}, delete={path: self.delete_stream})
 
     @property
     def _store(self) -> StreamStore:
@@ -57,8 +48,11 @@ class StreamRoutes:
             )
         return self._given_store
 
-    async def start_stream(self, request: Request) -> Response:
-        exchange = exchange_of(request)
+    async def start_stream(self, exchange: Exchange, _found: Found) -> Response:
+        """Start a stream that can be resumed.
+
+        The stream runs without a connection. Read it at the address in `Location`, which needs no key.
+        """
         exchange.record.transport = "stream"
         store = self._store
         self._inference.workload.begin(exchange.work)
@@ -108,31 +102,39 @@ class StreamRoutes:
         stream_id = await self._inference.start_resumable(call, slot, store, start)
         return StartedStream(stream_id, record.request_id)
 
-    async def read_stream(self, stream_id: str, request: Request) -> Response:
-        store, after = self._store, _last_event_id(request)
-        self._inference.workload.add(exchange_of(request).work)
-        await _check_owner(store, stream_id, request)
-        reader = await store.reader(stream_id)
+    async def read_stream(self, exchange: Exchange, found: Found) -> Response:
+        """Read or resume a stream.
+
+        Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it.
+        """
+        store, after = self._store, _last_event_id(exchange)
+        self._inference.workload.add(exchange.work)
+        await _check_owner(store, found["id"], exchange)
+        reader = await store.reader(found["id"])
         try:
             has_more = await reader.resume(after)
         except BaseException:
             await reader.close()
             raise
-        if not has_more or request.method == "HEAD":
+        if not has_more or exchange.scope["method"] == "HEAD":
             await reader.close()
             return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
         return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
 
-    async def delete_stream(self, stream_id: str, request: Request) -> Response:
+    async def delete_stream(self, exchange: Exchange, found: Found) -> Response:
+        """End and delete a stream.
+
+        Cancels the work in Triton. The readers of the stream get its terminal event.
+        """
         store = self._store
-        await _check_owner(store, stream_id, request)
-        await store.delete(stream_id)
+        await _check_owner(store, found["id"], exchange)
+        await store.delete(found["id"])
         return Response(status_code=204)
 
 
-async def _check_owner(store: StreamStore, stream_id: str, request: Request) -> None:
+async def _check_owner(store: StreamStore, stream_id: str, exchange: Exchange) -> None:
     """Raises Forbidden if the request has a key, and another key started the stream."""
-    key = exchange_of(request).key
+    key = exchange.key
     if key is not None and await store.caller_of(stream_id) not in {"", key.caller.id}:
         raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
 
@@ -153,12 +155,6 @@ class _Reading(StreamResponse):
 
 def _digest_of(body: memoryview) -> str:
     return hashlib.sha256(body).hexdigest()
-
-
-class StreamStarted(TypedDict):
-    id: str
-    url: str
-    request_id: str
 
 
 def _answer(started: StartedStream) -> Response:
@@ -191,9 +187,9 @@ def _not_a_start() -> InvalidInput:
     return InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed])
 
 
-def _last_event_id(request: Request) -> int:
+def _last_event_id(exchange: Exchange) -> int:
     """Returns 0 if the header is missing. Raises InvalidRequest."""
-    text = request.headers.get("last-event-id", "")
+    text = exchange.header(b"last-event-id") or ""
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_ID_DIGITS):

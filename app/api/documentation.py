@@ -1,0 +1,132 @@
+"""``/docs``, ``/openapi.json`` and a page for each error code. All pages work offline.
+
+Keeps rendered OpenAPI documents, because building one takes milliseconds on the event loop.
+"""
+
+import html
+from collections.abc import Sequence
+from operator import is_
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.routing import Mount
+
+from app.admission.keys import Key
+from app.api.access import allows_model, allows_pipeline
+from app.api.endpoint import EndpointGroup, Found
+from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
+from app.api.exchange import Exchange
+from app.api.layer import Layer
+from app.api.openapi import Visible, document_of
+from app.api.pages import Page, PageFiles
+from app.api.responses import JsonResponse
+from app.core.errors import GatewayError, NotFound
+from app.core.json import Schema, json_of
+from app.pipelines.catalog import Catalog
+
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""Limit of all kept documents together; the newest one is always kept."""
+
+_Names = frozenset[str] | None
+_Scope = tuple[_Names, _Names]
+"""The pipelines and the dialects that a key allows; None: all of them."""
+
+
+class Documents:
+    """The OpenAPI documents of the catalog as it is now, one for each scope of keys."""
+
+    def __init__(
+        self, groups: Sequence[EndpointGroup], layers: Sequence[Layer], catalog: Catalog, *, needs_keys: bool = False
+    ) -> None:
+        self._groups = groups
+        self._layers = layers
+        self._catalog = catalog
+        self._needs_keys = needs_keys
+        self._names: object = None
+        self._described: Sequence[object] = ()
+        """With the names, what the kept documents describe."""
+        self._kept: dict[_Scope, bytes] = {}
+
+    async def openapi(self, exchange: Exchange, _found: Found) -> Response:
+        """Keeps the document, and drops the least recently used ones."""
+        self._drop_outdated()
+        key = exchange.key
+        scope = (None, None) if key is None else (key.pipelines, key.dialects)
+        self._kept[scope] = document = self._kept.pop(scope, None) or json_of(self._document(key))
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
+            del self._kept[next(iter(self._kept))]
+        return Response(document, media_type=JsonResponse.media_type)
+
+    def _drop_outdated(self) -> None:
+        """A change replaces an object, so comparing the identities is enough, and cheap."""
+        entries, models = self._catalog.entries.items(), self._catalog.oip_models
+        names = tuple(name for name, _ in entries), tuple(models.names)
+        described = [part for _, entry in entries for part in (entry.spec, entry.pipeline)] + list(models.configs)
+        known = self._described
+        if self._names != names or len(described) != len(known) or not all(map(is_, described, known)):
+            self._names, self._described = names, described
+            self._kept.clear()
+
+    def _document(self, key: Key | None) -> Schema:
+        """What the key allows."""
+        groups = [each for each in self._groups if key is None or each.dialect is None or key.speaks(each.dialect)]
+        entries, models = self._catalog.entries.items(), self._catalog.oip_models.configs
+        visible = Visible(
+            [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
+            [each for each in models if allows_model(key, self._catalog, each.name)],
+        )
+        document = document_of(groups, visible, needs_keys=self._needs_keys)
+        for layer in self._layers:
+            layer.complete(document)
+        return document
+
+
+_files = PageFiles(directory=Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])
+assets = Mount("/docs/assets", _files, name="docs-assets")
+
+
+async def page(exchange: Exchange, _found: Found) -> Response:
+    return await _files.get_response("docs.html", exchange.scope)
+
+
+async def errors(_exchange: Exchange, _found: Found) -> Response:
+    rows = "".join(
+        f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
+        f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
+        for error, row in ROW_BY_ERROR.items()
+    )
+    names = ("status", "code", "meaning", "outcome in metrics")
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _page("Errors", f'<div class=wide tabindex=0 role=region aria-label="Error codes">{table}</div>')
+
+
+async def error(_exchange: Exchange, found: Found) -> Response:
+    kind = ERROR_BY_CODE.get(found["code"])
+    if kind is None:
+        raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
+    return _page(f"{ROW_BY_ERROR[kind].status} {kind.code}", _body_of(kind))
+
+
+def _body_of(error: type[GatewayError]) -> str:
+    row = ROW_BY_ERROR[error]
+    retry = "A retry can succeed." if error.retryable else "A retry of the same request fails again."
+    return (
+        f"<p><b>{html.escape(error.title)}.</b> {html.escape(row.meaning)}</p><p>{html.escape(row.remedy)}</p>"
+        f"<p>{retry} <code>triton_gateway_requests_total</code> counts it as <code>{error.outcome}</code>.</p>"
+        '<p><a href="/docs/errors">All error codes</a></p>'
+    )
+
+
+def _page(title: str, body: str) -> Page:
+    return Page(
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        '<meta name=color-scheme content="light dark">'
+        f"<title>{title} · triton-gateway</title>"
+        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/colours.css">'
+        '<link rel=stylesheet href="/docs/assets/page.css"></head><body>'
+        '<nav class=bar aria-label=Gateway><a class=brand href="/">triton-gateway</a><a href="/">Console</a>'
+        '<a href="/docs">API</a><a href="/docs/errors">Errors</a></nav>'
+        f"<main class=text><h1>{title}</h1>{body}</main></body></html>"
+    )

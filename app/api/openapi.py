@@ -1,0 +1,273 @@
+"""The OpenAPI 3.1 document, made from the endpoints and from the types of their bodies and answers.
+
+``app/routes.py`` gives each endpoint an :class:`Operation`, or a function that returns those of the pipelines and
+models that the caller may use. Their schemas may contain types, which become references to components. The default of
+their texts is the docstring of the function that answers.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from app import __version__
+from app.api.error_table import ROW_BY_ERROR
+from app.api.problems import MEDIA_TYPE, Problem
+from app.core import errors
+from app.core.errors import GatewayError
+from app.core.json import TEXT, Schema, const_of, with_types
+from app.core.model import ModelConfig
+from app.pipelines.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from app.api.endpoint import Endpoint, EndpointGroup
+
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_HEADERS: Schema = {
+    name: {"description": text, **({"required": True} if is_required else {}), "schema": schema}
+    for name, text, is_required, schema in (
+        ("X-Request-ID", "The request's id, also in the log", True, TEXT),
+        ("Server-Timing", "Milliseconds in the gateway, and in Triton, until the answer began", False, TEXT),
+        ("X-Early-Exit", "The reason of an early exit", False, TEXT),
+        ("Retry-After", "Seconds to wait before a retry", True, _COUNT),
+        ("WWW-Authenticate", "How to send an API key", True, const_of("Bearer")),
+        ("X-Session-Step", "The number of the last answered step of the session", True, _COUNT),
+        (
+            "X-Session-Expires-In",
+            "Seconds until the session expires without a further step",
+            False,
+            {"type": "number", "minimum": 0},
+        ),
+        ("Location", "The address of the stream or the session", True, {**TEXT, "format": "uri-reference"}),
+    )
+}
+ANYWHERE = (errors.InvalidRequest, errors.SlowRequest, errors.HeadersTooLarge, errors.Internal)
+REFUSED = (errors.Unauthenticated, errors.Forbidden)
+"""Only if the gateway requires API keys."""
+INFERENCE_ERRORS = (
+    errors.InvalidJson,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidInput,
+    errors.ContextLengthExceeded,
+    errors.TooManyRequests,
+    errors.ModelError,
+    errors.ContractViolation,
+    errors.UpstreamProtocol,
+    errors.UpstreamUnavailable,
+    errors.ModelNotReady,
+    errors.ModelChanged,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+
+
+def header(name: str, schema: Schema, description: str) -> Schema:
+    """A header of a request."""
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+def in_path(name: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+TIMEOUT_HEADER = header(
+    "X-Request-Timeout",
+    {"type": "number", "exclusiveMinimum": 0},
+    "Seconds until the deadline. The pipeline's own deadline is the upper limit.",
+)
+_INFO: Schema = {
+    "title": "triton-gateway",
+    "version": __version__,
+    "description": "Runs pipelines of models in NVIDIA Triton. The operations and types are those of the models as "
+    "they are now.",
+    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+}
+_SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this gateway"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key"},
+}
+_KEY: list[Schema] = [{name: []} for name in _SCHEMES]
+
+
+class Named(NamedTuple):
+    """A schema with a name of its own in the components."""
+
+    name: str
+    schema: Callable[[], Schema]
+
+
+class Visible(NamedTuple):
+    """What the caller may call, as it is now."""
+
+    pipelines: Sequence[Pipeline]
+    models: Sequence[ModelConfig]
+    """Of the Open Inference Protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``answers``: by status, without errors. ``errors``: beyond those that any request can get.
+
+    ``path``: the value of the first path parameter, if the operation is that of one pipeline or model.
+    """
+
+    id: str
+    tag: str
+    answers: Mapping[int, Any]
+    errors: Sequence[type[GatewayError]] = ()
+    parameters: Sequence[Schema] = ()
+    body: Schema | None = None
+    """The content, by media type."""
+    needs_body: bool = True
+    path: str = ""
+    summary: str = ""
+    description: str = ""
+
+
+Operations = Callable[[Visible], Iterable[Operation]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorAnswers:
+    """How a dialect answers errors: with a response component for each status.
+
+    ``name``: the beginning of their names. ``has_codes``: whether the answers have the codes of the errors.
+    """
+
+    name: str
+    content: Schema
+    status_of: Callable[[type[GatewayError]], int]
+    has_codes: bool = True
+
+    def of(self, kinds: Iterable[type[GatewayError]]) -> dict[int, "ErrorAnswer"]:
+        """The answers by status."""
+        by_status: dict[int, list[type[GatewayError]]] = {}
+        for kind in kinds:
+            by_status.setdefault(self.status_of(kind), []).append(kind)
+        return {status: ErrorAnswer(self, status, kinds) for status, kinds in sorted(by_status.items())}
+
+    def component(self, kinds: Iterable[type[GatewayError]]) -> Schema:
+        found = list(kinds)
+        texts = [(f"`{kind.code}`: " if self.has_codes else "") + ROW_BY_ERROR[kind].meaning for kind in found]
+        headers = ["Retry-After"] if all(kind.retry_after_s is not None for kind in found) else []
+        headers += ["WWW-Authenticate"] if found == [errors.Unauthenticated] else []
+        return answer(" ".join(texts), self.content, *headers)
+
+
+class ErrorAnswer(NamedTuple):
+    """The answer with one of these errors."""
+
+    form: ErrorAnswers
+    status: int
+    kinds: Sequence[type[GatewayError]]
+
+
+PROBLEMS = ErrorAnswers("Problem", {MEDIA_TYPE: {"schema": Problem}}, lambda kind: ROW_BY_ERROR[kind].status)
+
+
+def answer(description: str, content: Schema | None = None, *headers: str) -> Schema:
+    """``headers``: in addition to those of every answer."""
+    names = ("X-Request-ID", "Server-Timing", *headers)
+    described = {
+        "description": description,
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
+    }
+    return described | ({"content": content} if content else {})
+
+
+def json_answer(description: str, schema: Any, *headers: str) -> Schema:
+    return answer(description, {"application/json": {"schema": schema}}, *headers)
+
+
+def document_of(parts: Iterable["EndpointGroup"], visible: Visible, *, needs_keys: bool = False) -> Schema:
+    components = _Components()
+    paths: Schema = {}
+    tags: dict[str, str] = {}
+    for part in parts:
+        tags |= {name: text for name, text in part.tags(visible).items() if name not in tags}
+        for endpoint in part.endpoints:
+            for path, described in _described(endpoint, part.errors, visible, needs_keys=needs_keys):
+                paths.setdefault(path, {})[endpoint.method.lower()] = components.resolved(described)
+    used = {tag for path in paths.values() for each in path.values() for tag in each["tags"]}
+    return {
+        "openapi": "3.1.0",
+        "info": _INFO,
+        "servers": [{"url": "/", "description": "This gateway"}],
+        "security": [],
+        "tags": [{"name": name, "description": text} for name, text in tags.items() if name in used],
+        "paths": paths,
+        "components": components.all() | ({"securitySchemes": _SCHEMES} if needs_keys else {}),
+    }
+
+
+def _described(
+    endpoint: "Endpoint", form: ErrorAnswers, visible: Visible, *, needs_keys: bool
+) -> Iterator[tuple[str, Schema]]:
+    """The operations of an endpoint with their paths."""
+    described = endpoint.described
+    if described is None or "{version" in endpoint.path:
+        return
+    summary, _, description = (inspect.getdoc(endpoint.answer) or "").partition("\n\n")
+    refused = REFUSED if needs_keys and endpoint.key != "ignored" else ()
+    for each in [described] if isinstance(described, Operation) else described(visible):
+        responses = form.of(dict.fromkeys((*each.errors, *ANYWHERE, *refused)))
+        operation: Schema = {
+            "operationId": each.id,
+            "summary": each.summary or summary.removesuffix("."),
+            "description": each.description or " ".join(description.split()),
+            "tags": [each.tag],
+            **({"parameters": each.parameters} if each.parameters else {}),
+            **({"requestBody": {"required": each.needs_body, "content": each.body}} if each.body else {}),
+            "responses": {str(status): value for status, value in sorted((responses | {**each.answers}).items())},
+        }
+        if refused:
+            operation["security"] = [{}, *_KEY] if endpoint.key == "optional" else _KEY
+        yield re.sub(r"\{\w+\}", each.path, endpoint.path, count=1) if each.path else endpoint.path, operation
+
+
+@dataclass(slots=True)
+class _Components:
+    """What the operations refer to."""
+
+    types: dict[type, None] = field(default_factory=dict)
+    schemas: Schema = field(default_factory=dict)
+    errors: dict[tuple[ErrorAnswers, int], dict[type[GatewayError], None]] = field(default_factory=dict)
+
+    def resolved(self, value: Any) -> Any:
+        """Types, named schemas and errors as references."""
+        if isinstance(value, type):
+            self.types[value] = None
+            return {"$ref": f"#/components/schemas/{value.__name__}"}
+        if isinstance(value, Named):
+            if value.name not in self.schemas:
+                self.schemas[value.name] = self.resolved(value.schema())
+            return {"$ref": f"#/components/schemas/{value.name}"}
+        if isinstance(value, ErrorAnswer):
+            self.errors.setdefault((value.form, value.status), {}).update(dict.fromkeys(value.kinds))
+            return {"$ref": f"#/components/responses/{value.form.name}{value.status}"}
+        if isinstance(value, dict):
+            return {name: self.resolved(member) for name, member in value.items()}
+        return [self.resolved(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def all(self) -> Schema:
+        responses = {
+            f"{form.name}{status}": self.resolved(form.component(kinds))
+            for (form, status), kinds in sorted(self.errors.items(), key=lambda item: (item[0][0].name, item[0][1]))
+        }
+        _, schemas = msgspec.json.schema_components(self.types, ref_template="#/components/schemas/{name}")
+        own = {name: _always_whole(with_types(schema)) for name, schema in schemas.items()}
+        return {"schemas": own | self.schemas, "headers": _HEADERS, "responses": responses}
+
+
+def _always_whole(schema: Schema) -> Schema:
+    """Requires members that have a default: an answer leaves out only those that are UNSET."""
+    schema.pop("title", None)
+    if members := schema.get("properties"):
+        schema["required"] = [name for name in members if name in schema["required"] or "default" in members[name]]
+        for each in members.values():
+            each.pop("default", None)
+    return schema

@@ -1,0 +1,167 @@
+"""Every address of the gateway, on the main and the admin port, and what answers there."""
+
+import os
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from app import console
+from app.api import documentation
+from app.api.documentation import Documents
+from app.api.endpoint import Endpoint, EndpointGroup, Found
+from app.api.exchange import Exchange
+from app.api.metrics_pages import MetricsPages
+from app.api.oip import oip_operations as of_oip
+from app.api.oip.errors import error_response
+from app.api.oip.generate import generate_error_response, stream_error_response
+from app.api.oip.oip_endpoints import OipEndpoints
+from app.api.openai import openai_operations as of_openai
+from app.api.openai.embeddings import EmbeddingsRoute
+from app.api.openai.errors import openai_error_response
+from app.api.openai.openai_models import OpenAIModels
+from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
+from app.api.openapi import Operation, json_answer
+from app.api.pipelines import pipeline_operations as of_pipelines
+from app.api.pipelines.answers import FindingList, PipelineList
+from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
+from app.api.pipelines.session_endpoints import SessionEndpoints
+from app.api.pipelines.session_steps import SessionSteps
+from app.api.pipelines.socket_endpoints import SocketEndpoints
+from app.api.pipelines.stream_endpoints import StreamEndpoints
+from app.api.probes import Liveness, Probes, Readiness
+from app.api.sockets.socket import TRANSPORT as WEBSOCKET
+from app.check import live_findings
+from app.core.errors import UpstreamUnavailable
+from app.observability.statistics import Statistics
+
+if TYPE_CHECKING:
+    from app.main import Gateway
+
+get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
+DIALECTS = ("pipelines", "oip", "openai")
+"""In the order of /docs. Also the names in the ``dialects`` of keys."""
+
+
+def dialects_of(gateway: "Gateway", origins: Collection[str]) -> Sequence[EndpointGroup]:
+    """``origins``: of the pages that may read answers and open WebSockets."""
+    return [_pipelines(gateway, origins), _oip(gateway), _openai(gateway)]
+
+
+def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
+    inference, limits, share = gateway.inference, gateway.limits, gateway.share
+    find = partial(live_findings, inference.catalog)
+    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
+    steps = SessionSteps(inference, share)
+    sessions = SessionEndpoints(inference, limits, steps, is_alone=share.is_whole)
+    streams = StreamEndpoints(inference, gateway.store, limits)
+    sockets = SocketEndpoints(inference, limits, origins, steps)
+    # Samples show the scheme that the caller used. Nothing else needs the headers of a proxy.
+    proxied = [Middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))]
+    listed = json_answer("The pipelines", PipelineList)
+    statistics = json_answer("The numbers of each pipeline", Statistics)
+    findings = json_answer("The findings", FindingList)
+    down = (UpstreamUnavailable,)
+    endpoints = [
+        post("/v1/pipelines/{name}", pipelines.run_pipeline, of_pipelines.run, "unary"),
+        post("/v1/pipelines/{name}/stream", pipelines.stream_pipeline, of_pipelines.stream, "stream"),
+        post("/v1/sessions/{id}", sessions.run_step, of_pipelines.run_step, "unary"),
+        get("/v1/pipelines/{name}/session", sockets.open_socket, None, WEBSOCKET),
+        get("/v1/pipelines", pipelines.list_pipelines, Operation("list_pipelines", "catalog", {200: listed}, down)),
+        get("/v1/pipelines/{name}", pipelines.get_pipeline, of_pipelines.describe, middleware=proxied),
+        get("/v1/pipelines/{name}/examples/{example}", pipelines.get_example, of_pipelines.example),
+        get("/v1/statistics", pipelines.statistics, Operation("statistics", "catalog", {200: statistics})),
+        get("/v1/findings", pipelines.findings, Operation("findings", "catalog", {200: findings}, down)),
+        post("/v1/streams", streams.start_stream, of_pipelines.start_stream),
+        get("/v1/streams/{id}", streams.read_stream, of_pipelines.READ_STREAM, key="optional"),
+        delete("/v1/streams/{id}", streams.delete_stream, of_pipelines.DELETE_STREAM, key="optional"),
+        post("/v1/pipelines/{name}/sessions", sessions.open_session, of_pipelines.open_session),
+        post("/v1/sessions/{id}/stream", sessions.stream_step, of_pipelines.stream_step),
+        delete("/v1/sessions/{id}", sessions.delete_session, of_pipelines.delete_session),
+    ]
+    return EndpointGroup(endpoints, of_pipelines.tags_of, dialect="pipelines")
+
+
+def _oip(gateway: "Gateway") -> EndpointGroup:
+    oip = OipEndpoints(gateway.inference, gateway.limits)
+    endpoints = [
+        get("/v2", oip.server, of_oip.SERVER),
+        get("/v2/health/live", oip.live, of_oip.LIVE, key="ignored"),
+        get("/v2/health/ready", oip.ready, of_oip.READY, key="ignored"),
+        get("/v2/models/stats", oip.all_statistics, of_oip.ALL_STATISTICS),
+        post("/v2/repository/index", oip.index, of_oip.INDEX),
+    ]
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}"):
+        endpoints += [
+            post(f"{model}/infer", oip.infer, of_oip.infer, "unary"),
+            post(f"{model}/generate", oip.generate, of_oip.generate, "unary", generate_error_response),
+            post(f"{model}/generate_stream", oip.generate_stream, of_oip.stream, "stream", stream_error_response),
+            get(model, oip.document("metadata"), of_oip.METADATA),
+            get(f"{model}/ready", oip.model_ready, of_oip.MODEL_READY),
+            get(f"{model}/config", oip.document("config"), of_oip.CONFIG),
+            get(f"{model}/stats", oip.document("stats"), of_oip.STATISTICS),
+        ]
+    return EndpointGroup(endpoints, of_oip.tags_of, of_oip.ERRORS, "oip", [("/v2", error_response)])
+
+
+def _openai(gateway: "Gateway") -> EndpointGroup:
+    inference, limits = gateway.inference, gateway.limits
+    models, chat = OpenAIModels(inference.catalog), TextRoute(inference, limits, CHAT, gateway.downloads)
+    completions, embeddings = TextRoute(inference, limits, COMPLETIONS), EmbeddingsRoute(inference, limits)
+    endpoints = [
+        post("/v1/chat/completions", chat.post, of_openai.chat, "unary"),
+        post("/v1/completions", completions.post, of_openai.completions, "unary"),
+        post("/v1/embeddings", embeddings.post, of_openai.embeddings, "unary"),
+        get("/v1/models", models.list_models, of_openai.LIST_MODELS),
+        get("/v1/models/{name}", models.get_model, of_openai.GET_MODEL),
+    ]
+    beginnings = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
+    forms = [(beginning, openai_error_response) for beginning in beginnings]
+    return EndpointGroup(endpoints, of_openai.tags_of, of_openai.ERRORS, "openai", forms)
+
+
+def health(probes: Probes) -> EndpointGroup:
+    not_ready = "Triton or a required pipeline is not ready, or the gateway is draining"
+    live = {200: json_answer("The gateway answers", Liveness)}
+    ready = {
+        200: json_answer("Every required pipeline can be called", Readiness),
+        503: json_answer(not_ready, Readiness),
+    }
+    endpoints = [
+        get("/health/live", probes.live, Operation("live", "health", live), key="ignored"),
+        get("/health/ready", probes.ready, Operation("ready", "health", ready), key="ignored"),
+    ]
+    return EndpointGroup(endpoints, lambda _visible: {"health": "For probes"})
+
+
+def pages(documents: Documents, *, has_docs: bool, has_console: bool, may_load: bool) -> EndpointGroup:
+    """The pages for people. ``may_load``: whether the console offers to send many requests."""
+    docs = [
+        get("/openapi.json", documents.openapi),
+        get("/docs", documentation.page, key="ignored"),
+        get("/docs/errors", documentation.errors, key="ignored"),
+        get("/docs/errors/{code}", documentation.error, key="ignored"),
+    ]
+    of_console = [
+        get("/", console.page, key="ignored"),
+        get("/console/settings", console.settings(may_load=may_load), key="ignored"),
+    ]
+    front = of_console if has_console else [get("/", _to_docs, key="ignored")] if has_docs else []
+    return EndpointGroup([*(docs if has_docs else []), *front])
+
+
+async def _to_docs(_exchange: Exchange, _found: Found) -> Response:
+    return RedirectResponse("/docs")
+
+
+def admin(probes: Probes, metrics: MetricsPages) -> Sequence[Endpoint]:
+    """On the admin port, beside those of layers."""
+    return [
+        *health(probes).endpoints,
+        get("/health/triton", probes.triton),
+        get("/metrics", metrics.gateway_metrics),
+        get("/metrics/triton", metrics.triton_metrics),
+    ]

@@ -1,0 +1,42 @@
+"""One request: its address, its headers, and the memory that it holds."""
+
+import pytest
+
+from app.api.body_memory import ByteBudget
+from tests.toolkit.exchange import exchange_with
+from tests.toolkit.gateway import Served
+
+IMAGE = {"image": "iVBORw0KGgo="}
+
+
+@pytest.mark.parametrize("path", ["read", "r%65ad", "nothing", "read/stream"])
+async def test_every_answer_has_an_id_and_its_time(api: Served, path: str) -> None:
+    answer = await api.client.post(f"/v1/pipelines/{path}", json=IMAGE)
+    assert answer.status_code == {"nothing": 404, "read/stream": 400}.get(path, 200)
+    assert answer.headers["x-request-id"]
+    assert answer.headers["server-timing"].startswith("gateway;dur=")
+
+
+@pytest.mark.parametrize("path", ["/v1/pipelines/read/", "/v1/pipelines/a/b/stream", "/v1/pipelines//stream", "/v1"])
+async def test_an_address_without_a_route_is_404(api: Served, path: str) -> None:
+    answer = await api.client.post(path, json=IMAGE)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:
+    answer = await api.client.get("/v1/pipelines/read", headers={"X-Forwarded-Proto": "https"})
+    assert "https://gateway/v1/pipelines/read" in answer.json()["samples"]["curl"]
+
+
+async def test_the_first_of_two_headers_with_one_name_is_used() -> None:
+    exchange = exchange_with([("x-request-timeout", "1"), ("x-request-timeout", "2")])
+    assert exchange.header(b"x-request-timeout") == "1"
+
+
+async def test_held_bytes_are_released_when_the_exchange_ends() -> None:
+    budget = ByteBudget(100)
+    exchange = exchange_with(budget=budget)
+    exchange.hold(60)
+    assert budget.taken == 60
+    exchange.close()
+    assert budget.taken == 0

@@ -278,14 +278,14 @@ class Inference:
         async def run_parts(put: Put) -> None:
             async def read(slot: Slot, part: BatchPart) -> GatewayError | None:
                 """Reads a part to its end, or to its error, which its last response has."""
-                first = part.items.start
-                error: GatewayError | None = None
+                first, end = part.items.start, PartEnd({}, choice=part.items.start)
                 request = call.prepared(part.request, trace)
                 if parts is not None:
                     parts.inc()
                 try:
                     if may_share and not decoupled:
-                        await put(replace(await self.engine.infer(request, call.deadline), choice=first))
+                        only = await self.engine.infer(request, call.deadline)
+                        end = PartEnd(only.outputs, version=only.version, choice=first)
                     else:
                         async with aclosing(
                             responses_of(self.engine, [request], call.deadline, decoupled=decoupled)
@@ -297,13 +297,13 @@ class Inference:
                     self.abandon(call, request)
                     if isinstance(exc, asyncio.CancelledError):
                         raise
-                    error = exc
+                    end = PartEnd({}, choice=first, error=exc)
                 except GatewayError as exc:
-                    error = exc
+                    end = PartEnd({}, choice=first, error=exc)
                 finally:
                     _note_sending(call.record, request)
-                await put(PartEnd({}, choice=first, error=error))
-                return error
+                await put(end)
+                return end.error
 
             await PartRunner(call.claim, call.deadline, batch, read).run(slot)
 

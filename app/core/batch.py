@@ -24,7 +24,7 @@ class BatchPart(Struct, frozen=True, eq=False):
 
 
 class PartEnd(InferenceResponse, frozen=True, eq=False):
-    """Stands after the last response of a part."""
+    """The last response of a part, or an end without outputs."""
 
     error: GatewayError | None = None
     """Why the part failed."""
@@ -54,7 +54,7 @@ def part_of(request: InferenceRequest, items: range) -> InferenceRequest:
 class Batch(Answer):
     """The answer of a request whose items run as parts, each with an answer of its own.
 
-    ``choice`` of each response is the number of the first item of its part. A :class:`PartEnd` follows the last one.
+    ``choice`` of each response is the number of the first item of its part, whose last one is a :class:`PartEnd`.
     """
 
     def __init__(self, request: InferenceRequest, call_items: int, count: int | None = None) -> None:
@@ -102,17 +102,20 @@ class Batch(Answer):
         """Raises ModelChanged, and the errors of the part's answer, which name its items."""
         part, answer = self._running[response.choice]
         try:
+            values = None
+            if response.outputs or not isinstance(response, PartEnd):
+                self._version = self._version or response.version
+                if response.version not in ("", self._version):
+                    versions = f"{self._version} and {response.version}"
+                    raise ModelChanged(f"The parts of the request were answered by the versions {versions}.")
+                values = answer.add(response)
             if isinstance(response, PartEnd):
                 del self._running[response.choice]
                 ending = answer.finish(response.error)
                 if answer.tokens is not None:
                     self._tokens = answer.tokens if self._tokens is None else self._tokens + answer.tokens
-                return self.put(part.items, answer, ending)
-            self._version = self._version or response.version
-            if response.version not in ("", self._version):
-                versions = f"{self._version} and {response.version}"
-                raise ModelChanged(f"The parts of the request were answered by the versions {versions}.")
-            return answer.add(response)
+                values = self.put(part.items, answer, ending)
+            return values
         except GatewayError as exc:
             if self.has_several:
                 exc.errors = (FieldProblem(name_of(part.items), "failed"), *exc.errors)

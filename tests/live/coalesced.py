@@ -13,7 +13,9 @@ import yaml
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.server import EmbeddedTriton
 from tests.live.repairing import repairing_gateway
+from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_triton
+from tests.toolkit.raw_http import post
 
 BAD, KILLER, LATE = 13, 666, 1000
 """Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""
@@ -129,15 +131,9 @@ async def ask(url: str, pipeline: str, items: Iterable[int], connections: int) -
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         again = list[int]()
         while (item := again.pop() if again else next(waiting, None)) is not None:
-            body = b'{"item":%d}' % item
-            writer.write(
-                b"POST /v1/pipelines/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n%s" % (pipeline.encode(), address.netloc.encode(), len(body), body)
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(post(f"/v1/pipelines/{pipeline}", {"item": item}))
+            head, answer = await read_answer(reader)
             status = int(head[9:12])
-            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            answer = await reader.readexactly(length)
             if status == 429:
                 again.append(item)
                 await asyncio.sleep(0.2)

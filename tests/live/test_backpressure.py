@@ -17,8 +17,8 @@ import yaml
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
-from tests.live.test_cancellation import request_bytes
 from tests.toolkit.events import checked, parsed
+from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def request_stream(gateway: GatewayProcess, **script: Any) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
     connection.connect((address.hostname, address.port))
-    connection.sendall(request_bytes(PATH, {"script": json.dumps(script)}))
+    connection.sendall(post(PATH, {"script": json.dumps(script)}, "Connection: close"))
     return connection
 
 

@@ -5,7 +5,6 @@ import json
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -13,37 +12,23 @@ import pytest
 
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
+from tests.toolkit.connections import Connection
 from tests.toolkit.executions import check_usually_below, settled_executions
+from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import eventually
 
 
-def request_bytes(path: str, body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + content
-
-
-async def leave_after(
-    gateway: GatewayProcess, request: bytes, until: bytes = b"", pause_s: float = 0.0
-) -> tuple[bytes, float]:
-    """Sends a request, reads until ``until``, waits and disconnects. Returns the received bytes and the time."""
-    address = urlsplit(gateway.url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+async def leave_after(gateway: GatewayProcess, request: bytes, until: bytes = b"", pause_s: float = 0.0) -> float:
+    """Sends a request, reads until ``until``, waits and disconnects. Returns the time."""
+    connection = await Connection.to(gateway)
     try:
-        writer.write(request)
-        await writer.drain()
-        received = b""
-        while until not in received:
-            chunk = await reader.read(65536)
-            assert chunk, received
-            received += chunk
+        connection.writer.write(request)
+        if until:
+            await connection.reader.readuntil(until)
         await asyncio.sleep(pause_s)
-        return received, time.monotonic()
+        return time.monotonic()
     finally:
-        writer.transport.abort()
+        connection.writer.transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -61,15 +46,15 @@ async def test_a_disconnect_cancels_the_request_of_the_model(
     gateway: GatewayProcess, tmp_path: Path, path: str, fields: dict[str, Any], until: bytes
 ) -> None:
     notice = tmp_path / "notice"
-    request = request_bytes(path, {"script": json.dumps({**fields, "notice": str(notice)})})
-    _, left = await leave_after(gateway, request, until, pause_s=0.1)
+    request = post(path, {"script": json.dumps({**fields, "notice": str(notice)})})
+    left = await leave_after(gateway, request, until, pause_s=0.1)
     await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) >= left - 0.1
 
 
 async def test_a_disconnect_is_counted_as_cancelled(gateway: GatewayProcess) -> None:
     before = gateway.metric("requests_total", pipeline="scripted", outcome="cancelled")
-    request = request_bytes("/v1/pipelines/scripted", {"script": json.dumps({"sleep_s": 1})})
+    request = post("/v1/pipelines/scripted", {"script": json.dumps({"sleep_s": 1})})
     await leave_after(gateway, request, pause_s=0.1)
     await asyncio.to_thread(
         eventually, lambda: gateway.metric("requests_total", pipeline="scripted", outcome="cancelled") == before + 1
@@ -86,7 +71,7 @@ async def _tokens_after_a_disconnect(gateway: GatewayProcess, triton: EmbeddedTr
     before = await asyncio.to_thread(settled_executions, triton, "text_detokenize")
     relayed_before = gateway.metric("stream_outputs_total", pipeline="write")
     body = {"prompt": "The for statement", "max_tokens": 500, "seed": 3, "temperature": 1.0}
-    await leave_after(gateway, request_bytes("/v1/pipelines/write/stream", body), b"id: 5\n")
+    await leave_after(gateway, post("/v1/pipelines/write/stream", body), b"id: 5\n")
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
     computed = await asyncio.to_thread(settled_executions, triton, "text_detokenize") - before
     assert computed >= 5
@@ -106,7 +91,7 @@ async def test_cancelled_streams_release_descriptors_and_threads(
     gateway: GatewayProcess, pipeline: str, body: dict[str, Any], count: int
 ) -> None:
     process = psutil.Process(gateway.process.pid)
-    request = request_bytes(f"/v1/pipelines/{pipeline}/stream", body)
+    request = post(f"/v1/pipelines/{pipeline}/stream", body)
     await cancel_many(gateway, request, 20)
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
     descriptors, threads = process.num_fds(), process.num_threads()

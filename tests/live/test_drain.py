@@ -8,6 +8,7 @@ import time
 import httpx
 
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import eventually
 
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
@@ -25,14 +26,9 @@ class Upload:
     """
 
     def __init__(self, gateway: GatewayProcess, path: str, body: bytes) -> None:
-        url = httpx.URL(gateway.url)
-        self._socket = socket.create_connection((url.host, url.port), 20)
+        self._socket = dialed(gateway)
         self._rest = body[len(body) // 2 :]
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
-        )
-        self._socket.sendall(head.encode())
+        self._socket.sendall(post(path, b"", "Expect: 100-continue", size=len(body)))
         assert self._socket.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
         self._socket.sendall(body[: len(body) // 2])
 
@@ -40,13 +36,7 @@ class Upload:
         self._socket.sendall(self._rest)
 
     def answer(self) -> str:
-        """Returns all bytes until the gateway closes the connection."""
-        with self._socket:
-            self._socket.settimeout(20)
-            received = b""
-            while data := self._socket.recv(65536):
-                received += data
-        return received.decode()
+        return rest(self._socket).decode()
 
 
 def is_draining(gateway: GatewayProcess) -> bool:

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tests.live.conftest import GatewayProcess, running_gateway, wait_until_ready
 from tests.live.resumable import read_all
 from tests.toolkit.processes import LIVE
+from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually
 
@@ -67,13 +67,8 @@ def body_of(journal: Path) -> bytes:
 def send_and_cut(gateway: GatewayProcess, key: str, body: bytes, cut: tuple[float, float, int]) -> None:
     """Sends a part of the request, and resets the connection."""
     part, wait_s, read_bytes = cut
-    address = urlsplit(gateway.url)
-    head = (
-        f"POST /v1/streams HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-        f"Idempotency-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    request = head.encode() + body
-    with socket.create_connection((address.hostname, address.port)) as connection:
+    request = post("/v1/streams", body, f"Idempotency-Key: {key}")
+    with dialed(gateway) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         connection.sendall(request[:-1] if part < 0 else request[: int(len(request) * part)])
         time.sleep(wait_s)

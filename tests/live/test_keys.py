@@ -1,7 +1,6 @@
 """API keys over real sockets, with the real Triton, two workers and common clients."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.connections import CONNECTIONS
 from tests.toolkit.events import checked, events_in, lines_of
 from tests.toolkit.keys import bearer, entry, key_text, write_keys
+from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.waiting import eventually
 
 EMBED = "/v1/pipelines/embed"
@@ -102,12 +102,8 @@ def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
         path: the request target.
         size: the length of the body, which is not sent.
     """
-    host, port = gateway.url.removeprefix("http://").split(":")
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-    )
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
-        connection.sendall(head.encode())
+    with dialed(gateway, 5) as connection:
+        connection.sendall(post(path, b"", size=size))
         return int(connection.recv(100).split()[1])
 
 

@@ -19,7 +19,9 @@ from app.launcher.server import EmbeddedTriton
 from tests.live.session_models import Summing, write_model
 from tests.live.sessions import kill_triton, wait_for_new_triton
 from tests.live.test_sessions import load
+from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.raw_http import post as request
 from tests.toolkit.waiting import eventually
 
 SESSIONS, STEPS = 1000, 100
@@ -59,10 +61,7 @@ class Connection:
     async def post(self, path: str, body: Mapping[str, int], headers: Mapping[str, str]) -> tuple[int, Any]:
         """Returns status and answer; (0, None) if the connection broke. The next call makes a new connection."""
         try:
-            answer = await (await self._sent(path, body, headers)).readuntil(b"\r\n\r\n")
-            head = answer.lower()
-            assert self._streams is not None
-            content = await self._streams[0].readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+            head, content = await read_answer(await self._sent(path, body, headers))
         except (OSError, EOFError):
             self.close()
             return 0, None
@@ -82,10 +81,8 @@ class Connection:
     async def _sent(self, path: str, body: Mapping[str, int], headers: Mapping[str, str]) -> asyncio.StreamReader:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
-        content = json.dumps(body).encode()
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
-        self._streams[1].write(head.encode() + b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        self._streams[1].write(request(path, body, *lines))
         await self._streams[1].drain()
         return self._streams[0]
 

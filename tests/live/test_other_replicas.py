@@ -1,13 +1,9 @@
 """Errors that another replica would not give: they close the client's connection, so that its next one may reach it."""
 
-import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,6 +11,7 @@ import pytest
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.server import EmbeddedTriton
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.toolkit.raw_http import dialed, get, post, received, rest
 
 CONFIG = """
 pipelines:
@@ -46,42 +43,6 @@ STREAMS: dict[str, tuple[str, object]] = {
 }
 
 
-class Connection:
-    """One connection to a gateway, which stays open as long as the gateway keeps it."""
-
-    def __init__(self, url: str) -> None:
-        address = urlsplit(url)
-        self._socket = socket.create_connection((str(address.hostname), int(address.port or 0)), 10)
-
-    def send(self, path: str, body: object = None) -> None:
-        text = b"" if body is None else json.dumps(body).encode()
-        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
-        self._socket.sendall(head.encode() + text)
-
-    def received(self, until: bytes) -> str:
-        """Returns what arrives up to ``until``."""
-        data = b""
-        while until not in data:
-            part = self._socket.recv(65536)
-            assert part, data
-            data += part
-        return data.decode()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def rest(self) -> str:
-        """Returns what arrives until the gateway closes the connection."""
-        with self._socket:
-            data = b""
-            with suppress(TimeoutError):
-                while part := self._socket.recv(65536):
-                    data += part
-                return data.decode()
-        raise AssertionError(f"the connection stays open after {data[-500:].decode()}")
-
-
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
     """Not started again: the last test kills it."""
@@ -99,7 +60,7 @@ def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_other_errors_keep_the_connection(gateway: GatewayProcess) -> None:
-    connection = Connection(gateway.url)
+    connection = dialed(gateway)
     answers = []
     for path, body, status in (
         ("/v1/pipelines/words", {}, 422),
@@ -107,28 +68,28 @@ def test_other_errors_keep_the_connection(gateway: GatewayProcess) -> None:
         ("/v1/pipelines/unknown", {}, 404),
         ("/v1/pipelines/words", {"script": SCRIPT}, 200),
     ):
-        connection.send(path, body)
-        answers.append((connection.received(b"}").split(" ")[1], str(status)))
+        connection.sendall(post(path, body))
+        answers.append((received(connection, b"}").decode().split(" ")[1], str(status)))
     connection.close()
     assert [found for found, _ in answers] == [expected for _, expected in answers]
 
 
 def test_every_dialect_closes_the_connection_with_the_error(triton: EmbeddedTriton, gateway: GatewayProcess) -> None:
     """Kills Triton, so no later test can use the gateway."""
-    streams = {name: Connection(gateway.url) for name in (*STREAMS, "resumable")}
+    streams = {name: dialed(gateway) for name in (*STREAMS, "resumable")}
     for name, (path, body) in STREAMS.items():
-        streams[name].send(path, body)
+        streams[name].sendall(post(path, body))
     started = httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "words", "inputs": {"script": ENDLESS}})
-    streams["resumable"].send(started.headers["location"])
+    streams["resumable"].sendall(get(started.headers["location"]))
     for connection in streams.values():
-        assert connection.received(b"word").startswith("HTTP/1.1 200")
+        assert received(connection, b"word").startswith(b"HTTP/1.1 200")
     assert triton.pid is not None
     os.kill(triton.pid, signal.SIGKILL)
     for name, connection in streams.items():
-        assert "error" in connection.rest(), name
+        assert b"error" in rest(connection), name
     for name, (path, body) in {**UNARY, **{f"{name} stream": each for name, each in STREAMS.items()}}.items():
-        connection = Connection(gateway.url)
-        connection.send(path, body)
-        answer = connection.rest().lower()
-        assert answer.startswith("http/1.1 503"), name
-        assert answer.count("\r\nconnection: close\r\n") == 1, name
+        connection = dialed(gateway)
+        connection.sendall(post(path, body))
+        answer = rest(connection).lower()
+        assert answer.startswith(b"http/1.1 503"), name
+        assert answer.count(b"\r\nconnection: close\r\n") == 1, name

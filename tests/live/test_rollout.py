@@ -4,22 +4,20 @@ import asyncio
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import pytest
 
+from tests.toolkit.connections import Connection
+from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.raw_http import post
 
 CONFIG = str(LIVE / "gateway.yaml")
 CLIENTS = 8
 DELAY_S = 1.5
 ENDPOINTS_S = 0.5
 """After this time, new connections reach only the new gateway, as after the removal of an endpoint of a Service."""
-BODY = b'{"script": "{\\"outputs\\": 1}"}'
-REQUEST = (
-    b"POST /v1/pipelines/scripted HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n" % len(BODY)
-) + BODY
+REQUEST = post("/v1/pipelines/scripted", {"script": '{"outputs": 1}'})
 
 
 @dataclass
@@ -39,38 +37,26 @@ class Service:
     def total(self) -> int:
         return self.results.total()
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self.connections += 1
-        address = urlsplit(self.endpoints[self.connections % len(self.endpoints)].url)
-        return await asyncio.open_connection(address.hostname, address.port)
-
     async def client(self, requests: int) -> None:
         """Sends requests one after another until the old gateway has ended. Reuses a connection until it is closed."""
         connection = None
         while self.total < requests or not self.is_rolled_out:
             try:
-                connection = connection or await self.connect()
-                connection = await self.ask(*connection)
+                if connection is None:
+                    self.connections += 1
+                    connection = await Connection.to(self.endpoints[self.connections % len(self.endpoints)])
+                connection.writer.write(REQUEST)
+                head, _ = await read_answer(connection.reader)
             except (OSError, EOFError) as exc:
                 self.results[type(exc).__name__] += 1
                 connection = None
+                continue
+            self.results[head[9:12].decode()] += 1
+            if b"\r\nconnection: close" in head:
+                await connection.close()
+                connection = None
         if connection is not None:
-            connection[1].close()
-            await connection[1].wait_closed()
-
-    async def ask(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Sends a request and returns the connection if it stays open."""
-        writer.write(REQUEST)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-        self.results[head[9:12].decode()] += 1
-        if b"\r\nconnection: close" not in head:
-            return reader, writer
-        writer.close()
-        await writer.wait_closed()
-        return None
+            await connection.close()
 
 
 @pytest.mark.parametrize(

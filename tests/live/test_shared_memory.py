@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from app.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.connect import open_transport
 from app.triton.engine import TritonEngine
 from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from tests.toolkit import raw_http
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
@@ -86,9 +86,11 @@ def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], Gateway
 
     assert post(gateway, b"a" * MIB).status_code == 200
     free = gateway.metric("shared_memory_bytes", state="free")
-    head = "POST /v1/pipelines/scripted_large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-    with socket.create_connection(("127.0.0.1", httpx.URL(gateway.url).port or 0)) as client:
-        client.sendall(f"{head}Content-Length: {MIB}\r\n\r\n".encode() + b"b" * (MIB // 2))
+    half = raw_http.post(
+        "/v1/pipelines/scripted_large", b"b" * (MIB // 2), size=MIB, media_type="application/octet-stream"
+    )
+    with raw_http.dialed(gateway) as client:
+        client.sendall(half)
         eventually(lambda: held() == free)
         assert post(gateway, b"c" * MIB).json()["fill"][0] == float(ord("c"))
     eventually(lambda: held() == 0)

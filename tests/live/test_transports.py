@@ -11,9 +11,10 @@ import pytest
 
 from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.test_cancellation import leave_after, request_bytes
+from tests.live.test_cancellation import leave_after
 from tests.live.test_drain import CONFIG
 from tests.toolkit.events import read_stream
+from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import eventually
 
 
@@ -52,7 +53,7 @@ async def test_a_disconnect_cancels_the_call(
     gateway: GatewayProcess, tmp_path: Path, path: str, fields: dict[str, Any], until: bytes
 ) -> None:
     notice = tmp_path / "notice"
-    request = request_bytes(path, script(**fields, notice=str(notice)))
-    _, left = await leave_after(gateway, request, until, pause_s=0.1)
+    request = post(path, script(**fields, notice=str(notice)))
+    left = await leave_after(gateway, request, until, pause_s=0.1)
     await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) >= left - 0.1

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
+from tests.toolkit import raw_http
+from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess
 
 
@@ -72,25 +74,16 @@ class Connection:
         return int(self.writer.get_extra_info("sockname")[1])
 
     def post(self, path: str, body: bytes) -> None:
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        self.writer.write(head.encode() + body)
+        self.writer.write(raw_http.post(path, body))
 
     async def get(self, path: str) -> Any:
         """Sends GET and returns the JSON of the answer."""
-        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        _status, body = await self._read_answer()
-        return json.loads(body)
+        self.writer.write(raw_http.get(path))
+        return json.loads((await read_answer(self.reader))[1])
 
     async def answer(self) -> int:
         """Reads the complete answer and returns its status. Raises EOFError or ConnectionError."""
-        status, _body = await self._read_answer()
-        return status
-
-    async def _read_answer(self) -> tuple[int, bytes]:
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return int(head[9:12]), await self.reader.readexactly(length)
+        return int((await read_answer(self.reader))[0][9:12])
 
     async def close(self) -> None:
         self.writer.close()

@@ -1,10 +1,8 @@
 """A closed connection leaves nothing to the garbage collector, so that its memory is free as soon as it has ended."""
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -14,6 +12,7 @@ from app.launcher.server import EmbeddedTriton
 from tests.live.chaos.report import CLOSED_S, write_part
 from tests.live.chaos.stand import HERE, levels_of
 from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.raw_http import dialed, post, received
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import BINARY, CLOSE, CONTINUATION, TEXT, RawSocket, frame, handshake, script
 
@@ -50,37 +49,18 @@ def websocket(*frames: bytes, until: bytes = b"", pipeline: str = "unary") -> Ca
     def run(gateway: GatewayProcess) -> None:
         with RawSocket(gateway, pipeline) as client:
             client.send(*frames)
-            _read_until(client.connection, until)
+            received(client.connection, until)
 
     return run
 
 
 def http(content: bytes, until: bytes = b"") -> Callable[[GatewayProcess], None]:
     def run(gateway: GatewayProcess) -> None:
-        url = urlsplit(gateway.url)
-        with socket.create_connection((url.hostname, url.port), PATIENCE_S) as connection:
+        with dialed(gateway, PATIENCE_S) as connection:
             connection.sendall(content)
-            _read_until(connection, until)
+            received(connection, until)
 
     return run
-
-
-def _read_until(connection: socket.socket, expected: bytes) -> None:
-    received = b""
-    while expected not in received:
-        part = connection.recv(65536)
-        assert part, received
-        received += part
-
-
-def post(path: str, body: bytes, missing: int = 0) -> bytes:
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body[: len(body) - missing]
 
 
 def session_over_http(gateway: GatewayProcess) -> None:
@@ -97,7 +77,7 @@ LARGE_MESSAGES = {
     "not UTF-8": websocket(frame(TEXT, b"\xff" * LARGE), until=b"invalid_text"),
     "valid": websocket(WHOLE, until=b'"done"'),
     "abandoned": websocket(WHOLE),
-    "unfinished body": http(post(RUN, LARGE_BODY, missing=9)),
+    "unfinished body": http(post(RUN, LARGE_BODY[:-9], size=len(LARGE_BODY))),
     "invalid body": http(post(RUN, WRONG_BODY), until=b'"invalid_json"'),
     "valid body": http(post(RUN, LARGE_BODY), until=b'"text":"hello"'),
     "abandoned body": http(post(RUN, LARGE_BODY)),

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -24,7 +23,9 @@ from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, RESETS, Link, Spoilin
 from tests.live.chaos.report import LONG_S, SEED, write_part
 from tests.live.coalesced import config_text, write_models
 from tests.live.test_dead_process import processes_of
+from tests.toolkit.connections import Connection
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import eventually
 
 CLIENTS = 32
@@ -52,16 +53,11 @@ class Stand:
     async def ask(self, *, leaves: bool = False) -> str:
         """Sends one request over its own connection. Returns how it ended."""
         item = next(self.items)
-        address = urlsplit(self.gateway.url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        body = b'{"item":%d}' % item
-        writer.write(
-            b"POST /v1/pipelines/good HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"X-Request-Timeout: %d\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
-            % (DEADLINE_S, len(body), body)
-        )
-        end = "left" if leaves else self._end_of(item, await reader.read())
-        writer.close()
+        connection = await Connection.to(self.gateway)
+        lines = (f"X-Request-Timeout: {DEADLINE_S}", "Connection: close")
+        connection.writer.write(post("/v1/pipelines/good", {"item": item}, *lines))
+        end = "left" if leaves else self._end_of(item, await connection.reader.read())
+        connection.writer.close()
         self.ends[end] += 1
         return end
 

@@ -9,6 +9,7 @@ from typing import Any
 from app.core.errors import Outcome
 from tests.live.chaos import reply
 from tests.live.chaos.client import RESUMABLE, STAYS, WEBSOCKET, Ask, Manner
+from tests.toolkit.raw_http import post
 from tests.toolkit.websocket_client import TEXT, frame, handshake
 
 Script = dict[str, Any]
@@ -173,8 +174,4 @@ class Traffic:
 def _request(
     path: str, token: str, content: bytes, media_type: str = "application/json", connection: str = "close"
 ) -> bytes:
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: {token}\r\nContent-Type: {media_type}\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: {connection}\r\n\r\n"
-    )
-    return head.encode() + content
+    return post(path, content, f"X-Request-ID: {token}", f"Connection: {connection}", media_type=media_type)

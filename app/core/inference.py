@@ -140,7 +140,7 @@ class Extension(Struct, eq=False, kw_only=True):
     is_for_streams: ClassVar[bool] = True
 
 
-class OpenSequence(Struct, eq=False):
+class OpenSequence(Extension, eq=False):
     """The sequence in Triton to which the steps of one session belong. The engine notes how it ends unexpectedly."""
 
     address: str = ""
@@ -177,8 +177,14 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     """Whether a ``cancel`` model is called for an abandoned request; the stream then ends without cancellation."""
     extensions: tuple[Extension, ...] = ()
     """What layers around the engine need of the request."""
-    sequence: OpenSequence | None = None
-    """For a step of a session: it goes to the Triton that has the sequence, and is never sent again."""
+
+    @property
+    def sequence(self) -> OpenSequence | None:
+        """Of a step of a session: it goes to the Triton that has the sequence, and is never sent again."""
+        for each in self.extensions:
+            if isinstance(each, OpenSequence):
+                return each
+        return None
 
     def with_trace(self, trace: TraceContext | None) -> Self:
         return self if trace is self.trace else replace(self, trace=trace)

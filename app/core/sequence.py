@@ -5,16 +5,12 @@ memory of Triton, a number in a text control ends the model's process, and a con
 larger number, which may be the id of another sequence.
 """
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from app.core.errors import InvalidInput
-from app.core.inference import BYTES, InferenceRequest, OpenSequence
+from app.core.inference import BYTES
 from app.core.model import ModelConfig, reached
-from app.core.share import WHOLE, Share
 
 MAX_ID_BYTES = 128
 """Triton's limit for a text, which it counts in bytes."""
@@ -100,39 +96,6 @@ def _is_of(own: OwnIds, sequence_id: object) -> bool:
 
 def _words(own: OwnIds) -> str:
     return f"a text that begins with '{own}'" if isinstance(own, str) else f"from {own[0]} to {own[-1]}"
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceIdSource:
-    """Makes the ids of sessions. The processes of a gateway never make the same id.
-
-    Ids are random. Other gateways at the same Triton make the same one with a chance of 1 in 2**62, or 1 in 2**30 for
-    models whose control has 32 bits.
-    """
-
-    share: Share = WHOLE
-
-    def new_id(self, ids: SequenceIds) -> int | str:
-        """Triton 2.51 reads a text as if it had 128 bytes, whatever its length."""
-        own = ids.own
-        if isinstance(own, str):
-            return (own + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
-        return own[secrets.randbelow(len(own) // self.share.of) * self.share.of + self.share.number - 1]
-
-
-def in_sequence(
-    request: InferenceRequest,
-    sequence_id: int | str,
-    *,
-    starts: bool = False,
-    ends: bool = False,
-    sequence: OpenSequence | None = None,
-) -> InferenceRequest:
-    """Returns the request as one of a sequence: the first if it ``starts`` it, the last if it ``ends`` it."""
-    flags = {"sequence_start": True} if starts else {}
-    if ends:
-        flags["sequence_end"] = True
-    return replace(request, parameters={**request.parameters, "sequence_id": sequence_id, **flags}, sequence=sequence)
 
 
 def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> SequenceIds:

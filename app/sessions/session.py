@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.admission.admission import PipelineAdmission
 from app.core.errors import (
@@ -25,8 +26,7 @@ from app.core.errors import (
     Unavailable,
     UnknownSession,
 )
-from app.core.inference import Deadline, InferenceRequest, OpenSequence
-from app.core.sequence import in_sequence
+from app.core.inference import Deadline, InferenceRequest, OpenSequence, Parameter
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.sessions import SessionTerms
 from app.sessions.places import Place
@@ -188,9 +188,15 @@ class PipelineSession:
         assert self._current is not None
         self.queued_at = monotonic()
         self._is_sent = True
-        return in_sequence(
-            request, self.sequence_id, starts=not self.steps, ends=self._current.is_last, sequence=self.sequence
-        )
+        return self.in_sequence(request, starts=not self.steps, ends=self._current.is_last)
+
+    def in_sequence(self, request: InferenceRequest, *, starts: bool = False, ends: bool = False) -> InferenceRequest:
+        """Returns the request as one of the sequence: the first if it ``starts`` it, the last if it ``ends`` it."""
+        flags: dict[str, Parameter] = {"sequence_start": True} if starts else {}
+        if ends:
+            flags["sequence_end"] = True
+        parameters = {**request.parameters, "sequence_id": self.sequence_id, **flags}
+        return replace(request, parameters=parameters, extensions=(*request.extensions, self.sequence))
 
     def end(self, cause: GatewayError) -> None:
         """Ends the session when the gateway stops."""

@@ -30,7 +30,7 @@ class Sending(Engine):
 
 
 async def read(engine: Sending, count: int, sequence: OpenSequence | None) -> None:
-    request = InferenceRequest("m", (), sequence=sequence)
+    request = InferenceRequest("m", (), extensions=() if sequence is None else (sequence,))
     async with aclosing(responses_of(engine, [request], Deadline.after(10), decoupled=True)) as responses:
         for _ in range(count):
             await anext(responses)

@@ -7,11 +7,12 @@ from pydantic import ValidationError
 
 from app.core.errors import InvalidRequest
 from app.core.model import ModelConfig, SequenceBatching
-from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, SequenceIdSource, sequence_ids_of
-from app.core.share import Share
+from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, sequence_ids_of
+from app.core.share import WHOLE, Share
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.sessions import StatefulModel
 from app.pipelines.spec import PipelineSpec
+from app.sessions.registry import new_sequence_id
 from tests.toolkit.models import ensemble, model, pipeline
 
 
@@ -96,9 +97,8 @@ def test_requests_are_only_steps_of_sessions() -> None:
     [("UINT64", OWN_NUMBERS), ("INT64", OWN_NUMBERS), ("UINT32", OWN_SHORT_NUMBERS), ("INT32", OWN_SHORT_NUMBERS)],
 )
 def test_numbers_fit_the_control_and_belong_to_one_worker(datatype: str, numbers: range, number: int) -> None:
-    config, source = stateful(datatype), SequenceIdSource(Share(number, 3))
-    ids = sequence_ids_of(config, {})
-    made = {source.new_id(ids) for _ in range(200)}
+    ids = sequence_ids_of(stateful(datatype), {})
+    made = {new_sequence_id(ids, Share(number, 3)) for _ in range(200)}
     assert len(made) > 190
     for each in made:
         ids.check(each)
@@ -107,8 +107,8 @@ def test_numbers_fit_the_control_and_belong_to_one_worker(datatype: str, numbers
 
 
 def test_texts_have_the_length_that_triton_reads() -> None:
-    ids, source = sequence_ids_of(stateful("BYTES"), {}), SequenceIdSource()
-    made = {source.new_id(ids) for _ in range(10)}
+    ids = sequence_ids_of(stateful("BYTES"), {})
+    made = {new_sequence_id(ids, WHOLE) for _ in range(10)}
     assert len(made) == 10
     for each in made:
         ids.check(each)

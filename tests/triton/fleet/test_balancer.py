@@ -370,7 +370,7 @@ class TestModels:
 
 
 def step_at(address: str) -> InferenceRequest:
-    return InferenceRequest("m", (), sequence=OpenSequence(address))
+    return InferenceRequest("m", (), extensions=(OpenSequence(address),))
 
 
 async def test_a_step_goes_to_the_triton_that_has_the_sequence() -> None:

@@ -2,7 +2,6 @@
 
 import builtins
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,117 +217,80 @@ def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> N
     assert check(repository, read_gateway_file(pytestconfig.rootpath / "gateway.yaml")) == []
 
 
-@pytest.fixture
-def found(tmp_path: Path) -> Callable[[Callable[[Repository], None]], list[tuple[str, int | None, str | None]]]:
-    """Returns the code, step and tensor of each finding after a function has changed a valid repository."""
-
-    def found(add: Callable[[Repository], None]) -> list[tuple[str, int | None, str | None]]:
-        repository = Repository(tmp_path)
-        sound(repository)
-        add(repository)
-        return [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))]
-
-    return found
+OMITS = 'parameters { key: "may_omit" value { string_value: "Y" } }'
+CALLS = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
+TWO_OUTPUTS = ("model", "both", "X", "P Q", DECOUPLED)
+DECOUPLED_INSIDE = ("ensemble", "inner", "X", "Y", "tokens X=X > Y=Y")
+PLAIN = ("model", "plain", "X:FP32:-1,4", "Y:FP32:-1,4")
 
 
-def test_a_valid_repository_has_no_findings(found) -> None:
-    assert found(lambda repository: None) == []
+def chain(*steps: str, outputs: str = "Y") -> tuple[str, ...]:
+    return ("ensemble", "chain", "X", outputs, *steps)
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("added", "expected"),
     [
-        ("tokens X=X > Y=a", "ident X=a > Y=Y"),
-        ("ident X=X > Y=a", "tokens X=a > Y=Y"),
-        ("tokens X=X > Y=a", "tokens X=a > Y=Y"),
-        ("both X=X > P=p Q=q", "ident X=p > Y=r", "join A=r B=q > Y=Y"),
+        ([], []),
+        # outputs of one decoupled step may be joined, and with no others
+        ([chain("tokens X=X > Y=a", "ident X=a > Y=Y")], []),
+        ([chain("ident X=X > Y=a", "tokens X=a > Y=Y")], []),
+        ([chain("tokens X=X > Y=a", "tokens X=a > Y=Y")], []),
+        ([TWO_OUTPUTS, chain("both X=X > P=p Q=q", "ident X=p > Y=r", "join A=r B=q > Y=Y")], []),
+        ([chain("ident X=X > Y=p", "tokens X=p > Y=t", "join A=t B=p > Y=Y")], [("decoupled-join", 3, "p")]),
+        ([chain("ident X=X > Y=Z", "tokens X=Z > Y=Y", outputs="Y Z")], [("decoupled-join", None, "Z")]),
+        ([chain("tokens X=X > Y=t", "tokens X=t > Y=u", "join A=t B=u > Y=Y")], [("decoupled-join", 3, "u")]),
+        ([DECOUPLED_INSIDE, chain("inner X=X > Y=t", "join A=t B=X > Y=Y")], [("decoupled-join", 2, "X")]),
+        # ensembles, and scripts through an ensemble, that call each other
+        (
+            [("ensemble", "one", "X", "Y", "two X=X > Y=Y"), ("ensemble", "two", "X", "Y", "one X=X > Y=Y")],
+            [("cycle", None, None)],
+        ),
+        (
+            [
+                ("model", "script", "X", "Y", CALLS.format("ident, chain")),
+                ("model", "other", "X", "Y", CALLS.format("script")),
+                chain("other X=X > Y=Y"),
+            ],
+            [("bls-cycle", None, None)],
+        ),
+        # an output that may be left out, for an optional input and behind a nested ensemble
+        (
+            [
+                ("model", "shy", "X", "Y", OMITS),
+                ("model", "patient", "A B:FP32:-1:optional", "Y"),
+                chain("shy X=X > Y=t", "patient A=X B=t > Y=Y"),
+            ],
+            [],
+        ),
+        (
+            [
+                ("model", "shy", "X", "Y", OMITS),
+                ("ensemble", "inner", "X", "Y", "shy X=X > Y=Y"),
+                chain("inner X=X > Y=t", "ident X=t > Y=Y"),
+            ],
+            [("omitted-input", 2, "t")],
+        ),
+        # batch dimensions of the ensemble and its step
+        ([PLAIN, ("ensemble", "chain", "X:FP32:4", "Y:FP32:4", "plain X=X > Y=Y", 4)], []),
+        ([("model", "flat", "X", "Y"), (*chain("flat X=X > Y=Y"), 4)], [("batch-mismatch", 1, "X")]),
+        ([("model", "flat", "X", "Y"), (*chain("flat X=X > Y=Y"), 1)], []),
+        ([("model", "batching", "X", "Y", 4), (*chain("batching X=X > Y=Y"), 0)], []),
+        (
+            [chain("ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X", outputs="Y Z")],
+            [("written-twice", 3, "X"), ("cycle", 1, None)],
+        ),
     ],
+    ids=str,
 )
-def test_outputs_of_one_decoupled_step_may_be_joined(found, steps: tuple[str, ...]) -> None:
-    def add(repository: Repository) -> None:
-        repository.model("both", "X", "P Q", DECOUPLED)
-        repository.ensemble("chain", "X", "Y", *steps)
-
-    assert found(add) == []
-
-
-@pytest.mark.parametrize(
-    ("outputs", "steps", "where"),
-    [
-        ("Y", ("ident X=X > Y=p", "tokens X=p > Y=t", "join A=t B=p > Y=Y"), (3, "p")),
-        ("Y Z", ("ident X=X > Y=Z", "tokens X=Z > Y=Y"), (None, "Z")),
-        ("Y", ("tokens X=X > Y=t", "tokens X=t > Y=u", "join A=t B=u > Y=Y"), (3, "u")),
-        ("Y", ("inner X=X > Y=t", "join A=t B=X > Y=Y"), (2, "X")),
-    ],
-)
-def test_a_decoupled_output_cannot_join_others(found, outputs: str, steps: tuple[str, ...], where: tuple) -> None:
-    def add(repository: Repository) -> None:
-        repository.ensemble("inner", "X", "Y", "tokens X=X > Y=Y")
-        repository.ensemble("chain", "X", outputs, *steps)
-
-    assert found(add) == [("decoupled-join", *where)]
-
-
-def test_ensembles_that_call_each_other_are_a_cycle(found) -> None:
-    def add(repository: Repository) -> None:
-        repository.ensemble("one", "X", "Y", "two X=X > Y=Y")
-        repository.ensemble("two", "X", "Y", "one X=X > Y=Y")
-
-    assert found(add) == [("cycle", None, None)]
-
-
-def test_scripts_calling_each_other_by_an_ensemble_are_a_cycle(found) -> None:
-    def add(repository: Repository) -> None:
-        calls = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
-        repository.model("script", "X", "Y", calls.format("ident, chain"))
-        repository.ensemble("chain", "X", "Y", "other X=X > Y=Y")
-        repository.model("other", "X", "Y", calls.format("script"))
-
-    assert found(add) == [("bls-cycle", None, None)]
-
-
-def test_an_omissible_output_may_feed_an_optional_input(found) -> None:
-    def add(repository: Repository) -> None:
-        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
-        repository.model("patient", "A B:FP32:-1:optional", "Y")
-        repository.ensemble("chain", "X", "Y", "shy X=X > Y=t", "patient A=X B=t > Y=Y")
-
-    assert found(add) == []
-
-
-def test_an_omitted_output_of_a_nested_ensemble_is_found(found) -> None:
-    def add(repository: Repository) -> None:
-        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
-        repository.ensemble("inner", "X", "Y", "shy X=X > Y=Y")
-        repository.ensemble("chain", "X", "Y", "inner X=X > Y=t", "ident X=t > Y=Y")
-
-    assert found(add) == [("omitted-input", 2, "t")]
-
-
-@pytest.mark.parametrize(
-    ("step", "dims", "batch", "fits"),
-    [
-        ("plain X=X > Y=Y", "4", 4, True),
-        ("flat X=X > Y=Y", "-1", 4, False),
-        ("flat X=X > Y=Y", "-1", 1, True),
-        ("batching X=X > Y=Y", "-1", 0, True),
-    ],
-)
-def test_batch_dimensions_of_ensemble_and_step_must_match(found, step: str, dims: str, batch: int, fits: bool) -> None:
-    def add(repository: Repository) -> None:
-        repository.model("plain", "X:FP32:-1,4", "Y:FP32:-1,4")
-        repository.model("flat", "X", "Y")
-        repository.model("batching", "X", "Y", batch=4)
-        repository.ensemble("chain", f"X:FP32:{dims}", f"Y:FP32:{dims}", step, batch=batch)
-
-    assert found(add) == ([] if fits else [("batch-mismatch", 1, "X")])
-
-
-def test_a_step_that_writes_an_input_is_written_twice(found) -> None:
-    def add(repository: Repository) -> None:
-        repository.ensemble("chain", "X", "Y Z", "ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X")
-
-    assert ("written-twice", 3, "X") in found(add)
+def test_the_findings_of_a_repository(tmp_path: Path, added: list[Any], expected: list[Any]) -> None:
+    """``added``: to a valid repository; a number at the end is ``max_batch_size``."""
+    repository = Repository(tmp_path)
+    sound(repository)
+    for kind, *given in added:
+        batch = {"batch": given.pop()} if isinstance(given[-1], int) else {}
+        getattr(repository, kind)(*given, **batch)
+    assert [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))] == expected
 
 
 def test_parts_above_the_models_limit_are_found(tmp_path: Path, pytestconfig: pytest.Config) -> None:

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import pytest
 
-from tests.helm.pod_security import breaches
 from tests.helm.rendering import (
     ChartRefused,
     Document,
@@ -25,12 +24,6 @@ def strategy(values: Document) -> Document:
 def volume(documents: list[Document], name: str) -> Document:
     (found,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == name)
     return dict(found)
-
-
-def test_the_defaults_comply_with_the_restricted_standard() -> None:
-    documents = render()
-    assert list(breaches(pod_spec(documents))) == []
-    assert list(breaches(the(documents, "Pod")["spec"])) == []
 
 
 def test_triton_is_a_native_sidecar() -> None:

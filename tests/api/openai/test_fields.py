@@ -116,7 +116,7 @@ VALUES: dict[str, Any] = OF_TEXTS | {
 LOGPROBS = {"chat": True, "completions": 2}
 OBJECT = {"type": "object"}
 GUIDED = {
-    "`structured_outputs` in `sampling_parameters`": {"json": OBJECT},
+    "member `structured_outputs`": {"json": OBJECT},
     "tensor `guided_decoding_guide`": OBJECT,
     "tensor `guided_decoding_guide_type`": "json_schema",
 }
@@ -167,7 +167,7 @@ def values_of(request: InferenceRequest) -> dict[str, Any]:
     for each in request.inputs:
         found = [value.decode() if isinstance(value, bytes) else value for value in each.array.reshape(-1).tolist()]
         if each.name == "sampling_parameters":
-            values |= {f"`{name}` in `{each.name}`": value for name, value in json.loads(found[0]).items()}
+            values |= {f"member `{name}`": value for name, value in json.loads(found[0]).items()}
         else:
             values[f"tensor `{each.name}`"] = found
     return values

@@ -99,11 +99,11 @@ def create_app(
     inference, keys, layers = gateway.inference, gateway.keys, gateway.layers
     access = None if keys is None else AccessCheck(keys)
     probes = health(Probes(inference.catalog, inference.workload, access=access))
-    parts = [*dialects_of(gateway, cors_origins), *(layer.part for layer in layers), probes]
-    documents = Documents(parts, layers, inference.catalog, needs_keys=keys is not None)
-    parts.append(people(documents, has_docs=pages.docs, has_console=pages.console, may_load=pages.load))
-    forms = ErrorForms([form for part in parts for form in part.error_forms])
-    routes = [each.route(access, part.dialect) for part in parts for each in part.endpoints]
+    groups = [*dialects_of(gateway, cors_origins), *(layer.group for layer in layers), probes]
+    documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
+    groups.append(people(documents, has_docs=pages.docs, has_console=pages.console, may_load=pages.load))
+    forms = ErrorForms([form for group in groups for form in group.error_forms])
+    routes = [each.route(access, group.dialect) for group in groups for each in group.endpoints]
     routes.sort(key=lambda route: getattr(route.endpoint, "transport", None) is None)  # compared in order
     mounts = [*([documentation.assets] if pages.docs else []), *([console.files] if pages.console else [])]
     hints = dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere)

@@ -15,7 +15,7 @@ from app.pipelines.pipeline import Pipeline
 class Layer:
     """A request header turns it on."""
 
-    part: EndpointGroup
+    group: EndpointGroup
     """Its endpoints, which every key may call."""
     admin_endpoints: Sequence[Endpoint]
     header: Schema

@@ -183,14 +183,14 @@ def json_answer(description: str, schema: Any, *headers: str) -> Schema:
     return answer(description, {"application/json": {"schema": schema}}, *headers)
 
 
-def document_of(parts: Iterable["EndpointGroup"], visible: Visible, *, needs_keys: bool = False) -> Schema:
+def document_of(groups: Iterable["EndpointGroup"], visible: Visible, *, needs_keys: bool = False) -> Schema:
     components = _Components()
     paths: Schema = {}
     tags: dict[str, str] = {}
-    for part in parts:
-        tags |= {name: text for name, text in part.tags(visible).items() if name not in tags}
-        for endpoint in part.endpoints:
-            for path, described in _described(endpoint, part.errors, visible, needs_keys=needs_keys):
+    for group in groups:
+        tags |= {name: text for name, text in group.tags(visible).items() if name not in tags}
+        for endpoint in group.endpoints:
+            for path, described in _described(endpoint, group.errors, visible, needs_keys=needs_keys):
                 paths.setdefault(path, {})[endpoint.method.lower()] = components.resolved(described)
     used = {tag for path in paths.values() for each in path.values() for tag in each["tags"]}
     return {

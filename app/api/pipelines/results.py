@@ -12,7 +12,7 @@ from app.pipelines.pipeline import Pipeline
 def rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Sequence[Header]]:
     """The values of the answer, and its own headers."""
     values, early_exit = ending.outputs[0], ending.early_exit
-    if not pipeline.rules:
+    if not pipeline.rules.rules:
         return values, ()
     return {**values, "early_exit": ending.shown_exit}, exit_headers(early_exit)
 

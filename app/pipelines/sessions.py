@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from app.core.model import ModelConfig, reached
 from app.core.sequence import SequenceIds, sequence_ids_of
@@ -15,39 +14,22 @@ LEAST_MARGIN_S, MOST_MARGIN_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class StatefulModel:
-    """A model with ``sequence_batching`` that each step of a session runs.
+class SessionTerms:
+    """``idle_s`` and ``max_s``: as declared. ``max_open``: None for as many as the models have slots.
 
-    ``slots``: how many of its sequences run at a time. ``idle_s``: Triton forgets a sequence whose last request was
-    queued this long ago.
+    ``slots``: how many sequences each model that a step runs has at a time. ``triton_idle_s`` and ``longest_idle_s``:
+    the first, and every one of them, has forgotten a sequence whose last request was queued this long ago.
     """
 
-    name: str
-    slots: int
-    idle_s: float
-
-
-@dataclass(frozen=True)
-class SessionTerms:
-    """``idle_s`` and ``max_s``: as declared. ``max_open``: None for as many as the models have slots."""
-
-    models: tuple[StatefulModel, ...]
+    slots: Mapping[str, int]
     ids: SequenceIds
     idle_s: float
     max_s: float
+    triton_idle_s: float
+    longest_idle_s: float
     max_open: int | None = None
 
-    @cached_property
-    def triton_idle_s(self) -> float:
-        """The time after which the first of the models forgets a sequence."""
-        return min(model.idle_s for model in self.models)
-
-    @cached_property
-    def longest_idle_s(self) -> float:
-        """The time after which every model has forgotten a sequence."""
-        return max(model.idle_s for model in self.models)
-
-    @cached_property
+    @property
     def reach_s(self) -> float:
         """The next step must be queued in Triton within this time after the last one."""
         return reach_s(self.triton_idle_s)
@@ -77,15 +59,14 @@ def session_terms_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[st
     refusal = _refusal(ids, [each.name for each in stateful])
     if refusal:
         raise PipelineMismatch(("session",), f"is on, but {refusal}")
+    idle_s = [each.sequence.idle_s for each in stateful if each.sequence is not None]
     return SessionTerms(
-        models=tuple(
-            StatefulModel(each.name, each.sequence_slots, each.sequence.idle_s)
-            for each in stateful
-            if each.sequence is not None
-        ),
+        slots={each.name: each.sequence_slots for each in stateful},
         ids=ids,
         idle_s=spec.session.idle_s,
         max_s=spec.session.max_s,
+        triton_idle_s=min(idle_s),
+        longest_idle_s=max(idle_s),
         max_open=spec.session.max_open,
     )
 

@@ -92,8 +92,8 @@ class Places:
 
     def _limits(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> Iterator[tuple[PlaceKey, int]]:
         """``terms``: their slots are those of all Tritons together."""
-        for model in terms.models:
-            yield (model.name, home, ""), self._share.part(model.slots // servers)
+        for model, slots in terms.slots.items():
+            yield (model, home, ""), self._share.part(slots // servers)
         if terms.max_open is not None:
             yield (f"pipeline {pipeline}", "", ""), self._share.part(terms.max_open)
 

@@ -10,7 +10,6 @@ from app.core.model import ModelConfig, SequenceBatching
 from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, sequence_ids_of
 from app.core.share import WHOLE, Share
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.sessions import StatefulModel
 from app.pipelines.spec import PipelineSpec
 from app.sessions.registry import new_sequence_id
 from tests.toolkit.models import ensemble, model, pipeline
@@ -70,7 +69,7 @@ def test_end_inputs_must_be_a_valid_request() -> None:
 def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
     terms = pipeline(config, session=True).session
     assert terms is not None
-    assert terms.models == (StatefulModel("m", slots, 60.0),)
+    assert (terms.slots, terms.longest_idle_s) == ({"m": slots}, 60.0)
     assert (terms.idle_s, terms.max_s, terms.triton_idle_s) == (30.0, 600.0, 60.0)
 
 
@@ -78,7 +77,7 @@ def test_the_stateful_steps_of_an_ensemble_count() -> None:
     below = stateful(name="below", sequence={"idle_s": 5.0})
     terms = pipeline(ensemble("outer", below), below, session=True).session
     assert terms is not None
-    assert [each.name for each in terms.models] == ["below"]
+    assert list(terms.slots) == ["below"]
     assert terms.triton_idle_s == 5.0
 
 

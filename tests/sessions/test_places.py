@@ -7,13 +7,13 @@ import pytest
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.share import WHOLE, Share
-from app.pipelines.sessions import SessionTerms, StatefulModel, reach_s
+from app.pipelines.sessions import SessionTerms, reach_s
 from app.sessions.places import ANYONE, LONGEST_RETRY_S, Place, Places, SessionOwner
 
 
 def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
-    models = tuple(StatefulModel(f"m{number}", each, 60.0) for number, each in enumerate(slots))
-    return SessionTerms(models, SequenceIds(), 30.0, 600.0, max_open)
+    by_model = {f"m{number}": each for number, each in enumerate(slots)}
+    return SessionTerms(by_model, SequenceIds(), 30.0, 600.0, 60.0, 60.0, max_open)
 
 
 def taken(
@@ -97,7 +97,7 @@ def test_a_key_can_use_the_only_place() -> None:
 def test_the_limit_of_a_key_counts_the_sessions_of_all_models() -> None:
     places, owner = Places(WHOLE), SessionOwner("a", 3)
     assert len(taken(places, terms(2), owner=owner)) == 2
-    other = SessionTerms((StatefulModel("other", 8, 60.0),), SequenceIds(), 30.0, 600.0)
+    other = SessionTerms({"other": 8}, SequenceIds(), 30.0, 600.0, 60.0, 60.0)
     assert len(taken(places, other, owner=owner)) == 1
     with pytest.raises(TooManyRequests, match="this API key"):
         places.take("p", other, ("",), 1, owner)

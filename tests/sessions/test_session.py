@@ -21,7 +21,7 @@ from app.core.errors import (
 from app.core.inference import Deadline, InferenceRequest
 from app.core.model import Capacity
 from app.core.sequence import SequenceIds
-from app.pipelines.sessions import SessionTerms, StatefulModel
+from app.pipelines.sessions import SessionTerms
 from app.sessions.places import Place
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
@@ -40,7 +40,7 @@ PIPELINE = pipeline(model("X FP32 [1]", "Y FP32 [1]", name="m"))
 
 
 def terms(idle_s: float = 30.0, max_s: float = 600.0, triton_idle_s: float = 60.0) -> SessionTerms:
-    return SessionTerms((StatefulModel("m", 1, triton_idle_s),), SequenceIds(), idle_s, max_s)
+    return SessionTerms({"m": 1}, SequenceIds(), idle_s, max_s, triton_idle_s, triton_idle_s)
 
 
 @dataclass

@@ -24,7 +24,7 @@ def locked_version(client: str) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_each_client_has_its_locked_version_and_its_test(row: Row) -> None:
-    client, version, _called, _result, test = row
+    client, version, _called, test = row
     assert version == locked_version(client)
     path = ROOT / test.split("`")[1]
     assert path.exists()

@@ -33,8 +33,6 @@ class _Kept(KeptStream):
     """None after the end: then only the events are kept."""
     start: RepeatKey | None
     readers: int = 0
-    due: float = 0.0
-    """When the stream ends or is forgotten, unless a reader comes, on the monotonic clock."""
 
 
 class MemoryStore(StreamStore):
@@ -82,9 +80,9 @@ class MemoryStore(StreamStore):
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            for due, stream_id in self._agenda.due():
+            for stream_id in self._agenda.due():
                 kept = self._kept.get(stream_id)
-                if kept is None or kept.readers or kept.due != due:
+                if kept is None or kept.readers:
                     continue
                 if kept.stream is None:
                     self._forget(kept)
@@ -143,7 +141,7 @@ class MemoryStore(StreamStore):
         self._evicted.add(victim.id)
 
     def _await_reader(self, kept: _Kept) -> None:
-        kept.due = self._agenda.add(kept.id, kept.resume_s)
+        self._agenda.set(kept.id, kept.resume_s)
 
     def _forget(self, kept: _Kept) -> None:
         kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection

@@ -132,22 +132,33 @@ class KeepQuota:
 
 
 class Agenda:
-    """When to look at kept streams again: one list for all of them instead of a timer for each."""
+    """When to look at kept streams again: one list for all of them instead of a timer for each.
+
+    A stream whose time moves on, as with each reader that leaves, keeps its one entry until that is due.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, str]] = []
+        self._due: dict[str, float] = {}
+        """By the id of a stream, on the monotonic clock."""
 
-    def add(self, stream_id: str, after_s: float) -> float:
-        """Returns the time of this entry, on the monotonic clock."""
-        at = time.monotonic() + after_s
-        heappush(self._entries, (at, stream_id))
-        return at
+    def set(self, stream_id: str, after_s: float) -> None:
+        """Replaces the time of an earlier call."""
+        before, self._due[stream_id] = self._due.get(stream_id), time.monotonic() + after_s
+        if before is None or before > self._due[stream_id]:
+            heappush(self._entries, (self._due[stream_id], stream_id))
 
-    def due(self) -> list[tuple[float, str]]:
-        """Takes the entries whose time has come."""
+    def due(self) -> list[str]:
+        """Takes the streams whose time has come."""
         now, due = time.monotonic(), []
         while self._entries and self._entries[0][0] <= now:
-            due.append(heappop(self._entries))
+            stream_id = heappop(self._entries)[1]
+            at = self._due.get(stream_id)
+            if at is not None and at > now:
+                heappush(self._entries, (at, stream_id))
+            elif at is not None:
+                del self._due[stream_id]
+                due.append(stream_id)
         return due
 
 

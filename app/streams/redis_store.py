@@ -320,7 +320,7 @@ class RedisStore(StreamStore):
             del self._owned[stream_id]
             self._kept[stream_id] = publisher.kept
             self._quota.mark(publisher.kept, evictable=True)
-            self._agenda.add(stream_id, lifetime_ms(publisher.resume_s) / 1e3)
+            self._agenda.set(stream_id, lifetime_ms(publisher.resume_s) / 1e3)
 
     async def _watch(self) -> None:
         is_away = False
@@ -359,7 +359,7 @@ class RedisStore(StreamStore):
                 await pipe.execute()
             self._disowned.difference_update(disowned)
         await self._starts.renew(self._connections.heartbeat)
-        for kept in batches([self._kept[each] for _, each in self._agenda.due() if each in self._kept]):
+        for kept in batches([self._kept[each] for each in self._agenda.due() if each in self._kept]):
             await self._look_at(kept)
 
     async def _check(self, owned: Sequence[Publisher]) -> None:
@@ -393,7 +393,7 @@ class RedisStore(StreamStore):
         if await self._connections.requests.eval(EVICT, 3, keys.events, keys.stream, keys.readers):
             self._remove(victim)
         else:
-            self._agenda.add(victim.id, PRESENCE_MS / 1e3)
+            self._agenda.set(victim.id, PRESENCE_MS / 1e3)
 
     async def _look_at(self, batch: Sequence[KeptStream]) -> None:
         async with self._connections.requests.pipeline(transaction=False) as pipe:
@@ -406,7 +406,7 @@ class RedisStore(StreamStore):
                 self._remove(kept)
             elif kept.id in self._kept:
                 self._quota.mark(kept, evictable=not has_reader)
-                self._agenda.add(kept.id, PRESENCE_MS / 1e3 if has_reader else left_ms / 1e3)
+                self._agenda.set(kept.id, PRESENCE_MS / 1e3 if has_reader else left_ms / 1e3)
 
     def _remove(self, kept: KeptStream) -> None:
         if self._kept.pop(kept.id, None) is not None:

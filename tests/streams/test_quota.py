@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.errors import StreamEvicted
-from app.streams.quota import MAX_EVICTED, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream
+from app.streams.quota import MAX_EVICTED, STREAM_BYTES, Agenda, EvictedStreams, KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024
 
@@ -108,3 +108,18 @@ def test_the_oldest_evicted_ids_are_forgotten() -> None:
     evicted.check("0")
     with pytest.raises(StreamEvicted):
         evicted.check("1")
+
+
+def test_a_stream_is_due_once_at_its_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    agenda = Agenda()
+    for later in range(100):
+        agenda.set("moved on", 10.0 + later)
+    agenda.set("earlier", 50.0)
+    agenda.set("earlier", 5.0)
+    assert len(agenda._entries) == 3
+    seen = {}
+    for now in (4.0, 5.0, 60.0, 108.0, 109.0, 200.0):
+        seen[now] = agenda.due()
+    assert seen == {4.0: [], 5.0: ["earlier"], 60.0: [], 108.0: [], 109.0: ["moved on"], 200.0: []}

@@ -264,7 +264,7 @@ class HttpConnection(ClosingProtocol):
         finally:
             self._sink = self._sink_error = self._direct = None
             cycle.message_event.clear()
-            if cycle.more_body:
+            if cycle.more_body and not cycle.disconnected:
                 self.flow.pause_reading()
         return not (cycle.more_body or cycle.disconnected)
 

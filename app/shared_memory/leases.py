@@ -189,7 +189,7 @@ class SharedMemory:
         if lost[0] not in self._pool.retired:
             self._counts_uses = None
             self._pool.retire_all()
-            self._look()
+            self._has_work.set()
         self._observer.called("lost")
         return True
 
@@ -221,7 +221,7 @@ class SharedMemory:
         if not is_answered:
             for region in regions:
                 self._pool.retire(region)
-            self._look()
+            self._has_work.set()
         elif own is not None:
             self._pool.give_back(own)
         self._tell()
@@ -232,21 +232,20 @@ class SharedMemory:
         if not self._backoff.is_due:
             self._observer.called("unavailable")
         elif not self._pool.has_room(size):
-            self._make_room()
+            if self._counts_uses:  # retires free regions, because they are too small
+                self._pool.retire_free(time.monotonic())
+                self._has_work.set()
             self._observer.called("full")
         else:
             try:
                 return await self._registered(size)
             except _FAILURES as exc:
-                self._failed(exc)
+                self._backoff.fail()
+                if not self._is_failing:
+                    self._is_failing = True
+                    _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
                 self._observer.called("unavailable")
         return None
-
-    def _make_room(self) -> None:
-        """Retires free regions, because they are too small and the limit is reached."""
-        if self._counts_uses:
-            self._pool.retire_free(time.monotonic())
-            self._look()
 
     async def _registered(self, size: int) -> Region:
         """Creates and registers a region. Raises OSError or RegistryFailed."""
@@ -254,35 +253,23 @@ class SharedMemory:
         self._pool.add(region)
         try:
             region.allocate()
-            await self._register(region)
+            await self._may_unregister()
+            await self._registry.register(region.name, region.size)
         except BaseException:
             self._pool.drop(region)
             raise
         finally:
             region.unlink()
-        return region
-
-    async def _register(self, region: Region) -> None:
-        await self._may_unregister()
-        await self._registry.register(region.name, region.size)
         if self._is_failing or not self._is_proven:
             self._is_proven, self._is_failing = True, False
             self._backoff.reset()
-            self._look()
+            self._has_work.set()
             _log.info("large tensors are sent through shared memory")
-
-    def _failed(self, exc: Exception) -> None:
-        self._backoff.fail()
-        if not self._is_failing:
-            self._is_failing = True
-            _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
-
-    def _look(self) -> None:
-        self._has_work.set()
+        return region
 
     def _tell(self) -> None:
-        pool = self._pool
-        self._observer.holds(free=pool.free_bytes, used=pool.used_bytes, quarantined=pool.retired_bytes)
+        free, used, retired = self._pool.sizes
+        self._observer.holds(free=free, used=used, quarantined=retired)
 
     async def _cleaned(self) -> bool:
         """Makes Triton unmap unneeded regions. Returns False if another check is needed."""

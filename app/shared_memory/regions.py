@@ -11,7 +11,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -185,16 +185,12 @@ class RegionPool:
         self._retired: set[Region] = set()
 
     @property
-    def free_bytes(self) -> int:
-        return _bytes_of(self._free)
-
-    @property
-    def used_bytes(self) -> int:
-        return _bytes_of(self._used)
-
-    @property
-    def retired_bytes(self) -> int:
-        return _bytes_of(self._retired)
+    def sizes(self) -> tuple[int, int, int]:
+        """The bytes that are free, in use, and retired."""
+        free, used, retired = (
+            sum(region.size for region in regions) for regions in (self._free, self._used, self._retired)
+        )
+        return free, used, retired
 
     @property
     def retired(self) -> list[Region]:
@@ -206,7 +202,7 @@ class RegionPool:
         return {region.name for region in (*self._free, *self._used)}
 
     def has_room(self, size: int) -> bool:
-        return self.free_bytes + self.used_bytes + self.retired_bytes + size <= self._limit
+        return sum(self.sizes) + size <= self._limit
 
     def add(self, region: Region) -> None:
         """Adds a new region, in use by a call."""
@@ -248,7 +244,3 @@ class RegionPool:
         """Removes a region that Triton can no longer access, or that no call ever used."""
         self._used.discard(region)
         self._retired.discard(region)
-
-
-def _bytes_of(regions: Iterable[Region]) -> int:
-    return sum(region.size for region in regions)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from app import __version__
@@ -36,6 +37,14 @@ from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
 from app.streams.events import Event
 
+
+class _Digits(StringConvertor):
+    """``{version:int}`` in a path stays a text: Python converts no number of thousands of digits."""
+
+    regex = "[0-9]+"
+
+
+register_url_convertor("int", _Digits())
 _ENCODINGS = {"gzip", "deflate"}
 _LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
@@ -225,9 +234,9 @@ class OipEndpoints:
 
 def version_of(found: Found) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
-    text = str(found.get("version", ""))
+    text: str = found.get("version", "")
     if len(text) > _MAX_DIGITS:
-        raise UnknownModel.named(str(found["model"]), text)
+        raise UnknownModel.named(found["model"], text)
     return str(int(text)) if text else ""
 
 

@@ -104,6 +104,16 @@ async def test_literals_anywhere_else_are_refused(api: Served, old: bytes, new: 
     assert api.engine.requests == []
 
 
+@pytest.mark.parametrize(
+    ("method", "end"), [("POST", "/infer"), ("POST", "/generate"), ("GET", ""), ("GET", "/config")]
+)
+async def test_a_version_of_thousands_of_digits_is_404(api: Served, method: str, end: str) -> None:
+    """Python does not convert so many digits."""
+    answer = await api.client.request(method, f"/v2/models/echo/versions/{'9' * 5000}{end}")
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("Request for unknown model: 'echo' version 999")
+
+
 async def test_version_and_classification_are_passed_to_triton(api: Served) -> None:
     outputs = [{"name": "C", "parameters": {"classification": 3}}]
     await api.client.post("/v2/models/echo/versions/07/infer", json={"inputs": [x()], "outputs": outputs})

@@ -49,7 +49,7 @@ from app.triton.errors import (
     request_too_large,
     triton_errors,
 )
-from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, TritonHealth
+from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth
 from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
@@ -143,8 +143,10 @@ class WatchedCall:
             self._health.failed(model, error, waited_s)
 
     def _answered(self, now: float) -> None:
-        self._health.answered(self.request.model, self._calls, now - self._since, now)
+        self._calls.answered(now - self._since, now)
         self._since = now
+        if self._health.faults:  # an answer closes the breaker, also that of a canary or of an older call
+            self._health.end(ModelFault.OPEN, self.request.model)
 
 
 class RunningStream:

@@ -131,6 +131,7 @@ class ModelHealth:
     failures: int = 0
     """Consecutive calls without an answer that count for the breaker."""
     probes: Backoff = field(default_factory=Backoff)
+    """``longest_s`` is longer than ``first_s`` if calls reached the model, but were not answered."""
     repairs: Backoff = field(default_factory=lambda: Backoff(FIRST_DELAY_S, forgiven_s=FORGIVEN_S))
     usual_silence_s: float = 0.0
     """How long the model must be silent until it is not ready. It grows when a slow model was silent that long."""
@@ -138,11 +139,6 @@ class ModelHealth:
     repaired_at: float = 0.0
     reloaded_at: float = 0.0
     """A time before the last reload by any client of Triton."""
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the breaker opened because calls that reached the model were not answered."""
-        return self.probes.longest_s > FIRST_PROBE_S
 
     @property
     def timeout_s(self) -> float:
@@ -203,8 +199,6 @@ class TritonHealth:
         """By model with at least one fault."""
         self.suspects: dict[str, Counter[DeadPart]] = {}
         """Called model -> what the errors of its calls named, and how often."""
-        self.unproven: set[DeadPart] = set()
-        """Those that are used again, although no answer has proved that they work."""
         self.died_at = 0.0
         """The last death of a process or an engine."""
         self.is_stuck = False
@@ -232,10 +226,6 @@ class TritonHealth:
         return model in self._configs and self._configs[model].is_ensemble
 
     # What follows for requests
-
-    @property
-    def needs_restart(self) -> bool:
-        return self.is_stuck or bool(self.restart_wanted_by)
 
     def with_fault(self, *faults: ModelFault) -> list[str]:
         """The models that have one of these faults themselves."""
@@ -277,12 +267,6 @@ class TritonHealth:
     def calls_of(self, model: str, method: str) -> CallHistory:
         history = self.calls.get((model, method))
         return history or self.calls.setdefault((model, method), CallHistory(self.models[model]))
-
-    def answered(self, model: str, calls: CallHistory, waited_s: float, now: float) -> None:
-        """An answer closes the breaker, also that of a canary or of a call from before the breaker opened."""
-        calls.answered(waited_s, now)
-        if self.faults:
-            self.end(ModelFault.OPEN, model)
 
     def is_heard_since(self, since: float, method: str = "", model: str = "") -> bool:
         """Whether Triton answered a call, of the given method and model. ``since``: in monotonic seconds."""
@@ -370,18 +354,19 @@ class TritonHealth:
 
     def succeeded(self, called: str) -> None:
         """The engine of a model with one instance works."""
-        engine = ModelFault.ENGINE, called
-        self.unproven.discard(engine)
-        if engine in self.suspects.get(called, ()) and self.instances(called) == 1:
+        if (ModelFault.ENGINE, called) in self.suspects.get(called, ()) and self.instances(called) == 1:
             del self.suspects[called]
 
     def revive(self, model: str, *, is_proven: bool = True) -> None:
-        """``is_proven``: whether the model has answered a sample; otherwise the next request decides."""
-        if not is_proven and ModelFault.ENGINE in self.faults.get(model, ()):
-            self.unproven.add((ModelFault.ENGINE, model))
+        """``is_proven``: whether the model has answered a sample; otherwise the next request decides.
+
+        One error is enough then for an engine, because it fails every request.
+        """
         self.models[model].repaired_at = time.monotonic()
         for called in [each for each in self.suspects if model in self.run_by(each)]:
             del self.suspects[called]
+        if not is_proven and ModelFault.ENGINE in self.faults.get(model, ()):
+            self.suspects[model] = Counter({(ModelFault.ENGINE, model): REPEATED - 1})
         for fault in DEAD:
             self.end(fault, model, "" if is_proven else "model '%s' is tried again with the next request")
 
@@ -396,4 +381,4 @@ class HealthByAddress(dict[str, TritonHealth]):
     @property
     def needs_restart(self) -> bool:
         """Whether every Triton is stuck, or has a model that answers only after a restart."""
-        return bool(self) and all(health.needs_restart for health in self.values())
+        return bool(self) and all(health.is_stuck or health.restart_wanted_by for health in self.values())

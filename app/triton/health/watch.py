@@ -126,9 +126,10 @@ class HealthWatch:
     async def _probe(self, model: str) -> None:
         """Without a sample, or while Triton is unreachable, checks if the model is ready."""
         state = self._health.models[model]
+        is_reached = state.probes.longest_s > state.probes.first_s
         try:
             works = await self._engine.model_ready(model)
-            canary = canary_of(self._canaries, model) if works and state.is_reached else None
+            canary = canary_of(self._canaries, model) if works and is_reached else None
             if canary is not None:
                 works = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
         except GatewayError as exc:
@@ -156,7 +157,7 @@ class HealthWatch:
                     continue
                 is_sampled = await self._meets_dead_part(called) is not None
                 ((part, count),) = named.most_common(1)
-                if not is_sampled and count >= (1 if part in health.unproven else REPEATED):
+                if not is_sampled and count >= REPEATED:
                     health.begin(*part)
                 if is_sampled or not health.is_ready(called):
                     health.suspects.pop(called, None)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
+from app.core.engine import NO_OBSERVER
 from app.core.errors import ModelNotReady, UpstreamUnavailable
-from app.core.inference import Deadline, InferenceRequest
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
+from app.triton.engine import TritonEngine, WatchedCall
 from app.triton.health import health as health_module
 from app.triton.health import watch as watch_module
 from app.triton.health.health import FAILURES, HealthByAddress, ModelDeclaration, ModelFault
@@ -238,8 +239,7 @@ async def test_a_model_that_answers_other_calls_does_not_hang() -> None:
 
         async def calls() -> None:
             while True:
-                calls_of = triton.health.calls_of("a", "ModelInfer")
-                triton.health.answered("a", calls_of, 0.01, time.monotonic())
+                triton.health.calls_of("a", "ModelInfer").answered(0.01, time.monotonic())
                 await triton.call("a", SHORT_S)
 
         async with running(calls()), triton.watching("a", "b", may_reload=True, restarts=True):
@@ -308,14 +308,14 @@ class TestBusyEngines:
                 await self.call(triton)
             assert time.monotonic() - began >= first_output_s
 
-    async def test_an_open_breaker_closes_if_the_canary_waits_but_requests_are_answered(self) -> None:
+    async def test_an_answer_to_an_older_request_closes_the_breaker(self) -> None:
+        """The canary waits behind other requests."""
         async with self.busy(0) as triton:
+            older = WatchedCall(InferenceRequest("decoupled", ()), "ModelStreamInfer", 30.0, NO_OBSERVER, triton.health)
             while not triton.health.with_fault(ModelFault.OPEN):
                 await self.call(triton)
-            async with triton.watching("decoupled", deadline_s=30.0):
-                calls = triton.health.calls_of("decoupled", "ModelStreamInfer")
-                triton.health.answered("decoupled", calls, 0.01, time.monotonic())
-                assert not triton.health.with_fault(ModelFault.OPEN)
+            older.response(InferenceResponse({}))
+            assert not triton.health.with_fault(ModelFault.OPEN)
 
 
 async def test_requests_fail_at_once_while_triton_is_stuck() -> None:

@@ -13,12 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from app.core.engine import Document, InferenceServer, discard_stream
+from app.core.engine import Document, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
-from app.core.model import ModelConfig, ModelState
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.triton.engine import TritonEngine
-from app.triton.fleet.consensus import Lookups, no_address
+from app.triton.fleet.consensus import SeveralServers, no_address
 from app.triton.fleet.server import TritonServer
 
 
@@ -40,7 +39,7 @@ LIVE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Balancer(InferenceServer):
+class Balancer(SeveralServers):
     """Distributes requests over servers. :mod:`app.triton.fleet.ejection` updates the states of the servers."""
 
     def __init__(
@@ -52,8 +51,7 @@ class Balancer(InferenceServer):
 
         ``repeated``: called before a request is sent again.
         """
-        self.servers: list[TritonServer] = []
-        self._lookups = Lookups(self.servers)
+        super().__init__()
         self._places: OrderedDict[str, TritonServer] = OrderedDict()
         """Request id -> the Triton that received the request, so that a ``cancel`` model is called there."""
         self._changed = changed
@@ -87,14 +85,16 @@ class Balancer(InferenceServer):
             is_live = server.health.is_heard_since(asked_at)
         if is_live and not server.is_up:
             with suppress(GatewayError):
-                await self._lookups.introduce(server)
-                server.go_up(slowly=any(each.is_up for each in self.servers))
+                await self.introduce(server)
+                if any(each.is_up for each in self.servers):
+                    server.start_slowly()
+                server.is_up = True
                 _log.info("Triton at %s answers", server.address)
                 self.tell()
         elif server.is_up and not is_live:
-            self.put_down(server)
+            self._put_down(server)
 
-    def put_down(self, server: TritonServer) -> None:
+    def _put_down(self, server: TritonServer) -> None:
         server.go_down()
         self.eject(server)
 
@@ -106,16 +106,6 @@ class Balancer(InferenceServer):
         """Call this after each change of a state."""
         self._changed(self.states(), ejected)
 
-    async def models(self) -> Sequence[ModelState]:
-        return await self._lookups.models()
-
-    async def model_ready(self, model: str, version: str = "") -> bool:
-        """Whether the model is ready on any server."""
-        return await self._lookups.is_ready((model, version))
-
-    async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        return await self._lookups.config((model, version))
-
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
         """Returns the document of one server. Statistics are those of one server too."""
         request = InferenceRequest(model, (), version)
@@ -126,43 +116,37 @@ class Balancer(InferenceServer):
         return [each.address for each in self._able(request, ()) if each.is_usable]
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        server = self._picked(request)
-        try:
-            return await self._at(server, request, deadline)
-        except Unavailable as exc:
-            return await self._elsewhere(server, exc, request, deadline)
-
-    async def _elsewhere(
-        self, server: TritonServer, error: Unavailable, request: InferenceRequest, deadline: Deadline
-    ) -> InferenceResponse:
-        """Repeats a request that failed at ``server``.
-
-        While no server has received the request, every other server may be tried. If a server may have received it,
-        the request is repeated only once.
-        """
-        tried, may_have_run = {server}, False
-        while may_repeat(error, request) and not (error.was_sent and may_have_run) and not deadline.has_passed:
-            may_have_run |= error.was_sent
-            other = self._pick(request, tried)
-            if other is None and not error.was_sent:
-                break
-            server = other or server
-            tried.add(server)
-            self._repeated()
+        """While no server has received the request, every server may be tried. Otherwise it is repeated only once."""
+        server, may_have_run = self._picked(request), False
+        tried = {server}
+        while True:
             try:
                 return await self._at(server, request, deadline)
             except Unavailable as exc:
-                error = exc
-        raise error
+                if not may_repeat(exc, request) or (exc.was_sent and may_have_run) or deadline.has_passed:
+                    raise
+                may_have_run |= exc.was_sent
+                other = self._pick(request, tried)
+                if other is None and not exc.was_sent:
+                    raise
+            server = other or server
+            tried.add(server)
+            self._repeated()
 
     async def _at(self, server: TritonServer, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         began = time.monotonic()
         with self._under_way(server, request):
-            if request.idempotent:
-                with server.movable():
-                    response = await server.engine.infer(request, deadline)
-            else:
+            if not request.idempotent:
                 response = await server.engine.infer(request, deadline)
+            else:
+                try:
+                    async with asyncio.timeout(None) as movable:
+                        server.movable.add(movable)
+                        response = await server.engine.infer(request, deadline)
+                except TimeoutError as exc:
+                    raise UpstreamUnavailable("The Triton that had the request stopped answering.") from exc
+                finally:
+                    server.movable.discard(movable)
         server.latencies[request.model].append(time.monotonic() - began)
         return response
 
@@ -211,37 +195,36 @@ class Balancer(InferenceServer):
         try:
             yield
         except Unavailable as exc:
-            self._note(server, request, exc)
+            if exc.upstream is not None and not exc.was_answered:
+                if isinstance(exc, ModelNotReady):
+                    server.note_readiness((request.model, request.version), is_ready=False)
+                elif not exc.was_sent:
+                    self._put_down(server)
+                self.suspected.set()
             raise
         finally:
             server.in_flight -= 1
 
-    def _note(self, server: TritonServer, request: InferenceRequest, error: Unavailable) -> None:
-        """Updates the state of a server after a failed call."""
-        if error.upstream is None or error.was_answered:
-            return
-        if isinstance(error, ModelNotReady):
-            server.note_readiness((request.model, request.version), is_ready=False)
-        elif not error.was_sent:
-            self.put_down(server)
-        self.suspected.set()
-
     def _picked(self, request: InferenceRequest) -> TritonServer:
-        """Picks a server. Raises UpstreamUnavailable or ModelNotReady."""
-        if request.sequence is not None:
-            return self._server_of(request.sequence)
-        server = self._pick(request, ())
-        if server is None:
-            raise self._refusal(request)
-        return server
+        """Picks a server. Raises UpstreamUnavailable or ModelNotReady.
 
-    def _server_of(self, sequence: OpenSequence) -> TritonServer:
-        """Returns the server that has the sequence, in any state: it may know the sequence, and no other does."""
-        server = next((each for each in self.servers if each.address == sequence.address), None)
-        if server is None:
-            sequence.is_lost = sequence.is_forgotten = True
-            raise UpstreamUnavailable("The Triton that had the sequence is gone.", was_sent=False)
-        return server
+        The server that has a sequence is picked in any state: it may know the sequence, and no other does.
+        """
+        if (sequence := request.sequence) is not None:
+            server = next((each for each in self.servers if each.address == sequence.address), None)
+            if server is None:
+                sequence.is_lost = sequence.is_forgotten = True
+                raise UpstreamUnavailable("The Triton that had the sequence is gone.", was_sent=False)
+            return server
+        if (server := self._pick(request, ())) is not None:
+            return server
+        able = [each for each in self._staying if each.has(request)]
+        refusals = [refusal for each in able if (refusal := each.health.refusal(request.model)) is not None]
+        if refusals:  # the one that will end first
+            raise min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+        if not self._staying:
+            raise no_address()
+        raise ModelNotReady(f"No Triton has a ready model '{request.model}'.", was_sent=False)
 
     def _pick(self, request: InferenceRequest, tried: Collection[TritonServer]) -> TritonServer | None:
         """Picks the better of two random servers. If every server with the model is ejected, all of these are used."""
@@ -253,16 +236,6 @@ class Balancer(InferenceServer):
         if not request.is_probe:
             able = [each for each in able if each.health.refusal(request.model) is None]
         return able
-
-    def _refusal(self, request: InferenceRequest) -> Unavailable:
-        """Returns the error if no server accepts the request: the refusal that will end first."""
-        able = [each for each in self._staying if each.has(request)]
-        refusals = [refusal for each in able if (refusal := each.health.refusal(request.model)) is not None]
-        if refusals:
-            return min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
-        if not self._staying:
-            return no_address()
-        return ModelNotReady(f"No Triton has a ready model '{request.model}'.", was_sent=False)
 
     @property
     def _staying(self) -> list[TritonServer]:
@@ -284,7 +257,7 @@ def better_of_two(servers: Sequence[TritonServer]) -> TritonServer | None:
 class DirectEngine(TritonEngine):
     """Calls a single Triton without a balancer."""
 
-    on_repeat: Callable[[], None] | None = None
+    on_repeat: Callable[[], None] = staticmethod(lambda: None)
     """Called before each call that is repeated."""
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
@@ -294,7 +267,7 @@ class DirectEngine(TritonEngine):
         except Unavailable as exc:
             if exc.upstream is None or not may_repeat(exc, request) or deadline.has_passed:
                 raise
-        self._note_repeat()
+        self.on_repeat()
         return await super().infer(request, deadline)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
@@ -315,8 +288,4 @@ class DirectEngine(TritonEngine):
                 if is_final or deadline.has_passed:
                     raise
             is_repeat = True
-            self._note_repeat()
-
-    def _note_repeat(self) -> None:
-        if self.on_repeat is not None:
             self.on_repeat()

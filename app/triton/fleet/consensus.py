@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.model import ModelConfig, ModelKey, ModelState
 from app.triton.fleet.server import TritonServer
@@ -24,11 +25,11 @@ def signature_of(config: ModelConfig) -> Signature:
     return config.inputs, config.outputs, config.max_batch_size, config.decoupled
 
 
-class Lookups:
-    """``servers``: the list that the balancer keeps."""
+class SeveralServers(InferenceServer):
+    """Answers of several Tritons about their models, as those of one."""
 
-    def __init__(self, servers: Sequence[TritonServer]) -> None:
-        self._servers = servers
+    def __init__(self) -> None:
+        self.servers: list[TritonServer] = []
         self._chosen: dict[ModelKey, Signature] = {}
         """Of each model whose configuration was requested."""
 
@@ -42,25 +43,25 @@ class Lookups:
                 rows[key] = state
         return list(rows.values())
 
-    async def is_ready(self, key: ModelKey) -> bool:
+    async def model_ready(self, model: str, version: str = "") -> bool:
         """Whether the model is ready on any server."""
-        answers = await self._ask(lambda server: self._note_readiness(server, key))
+        answers = await self._ask(lambda server: self._note_readiness(server, (model, version)))
         return any(is_ready for _, is_ready in answers)
 
-    async def config(self, key: ModelKey) -> ModelConfig:
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
         """Returns the configuration that most servers have; in a tie, the signature that was chosen before.
 
         A server with another signature is not used for the model. The instance count is the sum over all servers with
         the signature, including servers that are down.
         """
-        by_signature = defaultdict[Signature, list[ModelConfig]](list)
+        key, by_signature = (model, version), defaultdict[Signature, list[ModelConfig]](list)
         for server, config in await self._ask(lambda server: server.engine.model_config(*key)):
             server.configs[key] = config
             by_signature[signature_of(config)].append(config)
         known = self._chosen.get(key)
         chosen = max(by_signature, key=lambda signature: (len(by_signature[signature]), signature == known))
         self._chosen[key] = chosen
-        staying = [server for server in self._servers if key in server.configs and not server.is_leaving]
+        staying = [server for server in self.servers if key in server.configs and not server.is_leaving]
         equal = [server.configs[key] for server in staying if self._has_chosen(server, key)] or by_signature[chosen]
         return replace(equal[0], instance_count=sum(config.instance_count for config in equal))
 
@@ -96,7 +97,7 @@ class Lookups:
 
     async def _ask(self, question: Callable[[TritonServer], Awaitable[T]]) -> list[tuple[TritonServer, T]]:
         """Returns the answers of the servers that answer. If no server answers, raises the error of one of them."""
-        staying = [server for server in self._servers if not server.is_leaving]
+        staying = [server for server in self.servers if not server.is_leaving]
         servers = [server for server in staying if server.is_up] or staying
         results = await asyncio.gather(*(_in_time(question(server)) for server in servers), return_exceptions=True)
         answers = [(servers[i], result) for i, result in enumerate(results) if not isinstance(result, BaseException)]

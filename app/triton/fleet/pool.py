@@ -42,7 +42,9 @@ class ServerPool:
             ends = asyncio.get_running_loop().time() + addresses.RESOLVE_S
             while asyncio.get_running_loop().time() < ends:
                 await asyncio.sleep(DRAIN_POLL_S)
-                await self._close_idle()
+                for server in list(self._stacks):
+                    if server.is_leaving and not server.in_flight:
+                        await self._remove(server)
             if self._is_resolving:
                 await self.follow()
 
@@ -57,7 +59,12 @@ class ServerPool:
                 server.is_leaving = not server.is_leaving
                 _log.info("Triton at %s %s", address, "leaves" if server.is_leaving else "returns")
         for address in sorted(wanted - known.keys()):
-            await self._add(address)
+            stack = AsyncExitStack()
+            server = await stack.enter_async_context(self._open_server(address))
+            server.is_up = False  # until its models have been queried
+            self._stacks[server] = stack
+            self._balancer.servers.append(server)
+            _log.info("Triton at %s joins", address)
         await self._balancer.is_live()
         self._balancer.tell()
 
@@ -78,19 +85,6 @@ class ServerPool:
             return frozenset()
         self._has_failed = False
         return found
-
-    async def _add(self, address: str) -> None:
-        stack = AsyncExitStack()
-        server = await stack.enter_async_context(self._open_server(address))
-        server.is_up = False  # until its models have been queried
-        self._stacks[server] = stack
-        self._balancer.servers.append(server)
-        _log.info("Triton at %s joins", address)
-
-    async def _close_idle(self) -> None:
-        for server in list(self._stacks):
-            if server.is_leaving and not server.in_flight:
-                await self._remove(server)
 
     async def _remove(self, server: TritonServer) -> None:
         if server in self._balancer.servers:

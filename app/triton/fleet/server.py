@@ -3,13 +3,10 @@
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.core.aio import Backoff
 from app.core.engine import InferenceServer
-from app.core.errors import UpstreamUnavailable
 from app.core.inference import InferenceRequest
 from app.core.model import ModelConfig, ModelKey
 from app.triton.health.health import TritonHealth
@@ -53,9 +50,8 @@ class TritonServer:
         """The latest configuration of each model on this server."""
         self.latencies: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
         """The latest latencies of each model, in seconds."""
-        self._movable: set[asyncio.Task[object]] = set()
-        """Tasks whose request may be repeated on another server."""
-        self._moved: set[asyncio.Task[object]] = set()
+        self.movable: set[asyncio.Timeout] = set()
+        """Ends the wait for requests that may be repeated on another server."""
 
     @property
     def state(self) -> str:
@@ -89,36 +85,13 @@ class TritonServer:
             self.joined_at = 0.0
         return (self.in_flight + 1) / min(max(share, LEAST_SHARE), 1.0) - 1
 
-    def go_up(self, *, slowly: bool) -> None:
-        self.is_up = True
-        if slowly:
-            self.start_slowly()
-
     def go_down(self) -> None:
         """Marks the server as down, and ends running requests that may be repeated on another server."""
         self.is_up = False
-        for task in self._movable:
-            self._moved.add(task)
-            task.cancel()
-        self._movable.clear()
+        for each in self.movable:
+            each.reschedule(asyncio.get_running_loop().time())
+        self.movable.clear()
 
     def start_slowly(self) -> None:
         self.joined_at = time.monotonic()
         self.latencies.clear()
-
-    @contextmanager
-    def movable(self) -> Iterator[None]:
-        """Lets :meth:`go_down` end the block with UpstreamUnavailable. Works like :class:`asyncio.Timeout`."""
-        task = asyncio.current_task()
-        assert task is not None
-        cancelling = task.cancelling()
-        self._movable.add(task)
-        try:
-            yield
-        except asyncio.CancelledError as exc:
-            if task in self._moved and task.uncancel() <= cancelling:
-                raise UpstreamUnavailable("The Triton that had the request stopped answering.") from exc
-            raise
-        finally:
-            self._movable.discard(task)
-            self._moved.discard(task)

@@ -37,6 +37,12 @@ def lost(*, was_sent: bool, code: str = "UNAVAILABLE") -> UpstreamUnavailable:
     return error
 
 
+def unloaded() -> ModelNotReady:
+    error = ModelNotReady("Triton has no ready version of the model.", was_sent=False)
+    error.upstream = UpstreamError("NOT_FOUND", "scripted")
+    return error
+
+
 @dataclass
 class Seen:
     ejections: list[tuple[str, str]] = field(default_factory=list)
@@ -157,49 +163,34 @@ class TestRepeats:
         assert sum(len(engine.requests) for engine in engines[:2]) == 2
         assert sorted(address for address, _ in seen.ejections) == ["triton-0:1", "triton-1:1"]
 
-    async def test_a_request_that_may_have_run_is_not_repeated(self) -> None:
-        balancer, seen = balanced(failing(lost(was_sent=True)), failing(lost(was_sent=True)))
-        with pytest.raises(UpstreamUnavailable):
-            await ask(balancer)
-        assert seen.repeats == 0
+    @pytest.mark.parametrize(
+        ("error", "servers", "idempotent", "sent"),
+        [
+            (lost(was_sent=True), 2, False, 1),
+            (lost(was_sent=True), 3, True, 2),
+            (lost(was_sent=True), 1, True, 2),
+            (ModelError("m"), 2, True, 1),
+            (DeadlineExceeded("m"), 2, True, 1),
+        ],
+        ids=["it may have run", "idempotent", "idempotent, one server", "the model failed", "the deadline passed"],
+    )
+    async def test_how_often_a_failing_request_is_sent(
+        self, error: GatewayError, servers: int, idempotent: bool, sent: int
+    ) -> None:
+        engines = [failing(error) for _ in range(servers)]
+        balancer, seen = balanced(*engines)
+        with pytest.raises(type(error)):
+            await ask(balancer, replace(REQUEST, idempotent=idempotent))
+        assert (sum(len(engine.requests) for engine in engines), seen.repeats) == (sent, sent - 1)
 
-    async def test_an_idempotent_request_is_repeated_once_elsewhere(self) -> None:
-        engines = failing(lost(was_sent=True)), working()
-        balancer, _ = balanced(*engines)
-        for _ in range(20):
-            assert await ask(balancer, replace(REQUEST, idempotent=True)) == ANSWER
-        assert len(engines[1].requests) == 20
-
-    async def test_an_idempotent_request_runs_at_most_twice(self) -> None:
-        engines = [failing(lost(was_sent=True)) for _ in range(3)]
-        balancer, _ = balanced(*engines)
-        with pytest.raises(UpstreamUnavailable):
-            await ask(balancer, replace(REQUEST, idempotent=True))
-        assert sum(len(engine.requests) for engine in engines) == 2
-
-    async def test_with_one_server_an_idempotent_request_is_repeated(self) -> None:
-        engine = failing(lost(was_sent=True))
-        balancer, _ = balanced(engine)
-        with pytest.raises(UpstreamUnavailable):
-            await ask(balancer, replace(REQUEST, idempotent=True))
-        assert len(engine.requests) == 2
-
-    async def test_a_request_for_an_unloaded_model_goes_elsewhere(self) -> None:
-        error = ModelNotReady("Triton has no ready version of the model.", was_sent=False)
-        error.upstream = UpstreamError("NOT_FOUND", "scripted")
+    @pytest.mark.parametrize(("error", "idempotent"), [(lost(was_sent=True), True), (unloaded(), False)])
+    async def test_another_server_answers(self, error: GatewayError, idempotent: bool) -> None:
         engines = failing(error), working()
         balancer, _ = balanced(*engines)
         for _ in range(20):
-            assert await ask(balancer) == ANSWER
-        assert len(engines[0].requests) <= 1
-
-    @pytest.mark.parametrize("error", [ModelError("m"), DeadlineExceeded("m")])
-    async def test_an_answer_of_the_model_is_final(self, error: GatewayError) -> None:
-        engines = failing(error), failing(error)
-        balancer, _ = balanced(*engines)
-        with pytest.raises(type(error)):
-            await ask(balancer, replace(REQUEST, idempotent=True))
-        assert sum(len(engine.requests) for engine in engines) == 1
+            assert await ask(balancer, replace(REQUEST, idempotent=idempotent)) == ANSWER
+        assert len(engines[1].requests) == 20
+        assert idempotent or len(engines[0].requests) <= 1
 
     async def test_only_idempotent_requests_leave_a_failing_server(self) -> None:
         held = Held()

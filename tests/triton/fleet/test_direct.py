@@ -73,38 +73,27 @@ async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: floa
     return "ok"
 
 
-class TestRepeats:
-    async def test_a_sent_idempotent_request_is_repeated_once(self) -> None:
-        """In grpcio, a status of the server and a lost connection look the same."""
-        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
-        async with calling(triton, "grpcio") as (engine, _, _):
-            assert await ask(engine, idempotent=True) == "ok"
-            assert (len(triton.requests), triton.repeats) == (2, 1)
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
-    async def test_other_sent_requests_are_not_repeated(self) -> None:
-        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
-        async with calling(triton, "grpcio") as (engine, _, _):
-            assert await ask(engine) == "UpstreamUnavailable"
-            assert (len(triton.requests), triton.repeats) == (1, 0)
 
-    async def test_an_answer_with_unavailable_is_not_repeated(self) -> None:
-        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
-        async with calling(triton) as (engine, _, _):
-            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
-            assert (len(triton.requests), triton.repeats) == (1, 0)
-
-    async def test_an_unprocessed_request_is_always_repeated(self) -> None:
-        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
-        triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-        async with calling(triton) as (engine, _, _):
-            assert await ask(engine) == "ok"
-            assert (len(triton.requests), triton.repeats) == (2, 1)
-
-    async def test_a_request_that_waited_too_long_is_not_repeated(self) -> None:
-        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
-        triton.text = "Request timeout expired"
-        async with calling(triton, "grpcio") as (engine, _, _):
-            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+@pytest.mark.parametrize(
+    ("text", "kind", "idempotent", "sent"),
+    [
+        ("scripted", "grpcio", True, 2),
+        ("scripted", "grpcio", False, 1),
+        ("scripted", "asyncio", True, 1),
+        (STOPPING, "asyncio", False, 2),
+        ("Request timeout expired", "grpcio", True, 1),
+    ],
+    ids=["may be lost, idempotent", "may be lost", "an answer", "not processed", "it waited too long"],
+)
+async def test_which_unavailable_requests_are_repeated(text: str, kind: Kind, idempotent: bool, sent: int) -> None:
+    """In grpcio, a status of the server and a lost connection look the same."""
+    triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+    triton.text = text
+    async with calling(triton, kind) as (engine, _, _):
+        assert await ask(engine, idempotent=idempotent) == ("ok" if sent == 2 else "UpstreamUnavailable")
+        assert (len(triton.requests), triton.repeats) == (sent, sent - 1)
 
 
 async def _refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from app.core.aio import Backoff
+from app.core.aio import BackgroundTasks, Backoff
 from app.core.errors import GatewayError
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.server import Slow, TritonServer
@@ -42,20 +42,20 @@ async def watch_servers(balancer: Balancer, canaries: Canaries) -> None:
         finally:
             checked.discard(server)
 
-    async with asyncio.TaskGroup() as group:
-        while True:
-            await asyncio.sleep(SHORTEST_S)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(balancer.suspected.wait(), POLL_S - SHORTEST_S)
-            is_suspected = balancer.suspected.is_set()
-            balancer.suspected.clear()
-            for server in balancer.servers:
-                is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
-                is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
-                if (is_suspect or server.slow is not None) and server not in checked:
-                    checked.add(server)
-                    group.create_task(check(server, is_suspect=is_suspect))
-            _eject_slow(balancer)
+    tasks = BackgroundTasks()
+    while True:
+        await asyncio.sleep(SHORTEST_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(balancer.suspected.wait(), POLL_S - SHORTEST_S)
+        is_suspected = balancer.suspected.is_set()
+        balancer.suspected.clear()
+        for server in balancer.servers:
+            is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
+            is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
+            if (is_suspect or server.slow is not None) and server not in checked:
+                checked.add(server)
+                tasks.start(check(server, is_suspect=is_suspect))
+        _eject_slow(balancer)
 
 
 def _eject_slow(balancer: Balancer) -> None:

@@ -92,6 +92,8 @@ class HealthWatch:
         async def finish(subject: object, work: Work) -> None:
             try:
                 await work()
+            except Exception:  # such as statistics that are not Triton's
+                _log.exception("a part of the watch of Triton failed; it is tried again")
             finally:
                 self._running.discard(subject)
 
@@ -235,17 +237,19 @@ class HealthWatch:
             hangs_at = began + self._hung_after_s(method, model)
             while await self._stays_silent(model, method, hangs_at):
                 hangs = True
-                _log.error("model '%s' hangs: it has completed no request for %g s", model, time.monotonic() - began)
-                if await self._is_stuck(method, began):
-                    await self._recover(method)
-                elif health.may_reload and not is_reloaded:
-                    is_reloaded = True
-                    await self._reload_hung(model)
-                else:
-                    health.restart_wanted_by.add(model)
-                    if self._restarts.is_due:
-                        self._restarts.fail()
-                        await self._restart_triton(f"model '{model}' hangs")
+                _log.error(
+                    "model '%s' hangs: it has completed no request for %g s", model, round(time.monotonic() - began)
+                )
+                if not await self._recovers_if_stuck(method, began):
+                    if health.may_reload and not is_reloaded:
+                        is_reloaded = True
+                        async with self._reloading:
+                            await self._reload_hung(model)
+                    else:
+                        health.restart_wanted_by.add(model)
+                        if self._restarts.is_due:
+                            self._restarts.fail()
+                            await self._restart_triton(f"model '{model}' hangs")
                 hangs_at = time.monotonic() + self._hung_after_s(method, model)
             if not hangs and not health.is_stuck:
                 state.usual_silence_s = 2 * (time.monotonic() - began)
@@ -263,16 +267,17 @@ class HealthWatch:
             canaries += 1
         return True
 
-    async def _is_stuck(self, method: str, since: float) -> bool:
-        """Whether no other model answers this method either, for longer than any request may take."""
-        is_long = time.monotonic() - since >= self._hung_after_s(method)
-        if not is_long or self._health.is_heard_since(since, method) or await self._look(method) is not Verdict.SILENT:
-            return False
-        return not self._health.is_stuck  # another task may have found it
+    async def _recovers_if_stuck(self, method: str, since: float) -> bool:
+        """If no other model answers this method either, restarts Triton if possible, and waits until it works.
 
-    async def _recover(self, method: str) -> None:
-        """Restarts a stuck Triton if possible, again if it is silent for that long again, and waits until it works."""
-        self._health.is_stuck = True
+        Returns False if Triton is not stuck.
+        """
+        health, after_s = self._health, self._hung_after_s(method)
+        if time.monotonic() - since < after_s or health.is_heard_since(since, method):
+            return False
+        if await self._look(method) is not Verdict.SILENT or health.is_stuck:  # another task may have found it
+            return False
+        health.is_stuck = True
         _log.error("Triton is stuck: it is live, but answers no %s call", method)
         delays, verdict, restart_at = Backoff(longest_s=LONGEST_RECOVERY_S), Verdict.SILENT, 0.0
         while verdict is not Verdict.WORKS:
@@ -280,11 +285,12 @@ class HealthWatch:
             if is_due and verdict is Verdict.SILENT:
                 await self._restart_triton("it is stuck")
             if is_due or verdict is Verdict.UNKNOWN:
-                restart_at = time.monotonic() + self._hung_after_s(method)
+                restart_at = time.monotonic() + after_s
             await asyncio.sleep(delays.fail())
             verdict = await self._look(method)
-        self._health.is_stuck = False
+        health.is_stuck = False
         _log.info("Triton answers %s calls again", method)
+        return True
 
     async def _look(self, method: str, model: str = "") -> Verdict:
         """Sends canaries to the model; without one, to several models. One that works is enough."""
@@ -314,11 +320,10 @@ class HealthWatch:
 
         No-op while another process of the gateway repairs Triton.
         """
-        async with self._reloading:
-            with self._turn() as is_own:
-                for name in self._bottom_up(model) if is_own else ():
-                    if name == model or await self._look("ModelStreamInfer", name) is not Verdict.WORKS:
-                        await self._reload([name], RELOAD_S)
+        with self._turn() as is_own:
+            for name in self._bottom_up(model) if is_own else ():
+                if name == model or await self._look("ModelStreamInfer", name) is not Verdict.WORKS:
+                    await self._reload([name], RELOAD_S)
 
     async def _restart_triton(self, reason: str) -> None:
         """No-op for a Triton that the gateway did not start: `/health/triton` shows that a restart is needed."""

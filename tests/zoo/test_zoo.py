@@ -1,7 +1,8 @@
 """Every kind of model of the table, in every dialect, compared with Triton's own gRPC.
 
 The short form sends a few requests for each kind to two gateways that differ in their client, shared memory and
-workers, and large tensors to a third; the long form (`make test-full`) sends many to all combinations of the three.
+workers. JSON of large tensors and requests that share calls go to the first of them only, and large tensors to a third
+gateway. The long form (`make test-full`) sends many to all combinations of the three.
 `ZOO_SEED=7 pytest tests/zoo` repeats a run.
 """
 
@@ -19,6 +20,7 @@ from random import Random
 import httpx
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.server import EmbeddedTriton
@@ -52,7 +54,15 @@ ALL = [GatewayOptions(*each) for each in product(("asyncio", "grpcio"), (True, F
 SHORT = [GatewayOptions("asyncio", True, 2), GatewayOptions("grpcio", False, 1)]
 WIRE = GatewayOptions("asyncio", False, 1)
 """Only large tensors take another way through this gateway than through those of the short form."""
-OPTIONS = [pytest.param(each, id=str(each), marks=() if each in SHORT else pytest.mark.full) for each in ALL]
+
+
+def options_with(*short: GatewayOptions) -> list[ParameterSet]:
+    return [pytest.param(each, id=str(each), marks=() if each in short else pytest.mark.full) for each in ALL]
+
+
+FIRST = pytest.mark.parametrize("gateway", options_with(SHORT[0]), indirect=True)
+"""The short form asks only the first gateway."""
+COUNTS = pytest.mark.parametrize("count", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,7 @@ def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
     triton.close()
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(scope="module", params=options_with(*SHORT))
 def gateway(
     request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
@@ -106,11 +116,29 @@ def running(options: GatewayOptions, zoo: EmbeddedTriton, redis: RedisServer, fo
         yield client
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, id=kind.name, marks=[pytest.mark.full] * kind.is_long) for kind in KINDS]
-)
+def of_kinds(*, with_large_json: bool) -> pytest.MarkDecorator:
+    kinds = [kind for kind in KINDS if (kind.is_large and not kind.heavy) is with_large_json]
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(kind, id=kind.name, marks=[pytest.mark.full] * kind.is_long) for kind in kinds]
+    )
+
+
+@COUNTS
+@of_kinds(with_large_json=False)
 def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
+    compare_count(gateway, direct, kind, count)
+
+
+@FIRST
+@COUNTS
+@of_kinds(with_large_json=True)
+def test_every_dialect_answers_with_large_tensors(
+    gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int
+) -> None:
+    compare_count(gateway, direct, kind, count)
+
+
+def compare_count(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
     """JSON of heavy kinds, and of many rows of large ones, is for the long form."""
     is_long = count > 2
     if kind.heavy:
@@ -159,6 +187,7 @@ def asked(direct: DirectTriton, kind: Kind, number: int, *, is_long: bool) -> tu
     return case, direct.answer(case)
 
 
+@FIRST
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.sample], ids=lambda kind: kind.name)
 def test_requests_that_may_share_calls_get_their_own_rows(
     gateway: httpx.Client, direct: DirectTriton, kind: Kind

@@ -44,7 +44,7 @@ class Callers:
         return sum(each.status == 200 for each in self.between(start, end)) / (end - start)
 
     async def _call(self, pipeline: str) -> None:
-        head = f"POST /v1/pipelines/{pipeline} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        head = f"POST /v1/pipelines/{pipeline} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         request = f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
         address = urlsplit(self.url)
         while True:

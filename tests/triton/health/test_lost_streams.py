@@ -21,7 +21,8 @@ class Server(FakeTriton):
     def __init__(self) -> None:
         super().__init__(streamed=self._streamed, ready={"m": "READY"})
         self.pieces = 1
-        self.count = 1
+        self.count: int | None = 1
+        """None: statistics without results, as of another server than Triton."""
         self.is_live = True
         self.goes_on = asyncio.Event()
 
@@ -40,9 +41,10 @@ class Server(FakeTriton):
         self, request: pb.ModelStatisticsRequest, context: object
     ) -> pb.ModelStatisticsResponse:
         answer = pb.ModelStatisticsResponse()
-        statistics = answer.model_stats.add(name=request.name).inference_stats
-        statistics.success.count = self.count
-        statistics.fail.SetInParent()
+        model = answer.model_stats.add(name=request.name)
+        if self.count is not None:
+            model.inference_stats.success.count = self.count
+            model.inference_stats.fail.SetInParent()
         return answer
 
 
@@ -129,6 +131,17 @@ async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> N
 async def test_a_silent_stream_ends_when_triton_does_not_answer(reading: Reading) -> None:
     async with reading.triton.watching():
         await reading.begun()
+        reading.server.is_live = False
+        assert isinstance(await reading.error(), UpstreamUnavailable)
+
+
+async def test_the_watch_goes_on_after_statistics_that_it_cannot_read(
+    reading: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading.server.count = None
+    async with reading.triton.watching():
+        await reading.begun()
+        await eventually(lambda: "a part of the watch of Triton failed" in caplog.text)
         reading.server.is_live = False
         assert isinstance(await reading.error(), UpstreamUnavailable)
 

@@ -137,8 +137,9 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
         assert {ask(gateway).status_code for _ in range(8)} == {200}
         kill_processes_of(own_triton, "scripted")
         with ThreadPoolExecutor(8) as pool:
-            failed = {answer.status_code for answer in pool.map(ask, [gateway] * 8)}
-        assert failed == {503}
+            statuses = [answer.status_code for answer in pool.map(ask, [gateway] * 8)]
+        assert statuses.count(503) >= 4
+        assert set(statuses) <= {503, 200}, "the last ones may wait in Triton until the repair"
         eventually(lambda: "model 'scripted' works again" in gateway.log)
         wait_until_ready(gateway, PATIENCE_S)
         eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8)

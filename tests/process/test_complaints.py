@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from app.admission.keys import FollowedKeys
-from app.main import DIALECTS
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process import gateway
 from app.process.gateway import ModelCheck, exceeded_limits, keep_fresh, unknown_scopes
+from app.routes import DIALECTS
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.keys import entry, write_keys
 

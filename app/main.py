@@ -104,7 +104,6 @@ def create_app(
     groups.append(people(documents, has_docs=pages.docs, has_console=pages.console, may_load=pages.load))
     forms = ErrorForms([form for group in groups for form in group.error_forms])
     routes = [each.route(access, group.dialect) for group in groups for each in group.endpoints]
-    routes.sort(key=lambda route: getattr(route.endpoint, "transport", None) is None)  # compared in order
     mounts = [*([documentation.assets] if pages.docs else []), *([console.files] if pages.console else [])]
     hints = dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere)
     app: ASGIApp = FailureMiddleware(_router([*routes, *mounts]), forms, hint, hints)

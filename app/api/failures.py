@@ -5,7 +5,7 @@ Bounds what refused requests cost: callers that ask again at once would otherwis
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from types import MappingProxyType
@@ -64,6 +64,8 @@ class FailureMiddleware:
     ) -> None:
         """``hint``: for a 404 at a path that is not in ``hint_by_path``."""
         self.router = router
+        routes = (route for route in router.routes if isinstance(route, Route) and "POST" in (route.methods or ()))
+        self._inference = [route for route in routes if getattr(route.endpoint, "transport", None) is not None]
         self._forms = forms
         self._hint = hint
         self._hint_by_path = hint_by_path
@@ -71,7 +73,7 @@ class FailureMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self.router  # Starlette then raises HTTPException if no route matches
         try:
-            await self.router.app(scope, receive, send)
+            await self._answered(scope, receive, send)
         except (Exception, asyncio.CancelledError) as exc:
             exchange: Exchange = scope["state"]["exchange"]
             error = self._routing_error(exc, scope) if isinstance(exc, HTTPException) else _error_of(exc, exchange)
@@ -88,6 +90,15 @@ class FailureMiddleware:
             if isinstance(error, MethodNotAllowed):
                 response.headers["Allow"] = self._methods_of(scope)
             await response(scope, receive, send)
+
+    def _answered(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Looks for a route of inference first, as the router would: the router takes 3 us more (decision 3)."""
+        if scope["method"] == "POST":
+            for route in self._inference:
+                if (found := route.path_regex.match(scope["path"])) is not None:
+                    scope["endpoint"], scope["path_params"] = route.endpoint, found.groupdict()
+                    return route.app(scope, receive, send)
+        return self.router.app(scope, receive, send)
 
     def _routing_error(self, exc: HTTPException, scope: Scope) -> GatewayError:
         if exc.status_code == 405:

@@ -99,6 +99,8 @@ BACKEND_BY_FILE = {
 }
 """Without a backend in the configuration, Triton chooses the backend by the file in the version folder."""
 
+EMBEDDED_BACKENDS = ("python", "ensemble")
+
 
 class RepositoryUnreadable(Exception):
     """The folder does not exist or contains no models."""
@@ -127,7 +129,7 @@ def _is_complete(folder: Path) -> bool:
         raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
     backend = backend_of(config, folder)
     needed = backend or config.platform
-    if needed not in ("", "python", "ensemble"):
+    if needed and needed not in EMBEDDED_BACKENDS:
         raise RepositoryUnservable(
             f"Model {folder.name!r} needs the backend {needed!r}, which the embedded Triton does not have (only "
             "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.launcher import launch
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.models_venv import ModelEnvironment
 from app.launcher.server import EmbeddedTriton
+from app.triton import repository as repository_reader
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 
 SCRIPT = Path(__file__).parent / "strict_model.py"
@@ -70,7 +70,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Itera
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ModelEnvironment, "link_backends", with_vllm)
-        patched.setattr(launch, "BACKENDS", {*launch.BACKENDS, "vllm"})
+        patched.setattr(repository_reader, "EMBEDDED_BACKENDS", {*repository_reader.EMBEDDED_BACKENDS, "vllm"})
         with running_triton(EmbeddedOptions(repository, models_venv)) as server:
             yield server
 

@@ -13,8 +13,8 @@ from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.model import RepositoryModel
 from app.core.text import printable
-from app.lint.check import check, compare
 from app.lint.findings import Code, Finding, Severity
+from app.lint.linter import check, compare
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.triton.connect import open_engine

@@ -32,7 +32,7 @@ from app.launcher import models_venv
 from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
 from app.observability.tracing import TracingUnavailable
-from app.process.credentials import check_credentials, credentials_of
+from app.process.credential_settings import check_credentials, credentials_of
 from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import check_files, serve
 from app.process.supervision import BackgroundTaskFailed

@@ -15,16 +15,16 @@ from app.api import documentation
 from app.api.access import AccessCheck
 from app.api.body_memory import ByteBudget
 from app.api.browser_guard import BrowserGuard, BrowserRules
+from app.api.call import Inference
 from app.api.cors import Cors
 from app.api.documentation import Documents
 from app.api.downloads import ImageDownloads
 from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, FailureMiddleware
-from app.api.inference import Inference
-from app.api.layer import Layer
 from app.api.limits import Limits
 from app.api.metrics_pages import MetricsPages
 from app.api.probes import Probes, Processes
+from app.api.request_layer import Layer
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share
 from app.observability.statistics import Statistics, statistics_of

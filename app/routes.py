@@ -16,14 +16,14 @@ from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.exchange import Exchange
 from app.api.metrics_pages import MetricsPages
 from app.api.oip import oip_operations as of_oip
-from app.api.oip.errors import error_response
 from app.api.oip.generate import generate_error_response, stream_error_response
 from app.api.oip.oip_endpoints import OipEndpoints
+from app.api.oip.oip_errors import error_response
 from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
-from app.api.openai.errors import openai_error_response
+from app.api.openai.openai_errors import openai_error_response
 from app.api.openai.openai_models import OpenAIModels
-from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
+from app.api.openai.text_answers import CHAT, COMPLETIONS, TextRoute
 from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.answers import FindingList, PipelineList

@@ -5,7 +5,7 @@ import sys
 from app import cli
 from app.process import tritons
 from app.process.workers import parent, worker
-from app.triton.engine import RunningStream
+from app.triton.triton_engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 
 

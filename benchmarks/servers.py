@@ -18,8 +18,8 @@ import httpx
 import psutil
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from app.triton.repository import served_repository
 from benchmarks.load.orders import Answers, Ask, Order, Report
 from tests.toolkit import processes

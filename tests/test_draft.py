@@ -7,7 +7,7 @@ import pytest
 from app import cli
 from app.core.model import ModelConfig, SequenceBatching
 from app.draft import FileTaken, write_draft
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.pipelines.file import read_gateway_file
 from tests.pipelines.test_presets import VLLM
 from tests.toolkit.models import ensemble, model

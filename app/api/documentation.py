@@ -16,9 +16,9 @@ from app.api.access import allows_model, allows_pipeline
 from app.api.endpoint import EndpointGroup, Found
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.exchange import Exchange
-from app.api.layer import Layer
 from app.api.openapi import Visible, document_of
 from app.api.pages import Page, PageFiles
+from app.api.request_layer import Layer
 from app.api.responses import JsonResponse
 from app.core.errors import GatewayError, NotFound
 from app.core.json import Schema, json_of

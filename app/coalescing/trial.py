@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from app.coalescing.rows import RowsMismatch, cut, joined, key_of, rows_of
 from app.core.engine import Engine
+from app.core.engine_layer import LayerFault, PipelineLayer
 from app.core.errors import ContractViolation, ModelError, ModelNotReady
 from app.core.inference import (
     FLOAT_DATATYPES,
@@ -27,7 +28,6 @@ from app.core.inference import (
     new_request_id,
     raw_parts,
 )
-from app.core.layer import LayerFault, PipelineLayer
 from app.core.model import ModelConfig
 
 LARGEST_BATCH = 64

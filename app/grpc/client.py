@@ -12,8 +12,8 @@ from hpack.hpack import encode_integer
 from app.grpc.calls import Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import PeerLimits
+from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, Metadata, RpcError
-from app.grpc.session import Session
 
 CONNECT_S = 1.0
 FIRST_BACKOFF_S = 0.1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.grpc.frames import ConnectionFailed, DataReceived, Event, GoAway, HeadersReceived, StreamReset
+from app.grpc.http2_session import Session
 from app.grpc.messages import error_of_reset, prefix_of
 from app.grpc.rpc import RpcError
-from app.grpc.session import Session
 
 CLOSE_S = 1.0
 _FEW = 4

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from app.config.watch import FollowedFile
 from app.core.engine import InferenceServer
+from app.core.engine_layer import PipelineLayer
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
-from app.core.layer import PipelineLayer
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext
 from app.pipelines.file import GatewayFile, followed_gateway_file

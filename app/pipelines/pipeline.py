@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import orjson
 
+from app.core.engine_layer import PipelineLayer
 from app.core.errors import (
     ClientError,
     ContextLengthExceeded,
@@ -23,7 +24,6 @@ from app.core.errors import (
     UpstreamError,
 )
 from app.core.inference import Deadline, InferenceRequest, Tensor
-from app.core.layer import PipelineLayer
 from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
 from app.pipelines.body import Body, BodyReader, Part

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from app.coalescing.trial import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Section
+from app.core.engine_layer import PipelineLayer
 from app.core.errors import FailureCode
-from app.core.layer import PipelineLayer
 from app.core.model import ModelConfig, reached
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_spec import ChatSpec, OpenAISpec

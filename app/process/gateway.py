@@ -14,11 +14,11 @@ from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules, host_of
+from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
-from app.api.inference import Inference
-from app.api.layer import Layer
 from app.api.limits import Limits
+from app.api.request_layer import Layer
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
@@ -31,14 +31,14 @@ from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
-from app.process.credentials import metrics_tls_of
+from app.process.credential_settings import metrics_tls_of
 from app.process.open_files import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
 from app.routes import DIALECTS
 from app.settings import Settings
 from app.streams.store import StreamStore
-from app.triton.errors import is_dead_process
+from app.triton.grpc_errors import is_dead_process
 
 _log = logging.getLogger(__name__)
 

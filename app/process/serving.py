@@ -27,7 +27,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import GatewayFile, read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
-from app.process.credentials import check_credentials
+from app.process.credential_settings import check_credentials
 from app.process.gateway import open_gateway
 from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain

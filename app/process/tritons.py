@@ -16,15 +16,15 @@ from app.core.engine import CallObserver, CallObservers, InferenceServer
 from app.core.errors import GatewayError
 from app.core.share import WHOLE, Share
 from app.grpc.rpc import Transport
+from app.launcher.embedded_triton import EmbeddedTriton, Loading
 from app.launcher.launch import EmbeddedOptions, Ports
-from app.launcher.server import EmbeddedTriton, Loading
 from app.observability.log import TensorLog, say
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import sample_body
 from app.pipelines.pipeline import Pipeline
-from app.process.credentials import credentials_of
+from app.process.credential_settings import credentials_of
 from app.process.listening import url_of
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
@@ -32,17 +32,17 @@ from app.settings import PREFIX, Settings
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of, is_name
 from app.triton.fleet.balancer import Balancer, DirectEngine
 from app.triton.fleet.ejection import watch_servers
+from app.triton.fleet.member import TritonServer
 from app.triton.fleet.pool import ServerPool
-from app.triton.fleet.server import TritonServer
 from app.triton.health.canaries import Canary
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
-from app.triton.health.watch import HealthWatch, Restart, Turn, alone
+from app.triton.health.health_watch import HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
 from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from app.triton.triton_engine import TritonEngine
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""

@@ -17,8 +17,8 @@ import numpy as np
 from app.core.aio import Backoff
 from app.core.inference import BYTES, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig
-from app.shared_memory.bodies import Bodies
 from app.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
+from app.shared_memory.received_bodies import Bodies
 from app.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
 
 

@@ -9,12 +9,12 @@ from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import Transport
 from app.triton.credentials import NO_CREDENTIALS, Credentials, TlsFiles, TokenTransport
-from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of
 from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
 from app.triton.grpcio import FAST_PING_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
 from app.triton.service import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind
+from app.triton.triton_engine import TritonEngine
 
 SLOW_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
 """For servers with default settings, which close a connection (GOAWAY) that pings more often."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from app.api.inference import Inference
+from app.api.call import Inference
 from app.api.limits import Limits
 from app.core.engine import InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor

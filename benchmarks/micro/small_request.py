@@ -18,7 +18,7 @@ from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
 from app.triton.codec import RepeatedHeads, request_parts, response_of
-from app.triton.engine import TritonEngine
+from app.triton.triton_engine import TritonEngine
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
 VALUES = np.array([1.5, 2.5, 3.5, 4.5], np.float32)

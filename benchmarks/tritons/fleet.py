@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
-from app.launcher.server import EmbeddedTriton
 from app.triton.repository import served_repository
 from benchmarks.servers import HERE, MODELS_VENV, Peer, running_gateway
 from tests.toolkit import processes

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.tab import Tab
 from tests.conftest import Require
 from tests.docs.pages import ROOT

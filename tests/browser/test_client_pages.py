@@ -18,7 +18,7 @@ import pytest
 import yaml
 from selenium.webdriver import Chrome
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of

@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.console import runs
 from tests.toolkit.processes import GatewayProcess, running_gateway

@@ -8,7 +8,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import GatewayProcess, running_gateway

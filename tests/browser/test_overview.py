@@ -10,7 +10,7 @@ import pytest
 import yaml
 from selenium.webdriver import Chrome
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.toolkit.processes import GatewayProcess, running_gateway
 

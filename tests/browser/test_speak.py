@@ -10,7 +10,7 @@ from selenium.webdriver import Chrome
 
 from app.api.sockets.socket import RequestReason
 from app.http1.websocket import CloseReason
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.conftest import running_chromium
 from tests.browser.firefox import Firefox
 from tests.browser.page import ConsolePage

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.processes import GatewayProcess, running_gateway
 
 POST_AND_READ = """

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.toolkit.environments import ROOT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.clients.conftest import Outcomes, RunProgram, error_of
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of

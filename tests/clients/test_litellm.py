@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.clients.conftest import QUESTION, Outcomes, RunProgram, as_float32, error_of
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.clients.conftest import RunProgram
 from tests.conftest import Require
 from tests.toolkit.environments import locked_environment, npm_environment

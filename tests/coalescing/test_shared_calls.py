@@ -45,7 +45,7 @@ from app.core.inference import (
 )
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
-from app.triton.errors import is_dead_process
+from app.triton.grpc_errors import is_dead_process
 from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of
 from tests.toolkit.simulated_clock import simulated
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.test_documented_commands import environment_without_proxies
 from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.grpc import frames, session
+from app.grpc import frames
+from app.grpc import http2_session as session
 from app.grpc.calls import Http2UnaryCall
 from app.grpc.client import Client, Options
 from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import FrameBuffer, PeerLimits, frame_bytes
+from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, RpcError
-from app.grpc.session import Session
 from app.triton.credentials import TlsFiles
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -12,7 +12,7 @@ from app.grpc import connection, frames
 from app.grpc.calls import Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import frame_bytes
-from app.grpc.session import Session
+from app.grpc.http2_session import Session
 
 HEAD = b"\x88"
 """``:status: 200``."""

@@ -23,7 +23,7 @@ from app.grpc.frames import (
     StreamReset,
     frame_bytes,
 )
-from app.grpc.session import Session
+from app.grpc.http2_session import Session
 
 WINDOW = 64 * 1024
 REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import tritonclient.grpc.aio as client
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from app.triton.repository import served_repository
 from tests.toolkit.processes import EXIT_S
 from tests.toolkit.waiting import PATIENCE_S

@@ -7,9 +7,9 @@ import signal
 import pytest
 import pytest_asyncio
 
+from app.launcher import embedded_triton as server
 from app.launcher import process as process_module
-from app.launcher import server
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.arenas import lock_arenas
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,9 +17,9 @@ import pytest
 
 from app.launcher import launch
 from app.launcher import process as process_module
+from app.launcher.embedded_triton import EmbeddedTriton, Loading
 from app.launcher.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.launcher.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
-from app.launcher.server import EmbeddedTriton, Loading
 from tests.toolkit.processes import is_free
 from tests.toolkit.waiting import eventually
 
@@ -32,7 +32,7 @@ GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 
 async def main():
     triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2]), exit_timeout_s=1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lint.check import check
 from app.lint.findings import Code, Finding
+from app.lint.linter import check
 from app.pipelines.file import read_gateway_file
 from app.triton.repository import read_repository
 from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, FLAG, VLLM, VLLM_COUNTS, Repository, engine

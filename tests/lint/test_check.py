@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.check import CheckReport, text_of
-from app.lint.check import check
 from app.lint.findings import Code, Finding
+from app.lint.linter import check
 from app.pipelines.file import read_gateway_file
 from app.triton.repository import PYTHON, read_repository
 from tests.docs.pages import ROOT

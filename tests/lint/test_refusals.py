@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lint.check import check
 from app.lint.findings import Code, Finding, Severity
+from app.lint.linter import check
 from app.triton.repository import read_repository
 from tests.toolkit.refused_configurations import (
     COMPLETING,

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.repairing import repairing_gateway
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_triton

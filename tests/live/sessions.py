@@ -16,8 +16,8 @@ import httpx
 import yaml
 from websockets.asyncio.client import ClientConnection
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.session_models import write_models
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually

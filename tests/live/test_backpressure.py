@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.raw_http import post

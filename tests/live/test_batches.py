@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tritonclient.grpc import InferenceServerClient
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.toolkit.events import read_stream
 from tests.toolkit.waiting import eventually

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.toolkit.connections import Connection
 from tests.toolkit.executions import check_usually_below, settled_executions

@@ -15,8 +15,8 @@ from app.launcher.launch import EmbeddedOptions, Launch, Ports
 from app.launcher.models_venv import ModelEnvironment
 from app.launcher.process import GuardedTriton
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.repository import served_repository
+from app.triton.triton_engine import TritonEngine
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, environment_of, render, the, triton_container
 from tests.live.conftest import GatewayProcess

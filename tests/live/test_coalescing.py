@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.coalesced import BAD, KILLER, LATE, Answers, ask, rows_gateway, rows_triton
 from tests.toolkit.processes import GatewayProcess, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually

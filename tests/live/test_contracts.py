@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions

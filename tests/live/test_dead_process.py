@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
+from app.triton.triton_engine import TritonEngine
 from tests.live.repairing import repairing_gateway
 from tests.toolkit.processes import GatewayProcess, running_triton, scripted_models, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image, ImageDraw, ImageFont
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions

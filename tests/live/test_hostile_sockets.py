@@ -11,7 +11,7 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (

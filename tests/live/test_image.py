@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.deploy.images import ROOT, Builder, lacking, running
 from tests.live.conftest import GatewayProcess, free_ports, wait_until_ready

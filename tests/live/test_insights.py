@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.executions import executions, settled_executions
 from tests.toolkit.waiting import eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.some_models import embedded
 from tests.toolkit.connections import workers_of
 from tests.toolkit.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway

@@ -9,7 +9,7 @@ import pytest
 import tritonclient.http
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.connections import CONNECTIONS
 from tests.toolkit.events import checked, events_in, lines_of

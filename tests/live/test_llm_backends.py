@@ -12,7 +12,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from app.cli import main
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live import tool_models
 from tests.llm.test_contents import LLAVA
 from tests.toolkit.image_host import GIF, PNG

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.live.test_dead_process import processes_of
 from tests.toolkit.events import lines_of

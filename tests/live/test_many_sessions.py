@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.session_models import Summing, write_model
 from tests.live.sessions import kill_triton, wait_for_new_triton
 from tests.live.test_sessions import load

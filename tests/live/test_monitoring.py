@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.helm.rendering import render, the
 from tests.live.conftest import GatewayProcess, free_ports

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess, free_ports, running_gateway
 from tests.live.some_models import config_with

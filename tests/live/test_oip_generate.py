@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.live.side_by_side import Both, both_at
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.core.inference import DTYPE_BY_DATATYPE
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
 from tests.toolkit.processes import LIVE

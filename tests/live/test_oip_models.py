@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app import __version__
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import Both, both_at
 

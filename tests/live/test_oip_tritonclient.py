@@ -12,7 +12,7 @@ from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException
 
 from app.core.inference import DTYPE_BY_DATATYPE
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 
 DATATYPES = [name for name in DTYPE_BY_DATATYPE if name != "BF16"]

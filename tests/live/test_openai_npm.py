@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess
 from tests.live.test_openai_sdk import PROMPT, SAMPLING, pipeline_answer

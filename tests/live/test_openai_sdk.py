@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.some_models import config_with

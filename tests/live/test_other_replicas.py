@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.toolkit.raw_http import dialed, get, post, received, rest
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
 from tests.toolkit.events import Event

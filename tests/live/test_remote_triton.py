@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.triton.service import Kind
 from tests.conftest import Require
 from tests.live.conftest import StartGateway, free_ports

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.live.sequences import MODELS, write_sequence_models
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.live.session_models import MODELS
 from tests.live.sessions import sessions_gateway, sessions_triton, step

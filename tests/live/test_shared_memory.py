@@ -15,13 +15,13 @@ from tritonclient.utils import InferenceServerException
 
 from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import Lease, SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from app.triton.triton_engine import TritonEngine
 from tests.toolkit import raw_http
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually

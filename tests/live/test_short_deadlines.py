@@ -18,14 +18,14 @@ import pytest
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.service import MAX_MESSAGE_BYTES, Kind, RegisteredRegions
+from app.triton.triton_engine import TritonEngine
 from tests.toolkit.processes import running_triton
 
 CLIENTS = 8

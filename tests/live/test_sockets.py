@@ -17,7 +17,7 @@ import yaml
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway

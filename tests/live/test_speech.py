@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.conftest import running_triton
 from tests.live.speech import RATE_HZ, has_espeak, room, silence, speak

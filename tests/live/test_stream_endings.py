@@ -11,8 +11,8 @@ import httpx
 import pytest
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import (
     GatewayProcess,
     StartGateway,

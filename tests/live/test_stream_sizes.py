@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from app.core.inference import Deadline, InferenceRequest, Tensor, bytes_array
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.service import Kind
+from app.triton.triton_engine import TritonEngine
 
 LARGEST = 4_000_000
 AT_ONCE = 8

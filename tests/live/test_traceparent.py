@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from app.launcher.models_venv import ModelEnvironment
-from app.launcher.server import EmbeddedTriton
 from app.triton import repository as repository_reader
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.test_cancellation import leave_after
 from tests.live.test_drain import CONFIG

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.resumable import delete, read_all, start
 from tests.toolkit.connections import CONNECTIONS, connections_to_each, deaths_of, load, workers_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway

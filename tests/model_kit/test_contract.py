@@ -6,7 +6,7 @@ from model_kit.contract import require_at_most, require_shape
 from model_kit.outcomes import ContractBroken
 
 from app.core.errors import Fault, FaultKind
-from app.triton.errors import fault_in
+from app.triton.grpc_errors import fault_in
 
 
 def message_of(exc):

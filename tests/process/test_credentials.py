@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.process.credentials import check_credentials, credentials_of
+from app.process.credential_settings import check_credentials, credentials_of
 from app.settings import Settings, SettingsError
 from app.triton.credentials import TlsFiles
 from tests.toolkit.certificates import Authority

@@ -11,7 +11,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Te
 from app.core.model import ModelConfig, TensorSpec
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
-from app.triton.engine import TritonEngine
+from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton
 
 LARGE = LARGE_BYTES // 4

@@ -6,7 +6,7 @@ from statistics import median
 
 import httpx
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.waiting import eventually
 
 

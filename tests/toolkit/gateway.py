@@ -10,9 +10,9 @@ from starlette.types import ASGIApp
 
 from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules
+from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
-from app.api.inference import Inference
 from app.api.limits import Limits
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics

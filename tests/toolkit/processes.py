@@ -21,8 +21,8 @@ import httpx
 import pytest
 import yaml
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from app.triton.repository import served_repository
 from tests.toolkit.forked_gateway import SERVE, ForkedGateway
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from app.grpc import frames
 from app.grpc.frames import Frame, FrameBuffer, frame_bytes
-from app.grpc.session import SMALLEST_FRAME_LIMIT
+from app.grpc.http2_session import SMALLEST_FRAME_LIMIT
 
 DEFAULT_WINDOW = 65_535
 HEAD = b"\x88" + b"\0\x0ccontent-type\x10application/grpc"

@@ -12,15 +12,15 @@ from tritonclient.grpc import service_pb2 as pb
 from app.core.engine import discard_stream
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest
-from app.triton import engine as engine_module
+from app.triton import triton_engine as engine_module
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.health import health as health_module
-from app.triton.health import watch as watch_module
+from app.triton.health import health_watch as watch_module
 from app.triton.health.canaries import Canary
 from app.triton.health.health import ModelDeclaration, ModelFault, TritonHealth
-from app.triton.health.watch import HealthWatch
+from app.triton.health.health_watch import HealthWatch
 from app.triton.service import Kind
+from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, piece, serving
 
 WITHIN_S = 30.0

@@ -27,8 +27,8 @@ from app.core.model import ModelState
 from app.core.trace import TraceContext
 from app.triton.cancellation import QUIET_S
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine
 from app.triton.service import MAX_MESSAGE_BYTES, Kind
+from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
@@ -389,7 +389,7 @@ class TestStream:
     async def test_a_stream_that_ignores_its_cancel_call_is_cancelled(
         self, engine: TritonEngine, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("app.triton.engine.SELF_END_S", 0.3)
+        monkeypatch.setattr("app.triton.triton_engine.SELF_END_S", 0.3)
         triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
         await anext(responses)

@@ -19,7 +19,7 @@ from app.core.errors import (
 )
 from app.core.inference import OpenSequence
 from app.grpc.rpc import RpcError
-from app.triton.errors import gateway_error_of, note_lost_sequence, triton_errors
+from app.triton.grpc_errors import gateway_error_of, note_lost_sequence, triton_errors
 from app.triton.grpcio import rpc_error_of
 
 PREFIXES = [

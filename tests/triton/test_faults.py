@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.errors import Fault, FaultKind
-from app.triton.errors import fault_in, gateway_error_of
+from app.triton.grpc_errors import fault_in, gateway_error_of
 
 NOT_GIVEN = (
     "expected 1 inputs but got 0 inputs for model 'ident'. Got input(s) [], but missing required input(s) ['X']. "

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.openapi_document import ROOT
 from tests.toolkit.processes import GatewayProcess, running_gateway

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import blocks_of
 from tests.live.openapi_document import ROOT

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.conftest import running_gateway, running_triton
 from tests.live.side_by_side import with_binary
 from tests.toolkit.redis import RedisServer

@@ -14,10 +14,10 @@ from app.api.bodies import off_loop, read_json
 from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.exchange import Exchange
 from app.api.explain.spans import CALL, ExplainedSpan, TritonSpan, spans_in
-from app.api.layer import Layer
 from app.api.limits import Limits
 from app.api.metrics_pages import forward_spans
 from app.api.openapi import Operation, header, in_path, json_answer
+from app.api.request_layer import Layer
 from app.api.responses import JsonResponse
 from app.core.errors import Outcome, UnknownRequest
 from app.core.json import TEXT

@@ -14,9 +14,9 @@ import orjson
 from starlette.responses import Response
 
 from app.api.error_table import headers_of
-from app.api.oip.errors import is_of_model, message_of, status_of
 from app.api.oip.infer import MAX_ID, ParsedRequest, data_of
-from app.api.oip.parameters import parameter_of
+from app.api.oip.oip_errors import is_of_model, message_of, status_of
+from app.api.oip.oip_parameters import parameter_of
 from app.api.oip.signature import Input, Signature
 from app.api.responses import JsonResponse
 from app.codecs.json_scan import WHITESPACE, members_of

@@ -14,12 +14,11 @@ from starlette.responses import Response
 from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
+from app.api.call import Inference
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Answering, Found
 from app.api.exchange import Exchange
-from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.oip.calls import ModelCalls
 from app.api.oip.generate import (
     Generated,
     error_object,
@@ -27,6 +26,7 @@ from app.api.oip.generate import (
     values_of,
 )
 from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer
+from app.api.oip.model_calls import ModelCalls
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
 from app.api.streaming import StreamResponse

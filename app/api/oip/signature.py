@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from app.api.oip.parameters import checked
+from app.api.oip.oip_parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, NumberLists, number_codec
+from app.core.engine_layer import PipelineLayer
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import (
     BYTES,
@@ -23,7 +24,6 @@ from app.core.inference import (
     bytes_array,
     elements_in,
 )
-from app.core.layer import PipelineLayer
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
 from app.observability.metrics import NO_PIPELINE

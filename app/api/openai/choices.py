@@ -5,9 +5,9 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from app.api.openai.calls import Piece, joined
-from app.api.openai.errors import openai_names
+from app.api.openai.choice_parts import Piece, joined
 from app.api.openai.logprobs import Alternatives, alternatives_of
+from app.api.openai.openai_errors import openai_names
 from app.api.openai.requests import Prompt, ResponseOptions
 from app.api.openai.response_format import FormatCheck
 from app.core.answer import Tokens, Values

@@ -15,14 +15,14 @@ import orjson
 from msgspec import Meta
 from msgspec.structs import replace
 
+from app.api.call import Inference
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
-from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.openai.errors import openai_names
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, Members, body_of_fields, renamed, required, take
+from app.api.openai.openai_errors import openai_names
 from app.api.openai.requests import form_of, read_named_request
 from app.api.responses import JSON, send_parts
 from app.codecs.kinds import declared_shape

@@ -7,14 +7,14 @@ pipeline.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from app.api.openai.chat_messages import CallMessage, PlainMessage, TextPart
 from app.api.openai.embeddings import MAX_INPUTS, OpenAIEmbeddings, Texts
-from app.api.openai.errors import OpenAIError, openai_status_of
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Neutral
-from app.api.openai.messages import CallMessage, PlainMessage, TextPart
+from app.api.openai.openai_errors import OpenAIError, openai_status_of
 from app.api.openai.openai_models import OpenAIModel, OpenAIModelList, ids_of
 from app.api.openai.requests import Choices, Logprobs, OneText, Stop, StreamOptions
 from app.api.openai.response_format import ResponseFormat
-from app.api.openai.text import (
+from app.api.openai.text_answers import (
     OpenAIChatCompletion,
     OpenAIChatCompletionChunk,
     OpenAICompletion,

@@ -14,10 +14,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from app.api.bodies import check_size, off_loop, read_json_of_any
+from app.api.call import Inference
 from app.api.exchange import Exchange
-from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.openai.calls import AnswerReader
+from app.api.openai.chat_messages import Conversation, Image
+from app.api.openai.choice_parts import AnswerReader
 from app.api.openai.members import (
     NEUTRAL_OF_TEXTS,
     Members,
@@ -27,7 +28,6 @@ from app.api.openai.members import (
     required,
     take,
 )
-from app.api.openai.messages import Conversation, Image
 from app.api.openai.openai_models import checked_model
 from app.api.openai.response_format import FIELD as RESPONSE_FORMAT
 from app.api.openai.response_format import LONGEST_WITHOUT_SCHEMA, take_format

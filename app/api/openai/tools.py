@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from app.api.openai.calls import AnswerReader
+from app.api.openai.choice_parts import AnswerReader
 from app.api.openai.members import NOT_SUPPORTED, Members, take
 from app.codecs.json_scan import has_more_elements
 from app.core.errors import FieldProblem, InvalidJson

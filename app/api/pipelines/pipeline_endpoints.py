@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
+from app.api.call import Inference, InferenceCall
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.idempotency import KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import Inference, InferenceCall
-from app.api.layer import Layer
 from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.pipelines.samples import base_url_of
+from app.api.request_layer import Layer
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh

@@ -2,11 +2,11 @@
 
 from starlette.responses import Response
 
+from app.api.call import Inference
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Exchange, Header
-from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.answers import SessionOpened
 from app.api.pipelines.reading import check_is_start, read_inference

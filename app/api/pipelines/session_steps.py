@@ -8,10 +8,10 @@ from time import monotonic
 
 from msgspec import Struct
 
+from app.api.call import Inference, InferenceCall
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.problems import problem_of
 from app.core.answer import Answer, Ending

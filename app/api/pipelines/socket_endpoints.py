@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
 from app.api.bodies import check_no_query, off_loop
+from app.api.call import Inference
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
-from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
 from app.api.pipelines.session_steps import SessionSteps, StepRequest

@@ -7,13 +7,13 @@ import msgspec
 from starlette.responses import Response
 
 from app.api.bodies import check_size, off_loop, read_json_of_any
+from app.api.call import Inference
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange
 from app.api.idempotency import idempotency_key_of
-from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.answers import StreamStarted
 from app.api.responses import JsonResponse

@@ -16,9 +16,9 @@ from typing import Any
 from app.core.engine import Document, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.triton.engine import TritonEngine
 from app.triton.fleet.consensus import SeveralServers, no_address
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
+from app.triton.triton_engine import TritonEngine
 
 
 def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:

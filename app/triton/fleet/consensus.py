@@ -10,7 +10,7 @@ from typing import TypeVar
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.model import ModelConfig, ModelKey, ModelState
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
 
 OTHER_SIGNATURE = "other_signature"
 ANSWER_S = 3.0

@@ -10,7 +10,7 @@ from contextlib import suppress
 from app.core.aio import BackgroundTasks, Backoff
 from app.core.errors import GatewayError
 from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.server import Slow, TritonServer
+from app.triton.fleet.member import Slow, TritonServer
 from app.triton.health.canaries import Canaries, canary_of, is_answered
 
 POLL_S = 0.25

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from app.triton.fleet import addresses
 from app.triton.fleet.addresses import Resolve, resolve_by_system
 from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
 
 DRAIN_POLL_S = 0.1
 _log = logging.getLogger(__name__)

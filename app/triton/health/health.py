@@ -1,6 +1,6 @@
 """What the calls of one Triton show about it, and what follows for requests.
 
-A model is ready, suspect or has a :class:`ModelFault`. :mod:`app.triton.health.watch` acts on this table:
+A model is ready, suspect or has a :class:`ModelFault`. :mod:`app.triton.health.health_watch` acts on this table:
 
 ==================================  =====================================  ========  =================================
 what calls show                     proof                                  fault     what is done until it works

@@ -2,7 +2,7 @@
 
 Triton checks the shape of a step's input against ``dims``, where -1 allows any size. So it does not notice a step that
 sends all tokens so far instead of the new ones. The gateway recognizes these messages, and answers
-``contract_violation`` with the step that wrote the tensor (app/triton/errors.py).
+``contract_violation`` with the step that wrote the tensor (app/triton/grpc_errors.py).
 """
 
 from collections.abc import Sequence

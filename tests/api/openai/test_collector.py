@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.api.openai.choices import Choice
 from app.api.openai.requests import Prompt, ResponseOptions
-from app.api.openai.text import ChatRendering, ChunkCollector, TextCollector
+from app.api.openai.text_answers import ChatRendering, ChunkCollector, TextCollector
 from app.core.inference import InferenceResponse
 from app.pipelines.openai_mapping import TextForm
 from tests.api.openai.conftest import WRITER

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from app.api.error_table import ROW_BY_ERROR
-from app.api.openai.errors import openai_error_response
+from app.api.openai.openai_errors import openai_error_response
 from app.core import errors
 from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.pipelines.body import MAX_PROBLEMS

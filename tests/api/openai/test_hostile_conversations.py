@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.api.openai.calls import MAX_CHECKED_CHARACTERS, AnswerReader
+from app.api.openai.choice_parts import MAX_CHECKED_CHARACTERS, AnswerReader
 from app.core.errors import ToolCallMissing
 from app.llm.answer_formats import parser_of
 from app.llm.answer_schema import AnswerSchema

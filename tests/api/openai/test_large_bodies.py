@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.api.openai.chat_messages import Conversation, take_conversation
 from app.api.openai.embeddings import embeddings_request
 from app.api.openai.members import read_members
-from app.api.openai.messages import Conversation, take_conversation
 from app.api.openai.requests import NamedRequest, chat_requests, completion_requests, take_options
 from app.core.errors import InvalidInput
 from app.pipelines.openai_mapping import EmbeddingsForm, TextForm

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.session_models import write_models
 from tests.toolkit.processes import running_triton, scripted_models
 

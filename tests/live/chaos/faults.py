@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from app.core.errors import Outcome
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.streams.redis_store import HEARTBEAT_S
 from tests.live.chaos.client import Manner
 from tests.live.chaos.ledger import Kill

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link

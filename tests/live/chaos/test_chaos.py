@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import Outcome
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.faults import FAULTS, WORKER_FAULTS, Fault, cutting
 from tests.live.chaos.report import LONG_S, SEED, write_ledger
 from tests.live.chaos.stand import Levels, Stand, stand_of

@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.report import CLOSED_S, write_part
 from tests.live.chaos.stand import HERE, levels_of
 from tests.toolkit.processes import GatewayProcess, running_gateway

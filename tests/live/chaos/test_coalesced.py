@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.launcher.server import EmbeddedTriton
 from tests.live.chaos.faults import RECOVERY_S, is_ready
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, RESETS, Link, Spoiling
 from tests.live.chaos.report import LONG_S, SEED, write_part

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from app.core.errors import Outcome
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.hostile.dialects import hostile, valid
 from tests.live.chaos.hostile.heads import Hostile
 from tests.live.chaos.hostile.sender import Sender

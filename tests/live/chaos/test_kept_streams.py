@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.report import KEPT_S, table, write_part
 from tests.toolkit.connections import Connection
 from tests.toolkit.processes import GatewayProcess, running_gateway

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher.server import EmbeddedTriton
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import RESUMABLE, WEBSOCKET, Ask
 from tests.live.chaos.hostile.heads import Hostile
 from tests.live.chaos.hostile.sender import Sender

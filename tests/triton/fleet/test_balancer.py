@@ -21,7 +21,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Op
 from app.core.model import ModelConfig
 from app.triton.fleet import balancer as module
 from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
 from app.triton.health.health import FAILURES
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model

@@ -19,7 +19,7 @@ from app.triton.connect import open_transport
 from app.triton.fleet.balancer import DirectEngine
 from app.triton.health import health as health_module
 from app.triton.health.health import FAILURES, ModelFault, TritonHealth
-from app.triton.health.watch import HealthWatch
+from app.triton.health.health_watch import HealthWatch
 from app.triton.service import Kind
 from tests.grpc import test_client as h2
 from tests.toolkit.triton import FakeTriton, piece, serving

@@ -9,7 +9,7 @@ import pytest
 from app.core.inference import Deadline, InferenceRequest
 from app.triton.fleet import ejection as module
 from app.triton.fleet.ejection import ENOUGH, slow_servers, watch_servers
-from app.triton.fleet.server import TritonServer
+from app.triton.fleet.member import TritonServer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import Samples, eventually, running
 from tests.triton.fleet.test_balancer import ANSWER, PLAIN, Balancer, balanced, working

@@ -10,8 +10,8 @@ from app.triton.fleet import addresses as addresses_module
 from app.triton.fleet import pool as module
 from app.triton.fleet.addresses import addresses_of, is_name, resolve_by_system, resolved
 from app.triton.fleet.balancer import Balancer
+from app.triton.fleet.member import TritonServer
 from app.triton.fleet.pool import ServerPool
-from app.triton.fleet.server import TritonServer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import eventually, running
 

@@ -8,10 +8,10 @@ import pytest
 from app.core.engine import NO_OBSERVER
 from app.core.errors import DeadlineExceeded
 from app.core.inference import InferenceRequest, InferenceResponse
-from app.triton import engine as module
-from app.triton.engine import WatchedCall
+from app.triton import triton_engine as module
 from app.triton.health import health as health_module
 from app.triton.health.health import FAILURES, SILENCE_S, CallHistory, ModelDeclaration, ModelHealth, TritonHealth
+from app.triton.triton_engine import WatchedCall
 
 REQUEST = InferenceRequest("m", ())
 METHOD = "ModelInfer"

@@ -12,10 +12,10 @@ from app.core.engine import NO_OBSERVER
 from app.core.errors import ModelNotReady, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.triton.connect import open_transport
-from app.triton.engine import TritonEngine, WatchedCall
 from app.triton.health import health as health_module
-from app.triton.health import watch as watch_module
+from app.triton.health import health_watch as watch_module
 from app.triton.health.health import FAILURES, HealthByAddress, ModelDeclaration, ModelFault
+from app.triton.triton_engine import TritonEngine, WatchedCall
 from tests.toolkit.watches import ScriptedTriton, Watched, eventually, running, watched_triton
 
 SHORT_S = 0.05

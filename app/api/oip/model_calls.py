@@ -3,9 +3,9 @@
 from operator import is_
 
 from app.api.access import check_model
+from app.api.call import Inference, InferenceCall
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
-from app.api.oip.errors import is_of_model
+from app.api.oip.oip_errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Answer, Ending
 from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, UnknownModel

@@ -23,7 +23,7 @@ from app.lint.ensembles import (
     tensor_faults,
 )
 from app.lint.findings import Code, Finding
-from app.lint.gateway import HEALTH_CHECK, Declared, file_faults, pipeline_faults
+from app.lint.pipeline_checks import HEALTH_CHECK, Declared, file_faults, pipeline_faults
 from app.pipelines.file import GatewayFile
 from app.pipelines.resolve import derived_spec
 

@@ -41,7 +41,7 @@ from app.triton.codec import (
     trace_metadata,
 )
 from app.triton.config import model_config_of
-from app.triton.errors import (
+from app.triton.grpc_errors import (
     Refusals,
     error_of_call,
     gateway_error_of,

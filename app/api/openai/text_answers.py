@@ -15,18 +15,18 @@ from msgspec import Meta
 from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
+from app.api.call import Inference, InferenceCall
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
-from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.calls import OpenAIDelta, OpenAIMessage, Piece, delta_of, joined, message_of
+from app.api.openai.chat_messages import Conversation, take_conversation
+from app.api.openai.choice_parts import OpenAIDelta, OpenAIMessage, Piece, delta_of, joined, message_of
 from app.api.openai.choices import Choice, OpenAIUsage, tokens_of, usage_of
-from app.api.openai.errors import openai_error_of
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
-from app.api.openai.messages import Conversation, take_conversation
+from app.api.openai.openai_errors import openai_error_of
 from app.api.openai.requests import (
     NamedRequest,
     Prompt,

@@ -11,10 +11,10 @@ from app.core.aio import Backoff
 from app.core.engine import discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline
-from app.triton.engine import RunningStream, TritonEngine
-from app.triton.errors import REPAIR_S
+from app.triton.grpc_errors import REPAIR_S
 from app.triton.health.canaries import Canaries, Canary, Verdict, canary_of, examine, is_answered
 from app.triton.health.health import DEAD, FAILURES, FIRST_DELAY_S, REPEATED, ModelFault, TritonHealth
+from app.triton.triton_engine import RunningStream, TritonEngine
 
 POLL_S = 0.25
 UNANSWERED = 2

@@ -136,8 +136,10 @@ class Stream:
                         started = time.perf_counter()
                         values = answer.add(response)
                         if values is not None:
-                            text = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
-                            self._append("output", text)
+                            # No name holds the text: it would stay in memory until the next response.
+                            self._append(
+                                "output", b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+                            )
                         self.own_s += time.perf_counter() - started
                         if self._lag_s and not response.is_behind:
                             self._lag_s = 0.0

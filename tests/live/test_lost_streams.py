@@ -38,7 +38,7 @@ pipelines:
 oip: {models: [scripted_stream]}
 """
 SCRIPT = json.dumps({"outputs": 1, "then": "silence"})
-SENT_S = 0.2
+SENT_S = 1.0
 """The time in which a model that has sent an output gives back the lock that it shares with Triton."""
 _log = logging.getLogger(__name__)
 

@@ -39,6 +39,8 @@ LONGEST_RESTART_S = 3600.0
 """Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
 DEAD_S = 0.5
 """A stream of a dead process has been silent at least this long, because Triton needs a second to report the death."""
+ENDED_S = 2.0
+"""The longest time that a repair waits for the end of the streams of a dead process."""
 SILENT_S = 2.0
 """A stream that has begun is examined after this silence,"""
 TIMES = 5.0
@@ -165,7 +167,10 @@ class HealthWatch:
                     health.suspects.pop(called, None)
             for model in health.with_fault(*DEAD):
                 state = health.models[model]
-                if state.repairs.is_due and (health.may_reload or time.monotonic() - state.died_at >= FIRST_DELAY_S):
+                dead_s = time.monotonic() - state.died_at
+                if dead_s < ENDED_S and any(model in health.run_by(stream.model) for stream in self._engine.streams):
+                    continue  # a reload beside the streams of a dead process can abort Triton 2.51
+                if state.repairs.is_due and (health.may_reload or dead_s >= FIRST_DELAY_S):
                     await self._repair(model)
 
     async def _repair(self, model: str) -> None:

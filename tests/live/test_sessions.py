@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.conftest import GatewayProcess, wait_until_ready
 from tests.live.session_models import MODELS
-from tests.live.sessions import code, connections, session_client, sessions_gateway, sessions_triton, step
+from tests.live.sessions import code, connections, kill_triton, session_client, sessions_gateway, sessions_triton, step
 from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import opened
@@ -283,8 +282,7 @@ def test_a_killed_triton_ends_its_sessions(
     thread = threading.Thread(target=lambda: answers.append(running.send(5, sleep_s=30)))
     thread.start()
     eventually(lambda: gateway.metric("requests_running_by_pipeline", pipeline="uint64_oldest") > 0)
-    assert triton.pid is not None
-    os.kill(triton.pid, signal.SIGKILL)
+    kill_triton(triton)
     thread.join()
     assert code(answers[0]) == (410, "session_lost")
     wait_until_ready(gateway)

@@ -8,8 +8,8 @@ what calls show                     proof                                  fault
 5 in a row without an answer        none                                   OPEN      probe after 0.25 s, then up to 5 s
 2 in a row without an answer        2 canaries without an answer, and      HUNG      after 60 s reload the model,
                                     5 such calls; nothing is completed               then restart Triton
-an error that names a dead process  an error of a canary; without one,     PROCESS   reload after 0 s, 1 s, up to 60 s
-                                    3 errors
+an error that names a dead process  an error of a canary; without one,     PROCESS   reload once its streams have
+                                    3 errors                                         ended, then after 1 s to 60 s
 an error of ``engine_errors``       the same                               ENGINE    the same, with the models below it
 the same                            also no canary of another model is     (stuck)   after 60 s restart Triton
                                     answered by the same gRPC method

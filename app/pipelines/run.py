@@ -55,8 +55,9 @@ class Collector(Answer):
     has_enough = False
     tokens: Tokens | None = None
     _item_count = 1
-    _without_elements: ContractViolation | None = None
-    """Of an output that has no elements, although its declared shape has some."""
+    _fault: ContractViolation | None = None
+    """Of a model that is not decoupled: an output is missing, or has no elements although its declared shape has some.
+    An early exit may explain it."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_divided: bool = True) -> None:
         """``is_divided``: the reasoning in the text is an output of its own, if the pipeline has one."""
@@ -87,7 +88,11 @@ class Collector(Answer):
             self._token_count.add(response)
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
+        """Returns the values of one response; None for a response without outputs.
+
+        Raises ContractViolation, also if a model that is not decoupled omitted an output, or wrote it without its
+        elements, and no rule of an early exit holds.
+        """
         if not response.outputs:
             return None
         if self._token_count is not None:
@@ -98,6 +103,8 @@ class Collector(Answer):
         if self._pipeline.rules.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
+        if self._fault is not None and self._reason_of_outputs() is None:
+            raise self._fault
         if self._division is not None:
             values = self._division.divided(values)
         if response.is_final and (self._texts or self._counts):
@@ -108,39 +115,41 @@ class Collector(Answer):
     def finish(self, error: GatewayError | None = None) -> Ending:
         """An early exit before any output has the empty result.
 
-        Raises the error for the caller, or ContractViolation if a model that is not decoupled omitted an output, or
-        wrote it without its elements.
+        Raises the error for the caller, or ContractViolation if a model that is not decoupled wrote no output.
         """
         rests = None
         if error is not None:
             reason: str | None = self._pipeline.early_exit_of(error, self._request_id)
         else:
-            rules = self._pipeline.rules
-            reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
-            if reason is None and not self._decoupled:
-                if self._without_elements is not None:
-                    raise self._without_elements
-                for field in self._fields:
-                    if field.tensor.name not in self._written:
-                        raise _not_written(field.tensor.name)
+            reason = self._reason_of_outputs()
+            if reason is None and not self._written and not self._decoupled:
+                raise _not_written(self._fields[0].tensor.name)
             if self._texts or self._counts:
                 rests = self._rests()
         if rests or (reason is not None and not self._written):
             return Ending(reason, [{**self.empty_values(), **(rests or {})}])
         return Ending(reason)
 
+    def _reason_of_outputs(self) -> str | None:
+        rules = self._pipeline.rules
+        return rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
+
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
         return {field.name: self._empty_value(field) for field in self._fields}
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
-        tensor = None if field.is_reasoning else response.outputs.get(field.tensor.name)
+        if field.is_reasoning:
+            return self._empty_value(field)
+        tensor = response.outputs.get(field.tensor.name)
         if tensor is None:
+            if not self._decoupled:
+                self._fault = self._fault or _not_written(field.tensor.name)
             return self._empty_value(field)
         array = field.array_of(tensor, self._item_count)
         if not array.size:
-            if self._without_elements is None and not field.may_be_empty:
-                self._without_elements = field.other_shape(tensor.shape)
+            if not self._decoupled and not field.may_be_empty:
+                self._fault = self._fault or field.other_shape(tensor.shape)
             return self._empty_value(field)
         if field.is_count:
             self._counts[field.name] += int(array.sum())

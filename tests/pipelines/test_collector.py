@@ -115,10 +115,8 @@ class TestEndings:
         config = model([], ["BOX FP32 [2]", "IDS INT32 [-1]"], max_batch_size=size)
         ids = tensor("IDS", "INT32", [[]] if size else [])
         answered = response(Tensor("BOX", "FP32", np.zeros(shape, np.float32)), ids)
-        c = collector(pipeline(config))
-        c.add(answered)
         with pytest.raises(ContractViolation, match=r"'BOX' has shape .*; \[(1,)?2\] is declared") as caught:
-            c.finish()
+            collector(pipeline(config)).add(answered)
         assert caught.value.hint == (
             "If the model may write none, declare an early_exit rule with empty: [BOX] in gateway.yaml."
         )
@@ -133,10 +131,8 @@ class TestEndings:
 
     def test_a_missing_output_without_a_rule_is_a_violation(self) -> None:
         config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
-        c = collector(pipeline(config))
-        c.add(piece(b"a", is_final=True))
         with pytest.raises(ContractViolation, match="'IDS' was not written") as caught:
-            c.finish()
+            collector(pipeline(config)).add(piece(b"a", is_final=True))
         assert caught.value.tensor == "IDS"
         c = collector(pipeline(config, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}]))
         c.add(piece(b"a", is_final=True))

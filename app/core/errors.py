@@ -1,21 +1,6 @@
 """Defines every error of the gateway, and the parsed form of Triton's errors about the steps of an ensemble.
 
 ``app.api.error_table`` has the HTTP status and the remedy of each error.
-
-GatewayError
-  ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
-                       UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
-                       MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       UpgradeRequired, HeadersTooLarge, ResumableStreamsOff, HttpSessionsOff, IdempotencyKeyReused,
-                       UnknownSession, StepOutOfTurn
-  Rejected             TooManyRequests, Draining
-  ModelError           UpstreamProtocol, ToolCallMissing, FormatMismatch
-  ContractViolation
-  Unavailable          UpstreamUnavailable, ModelChanged, ModelNotReady
-  SessionLost
-  DeadlineExceeded
-  Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
-  Internal
 """
 
 from collections.abc import Sequence
@@ -116,15 +101,26 @@ class GatewayError(Exception):
     them. A model's message is part of them only if the operator exposes it.
     """
 
-    code: ClassVar[str]
-    title: ClassVar[str]
-    outcome: ClassVar[Outcome]
+    code: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    outcome: ClassVar[Outcome] = Outcome.INTERNAL
     retryable: ClassVar[bool] = False
     retry_after_s: int | None = None
     """Whole seconds. A class's own value is for errors that do not know better."""
 
-    def __init__(self, detail: str, *, hint: str | None = None, errors: Sequence[FieldProblem] = ()) -> None:
+    def __init_subclass__(cls, *, code: str = "", title: str = "", outcome: Outcome | None = None) -> None:
+        cls.code, cls.title, cls.outcome = code or cls.code, title or cls.title, outcome or cls.outcome
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        hint: str | None = None,
+        errors: Sequence[FieldProblem] = (),
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(detail)
+        self.retry_after_s = self.retry_after_s if retry_after_s is None else retry_after_s
         self.detail = detail
         self.hint = hint
         self.errors = tuple(errors)
@@ -142,54 +138,36 @@ class GatewayError(Exception):
                 each.__traceback__ = each.__cause__ = each.__context__ = None
 
 
-class ClientError(GatewayError):
-    outcome = Outcome.CLIENT_ERROR
+class ClientError(GatewayError, outcome=Outcome.CLIENT_ERROR): ...
 
 
-class InvalidJson(ClientError):
-    code = "invalid_json"
-    title = "The body is not JSON"
+class InvalidJson(ClientError, code="invalid_json", title="The body is not JSON"): ...
 
 
-class InvalidRequest(ClientError):
-    code = "invalid_request"
-    title = "The request is malformed"
+class InvalidRequest(ClientError, code="invalid_request", title="The request is malformed"): ...
 
 
-class InvalidInput(ClientError):
-    code = "invalid_input"
-    title = "The input does not fit the pipeline"
+class InvalidInput(ClientError, code="invalid_input", title="The input does not fit the pipeline"): ...
 
 
-class ContextLengthExceeded(ClientError):
-    code = "context_length_exceeded"
-    title = "The request is longer than the model's context"
+class ContextLengthExceeded(
+    ClientError, code="context_length_exceeded", title="The request is longer than the model's context"
+): ...
 
 
-class Unauthenticated(ClientError):
-    code = "unauthenticated"
-    title = "The API key is missing or not valid"
+class Unauthenticated(ClientError, code="unauthenticated", title="The API key is missing or not valid"): ...
 
 
-class Forbidden(ClientError):
-    code = "forbidden"
-    title = "The API key does not allow this"
+class Forbidden(ClientError, code="forbidden", title="The API key does not allow this"): ...
 
 
-class UnknownPipeline(ClientError):
-    code = "unknown_pipeline"
-    title = "No such pipeline"
+class UnknownPipeline(ClientError, code="unknown_pipeline", title="No such pipeline"): ...
 
 
-class UnknownExample(ClientError):
-    code = "unknown_example"
-    title = "No such example"
+class UnknownExample(ClientError, code="unknown_example", title="No such example"): ...
 
 
-class UnknownModel(ClientError):
-    code = "unknown_model"
-    title = "No such model"
-
+class UnknownModel(ClientError, code="unknown_model", title="No such model"):
     @classmethod
     def named(cls, model: str, version: str = "") -> "UnknownModel":
         """Has Triton's words."""
@@ -197,213 +175,139 @@ class UnknownModel(ClientError):
         return cls(f"Request for unknown model: '{shown(model)}'{of_version} is not found")
 
 
-class NotFound(ClientError):
-    code = "not_found"
-    title = "No such address"
+class NotFound(ClientError, code="not_found", title="No such address"): ...
 
 
-class MethodNotAllowed(ClientError):
-    code = "method_not_allowed"
-    title = "The method is not allowed here"
+class MethodNotAllowed(ClientError, code="method_not_allowed", title="The method is not allowed here"): ...
 
 
-class UpgradeRequired(ClientError):
-    code = "upgrade_required"
-    title = "The address needs a WebSocket"
+class UpgradeRequired(ClientError, code="upgrade_required", title="The address needs a WebSocket"): ...
 
 
-class SlowRequest(ClientError):
-    code = "slow_request"
-    title = "The request came too slowly"
+class SlowRequest(ClientError, code="slow_request", title="The request came too slowly"):
     retryable = True
 
 
-class PayloadTooLarge(ClientError):
-    code = "payload_too_large"
-    title = "The body is too large"
+class PayloadTooLarge(ClientError, code="payload_too_large", title="The body is too large"): ...
 
 
-class UnsupportedMediaType(ClientError):
-    code = "unsupported_media_type"
-    title = "The content type is not accepted"
+class UnsupportedMediaType(ClientError, code="unsupported_media_type", title="The content type is not accepted"): ...
 
 
-class HeadersTooLarge(ClientError):
-    code = "headers_too_large"
-    title = "The headers are too large"
+class HeadersTooLarge(ClientError, code="headers_too_large", title="The headers are too large"): ...
 
 
-class UnknownStream(ClientError):
-    code = "unknown_stream"
-    title = "No such stream"
+class UnknownStream(ClientError, code="unknown_stream", title="No such stream"): ...
 
 
-class UnknownRequest(ClientError):
-    code = "unknown_request"
-    title = "No such request"
+class UnknownRequest(ClientError, code="unknown_request", title="No such request"): ...
 
 
-class StreamEvicted(ClientError):
-    code = "stream_evicted"
-    title = "The events are gone"
+class StreamEvicted(ClientError, code="stream_evicted", title="The events are gone"): ...
 
 
-class ResumableStreamsOff(ClientError):
-    code = "resumable_streams_off"
-    title = "Resumable streams are off"
+class ResumableStreamsOff(ClientError, code="resumable_streams_off", title="Resumable streams are off"): ...
 
 
-class HttpSessionsOff(ClientError):
-    code = "http_sessions_off"
-    title = "Sessions over HTTP are off"
+class HttpSessionsOff(ClientError, code="http_sessions_off", title="Sessions over HTTP are off"): ...
 
 
-class IdempotencyKeyReused(ClientError):
-    code = "idempotency_key_reused"
-    title = "The idempotency key belongs to another request"
+class IdempotencyKeyReused(
+    ClientError, code="idempotency_key_reused", title="The idempotency key belongs to another request"
+): ...
 
 
-class UnknownSession(ClientError):
-    code = "unknown_session"
-    title = "No such session"
+class UnknownSession(ClientError, code="unknown_session", title="No such session"): ...
 
 
-class StepOutOfTurn(ClientError):
+class StepOutOfTurn(ClientError, code="step_out_of_turn", title="The step is out of turn"):
     """``last_step``: the number of the last step that was answered."""
-
-    code = "step_out_of_turn"
-    title = "The step is out of turn"
 
     def __init__(self, detail: str, *, last_step: int = 0, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.last_step = last_step
 
 
-class SessionLost(GatewayError):
+class SessionLost(GatewayError, code="session_lost", title="The session's state is lost", outcome=Outcome.MODEL_ERROR):
     """``last_step``: the number of the last step that was answered; None if nobody knows it."""
-
-    code = "session_lost"
-    title = "The session's state is lost"
-    outcome = Outcome.MODEL_ERROR
 
     def __init__(self, detail: str, *, last_step: int | None = None, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.last_step = last_step
 
 
-class Rejected(GatewayError):
-    outcome = Outcome.REJECTED
+class Rejected(GatewayError, outcome=Outcome.REJECTED):
     retryable = True
     retry_after_s = 1
 
 
-class TooManyRequests(Rejected):
-    code = "too_many_requests"
-    title = "Too many requests"
-
-    def __init__(self, detail: str, *, hint: str | None = None, retry_after_s: int = 1) -> None:
-        super().__init__(detail, hint=hint)
-        self.retry_after_s = retry_after_s
+class TooManyRequests(Rejected, code="too_many_requests", title="Too many requests"): ...
 
 
-class Draining(Rejected):
-    code = "draining"
-    title = "The gateway is shutting down"
+class Draining(Rejected, code="draining", title="The gateway is shutting down"): ...
 
 
-class ModelError(GatewayError):
-    code = "model_error"
-    title = "The model failed"
-    outcome = Outcome.MODEL_ERROR
+class ModelError(GatewayError, code="model_error", title="The model failed", outcome=Outcome.MODEL_ERROR): ...
 
 
-class UpstreamProtocol(ModelError):
-    code = "upstream_protocol"
-    title = "Triton's answer could not be read"
+class UpstreamProtocol(ModelError, code="upstream_protocol", title="Triton's answer could not be read"): ...
 
 
-class ToolCallMissing(ModelError):
-    code = "tool_call_missing"
-    title = "The model did not call a function"
+class ToolCallMissing(ModelError, code="tool_call_missing", title="The model did not call a function"): ...
 
 
-class FormatMismatch(ModelError):
-    code = "response_format_mismatch"
-    title = "The model's answer has another format"
+class FormatMismatch(ModelError, code="response_format_mismatch", title="The model's answer has another format"): ...
 
 
-class ContractViolation(GatewayError):
+class ContractViolation(
+    GatewayError, code="contract_violation", title="A tensor broke its contract", outcome=Outcome.CONTRACT_VIOLATION
+):
     """The output ``tensor`` violated its declared type, shape or contract."""
-
-    code = "contract_violation"
-    title = "A tensor broke its contract"
-    outcome = Outcome.CONTRACT_VIOLATION
 
     def __init__(self, detail: str, *, tensor: str, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.tensor = tensor
 
 
-class Unavailable(GatewayError):
+class Unavailable(GatewayError, outcome=Outcome.UNAVAILABLE):
     """``was_sent``: whether Triton may have begun to work on the request; if it did not, a repetition is safe."""
 
-    outcome = Outcome.UNAVAILABLE
     retryable = True
     retry_after_s = 1
     was_answered = False
     """Whether it is the answer of a Triton that works, which would say the same again."""
 
     def __init__(self, detail: str, *, was_sent: bool = True, retry_after_s: int = 1) -> None:
-        super().__init__(detail)
+        super().__init__(detail, retry_after_s=retry_after_s)
         self.was_sent = was_sent
-        self.retry_after_s = retry_after_s
 
 
-class UpstreamUnavailable(Unavailable):
-    code = "upstream_unavailable"
-    title = "Triton is not available"
+class UpstreamUnavailable(Unavailable, code="upstream_unavailable", title="Triton is not available"): ...
 
 
-class ModelChanged(Unavailable):
-    code = "model_changed"
-    title = "The model changed during the request"
+class ModelChanged(Unavailable, code="model_changed", title="The model changed during the request"): ...
 
 
-class ModelNotReady(Unavailable):
-    code = "model_not_ready"
-    title = "The model is not ready"
+class ModelNotReady(Unavailable, code="model_not_ready", title="The model is not ready"): ...
 
 
-class DeadlineExceeded(GatewayError):
-    code = "deadline_exceeded"
-    title = "The deadline passed"
-    outcome = Outcome.TIMEOUT
+class DeadlineExceeded(GatewayError, code="deadline_exceeded", title="The deadline passed", outcome=Outcome.TIMEOUT):
     retryable = True
 
 
-class Cancelled(GatewayError):
-    outcome = Outcome.CANCELLED
+class Cancelled(GatewayError, outcome=Outcome.CANCELLED): ...
 
 
-class ClientClosedRequest(Cancelled):
-    code = "client_closed_request"
-    title = "The client disconnected"
+class ClientClosedRequest(Cancelled, code="client_closed_request", title="The client disconnected"): ...
 
 
-class StreamCancelled(Cancelled):
-    code = "cancelled"
-    title = "The stream was cancelled"
+class StreamCancelled(Cancelled, code="cancelled", title="The stream was cancelled"): ...
 
 
-class SlowConsumer(Cancelled):
-    code = "slow_consumer"
-    title = "The stream was read too slowly"
+class SlowConsumer(Cancelled, code="slow_consumer", title="The stream was read too slowly"): ...
 
 
-class Internal(GatewayError):
-    code = "internal"
-    title = "The gateway has a bug"
-    outcome = Outcome.INTERNAL
+class Internal(GatewayError, code="internal", title="The gateway has a bug", outcome=Outcome.INTERNAL): ...
 
 
 FailureCode = Literal[

@@ -1,4 +1,4 @@
-"""The tree of errors in the module's docstring is complete, and each error has its attributes."""
+"""Each error has its attributes, and can free what it refers to."""
 
 import gc
 import re
@@ -10,12 +10,7 @@ from app.core.errors import GatewayError, Outcome
 
 def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
     below = [each for child in error.__subclasses__() for each in concrete(child)]
-    return [*([error] if hasattr(error, "code") else []), *below]
-
-
-def test_the_tree_in_the_docstring_has_every_class() -> None:
-    drawn = set(re.findall(r"[A-Z][A-Za-z]+", (errors.__doc__ or "").split("GatewayError", 1)[1]))
-    assert {each.__name__ for each in concrete()} <= drawn
+    return [*([error] if error.code else []), *below]
 
 
 def test_every_error_has_a_code_a_title_and_an_outcome() -> None:

@@ -11,11 +11,11 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import orjson
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from app.core.text import LONGEST_NAME, nearest
@@ -61,17 +61,13 @@ def read_document(path: Path) -> Document:
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """Never waits, as a read from a pipe or a device would. Raises OSError, also for a larger file."""
-    with open(path, "rb", opener=_open_without_waiting) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"'{path}' is not a regular file")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(f"'{path}' is larger than {max_bytes} bytes")
     return content
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parsed(text: str) -> Document:
@@ -253,6 +249,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    def faults(self) -> Iterator[str]:
+        """Yields what is wrong with the keys of the section together. Only the first is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_fault(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
+
 
 Location = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -266,7 +272,12 @@ class ConfigError(Exception):
 
 def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
     """The values of a file, and the line of each key. Raises ConfigError."""
-    document = _document(path)
+    try:
+        document = read_document(path)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    except DocumentError as exc:
+        raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
     if document.values is None:
         raise ConfigError(f"{path}:1: the file is empty: begin it with `{next(iter(spec.model_fields))}:`")
     try:
@@ -279,16 +290,6 @@ def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str
     known = _known_part(lines, location)
     where = ".".join(str(part)[:LONGEST_NAME] for part in location) or "the file"
     return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
-
-
-def _document(path: Path) -> Document:
-    """Raises ConfigError."""
-    try:
-        return read_document(path)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    except DocumentError as exc:
-        raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
 
 
 def _all_complaints(path: Path, spec: type[BaseModel], lines: Lines, exc: ValidationError) -> str:

@@ -1,9 +1,9 @@
 """The keys of ``openai:`` of a pipeline in ``gateway.yaml``."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr
 
 from app.config.document import JsonValue, Name, Section
 from app.llm.answer_formats import NEED_SPECIAL_TOKENS, ReasoningFormat, ToolFormat
@@ -42,11 +42,9 @@ class ChatSpec(CompletionsSpec):
     max_images: Annotated[int, Field(ge=1, le=256)] = 16
     _folder: TokenizerFolder | None = PrivateAttr(None)
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if sum(each is not None for each in (self.template, self.template_text, self.tokenizer)) != 1:
-            raise ValueError("needs exactly one of template, template_text and tokenizer")
-        return self
+            yield "needs exactly one of template, template_text and tokenizer"
 
     @property
     def folder(self) -> TokenizerFolder | None:
@@ -125,15 +123,13 @@ class OpenAISpec(Section):
     reasoning: ReasoningFormat | Tags | None = None
     """How the model writes tool calls and reasoning. Reasoning: a format, or the tags around it."""
 
-    @model_validator(mode="after")
-    def _offers_something(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.completions is None and self.chat is None and self.embeddings is None:
-            raise ValueError("needs one of completions, chat and embeddings")
+            yield "needs one of completions, chat and embeddings"
         if self.tools == "gpt_oss" and self.reasoning != "gpt_oss":
-            raise ValueError("tools: gpt_oss needs reasoning: gpt_oss, because one format has both")
+            yield "tools: gpt_oss needs reasoning: gpt_oss, because one format has both"
         if self.reasoning == "gpt_oss" and self.tools not in (None, "gpt_oss"):
-            raise ValueError("reasoning: gpt_oss needs tools: gpt_oss, because one format has both")
-        return self
+            yield "reasoning: gpt_oss needs tools: gpt_oss, because one format has both"
 
     @property
     def format_of_special_tokens(self) -> str | None:

@@ -60,17 +60,14 @@ Expression = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator
 """A regular expression that is searched anywhere in a model's message."""
 
 
-def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, listed: bool, text: bool) -> None:
-    """``ordered``: may have bounds; ``listed``: may have an enum, of strings if ``text``. Raises ValueError."""
+def _faults_of_bounds(spec: "InputSpec | ParameterSpec", ordered: bool, *types: type) -> Iterator[str]:
+    """``ordered``: may have bounds. ``types``: those of the values of an enum; none if it may have no enum."""
     if not ordered and (spec.minimum is not None or spec.maximum is not None):
-        raise ValueError("has a minimum or maximum, which only numbers can have")
+        yield "has a minimum or maximum, which only numbers can have"
     if spec.minimum is not None and spec.maximum is not None and spec.minimum > spec.maximum:
-        raise ValueError("has a minimum above its maximum")
-    if spec.enum is None:
-        return
-    types: tuple[type, ...] = (str,) if text else (int, float)
-    if not listed or not all(isinstance(value, types) and not isinstance(value, bool) for value in spec.enum):
-        raise ValueError("has an enum that does not fit it")
+        yield "has a minimum above its maximum"
+    if any(not isinstance(value, types) or isinstance(value, bool) for value in spec.enum or ()):
+        yield "has an enum that does not fit it"
 
 
 class InputSpec(Section):
@@ -91,17 +88,15 @@ class InputSpec(Section):
     enum: Enum | None = None
     description: str = ""
 
-    @model_validator(mode="after")
-    def _constraints_fit(self) -> Self:
+    def faults(self) -> Iterator[str]:
         is_number, is_text = self.kind == "number", self.kind == "text"
         if self.missing is not None and not is_number:
-            raise ValueError("has missing: nan, which only kind: number can have")
-        _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
+            yield "has missing: nan, which only kind: number can have"
+        yield from _faults_of_bounds(self, is_number, *((int, float) if is_number else (str,) if is_text else ()))
         if self.base64 and self.kind not in ("image", "binary"):
-            raise ValueError("has base64: true, which only the kinds image and binary can have")
+            yield "has base64: true, which only the kinds image and binary can have"
         if self.data_url and (self.kind != "image" or self.base64):
-            raise ValueError("has data_url: true, which only kind: image without base64 can have")
-        return self
+            yield "has data_url: true, which only kind: image without base64 can have"
 
 
 class OutputSpec(Section):
@@ -118,19 +113,17 @@ class OutputSpec(Section):
     """The output is ``length`` if the numbers of all responses reach the value of this parameter, else ``stop``."""
     description: str = ""
 
-    @model_validator(mode="after")
-    def _keys_fit_the_kind(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.join == "concatenate" and self.kind not in ("text", "json"):
-            raise ValueError("has join: concatenate, which only the kinds text and json can have")
+            yield "has join: concatenate, which only the kinds text and json can have"
         if self.join == "sum" and self.kind != "number":
-            raise ValueError("has join: sum, which only kind: number can have")
+            yield "has join: sum, which only kind: number can have"
         if self.none is not None and self.kind != "text":
-            raise ValueError("has none, which only kind: text can have")
+            yield "has none, which only kind: text can have"
         if self.accumulates and (self.kind != "text" or self.join not in (None, "concatenate")):
-            raise ValueError("has accumulates: true, which only kind: text with join: concatenate can have")
+            yield "has accumulates: true, which only kind: text with join: concatenate can have"
         if self.reaches is not None and (self.kind != "number" or self.join is not None):
-            raise ValueError("has reaches, which only kind: number without join can have")
-        return self
+            yield "has reaches, which only kind: number without join can have"
 
 
 ParameterType = Literal["integer", "number", "string", "boolean", "strings", "integers", "object", "text_or_tokens"]
@@ -162,31 +155,20 @@ class ParameterSpec(Section):
     """Callers cannot set the parameter; an adapter can."""
     description: str = ""
 
-    @model_validator(mode="after")
-    def _constraints_fit(self) -> Self:
+    def faults(self) -> Iterator[str]:
         is_number, is_text = self.type in ("integer", "number", "integers"), self.type == "string"
-        _check_constraints(
-            self, ordered=is_number, listed=self.type != "integers" and (is_number or is_text), text=is_text
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_place(self) -> Self:
+        is_listed = is_number and self.type != "integers"
+        yield from _faults_of_bounds(self, is_number, *((int, float) if is_listed else (str,) if is_text else ()))
         if self.tensor is not None and self.member_of is not None:
-            raise ValueError("has both tensor and member_of")
+            yield "has both tensor and member_of"
         if self.member_of is None and (self.member is not None or self.as_text):
-            raise ValueError("has member or as_text, which need member_of")
+            yield "has member or as_text, which need member_of"
         if self.type == "text_or_tokens" and self.member_of is None:
-            raise ValueError("is of type text_or_tokens, which needs member_of")
+            yield "is of type text_or_tokens, which needs member_of"
         if self.type in _SEVERAL and self.tensor is None and self.member_of is None:
-            raise ValueError(f"is of type {self.type}, which needs tensor or member_of")
-        return self
-
-    @model_validator(mode="after")
-    def _is_set_once(self) -> Self:
+            yield f"is of type {self.type}, which needs tensor or member_of"
         if self.send is not None and (self.default is not None or self.hidden or self.optional):
-            raise ValueError("has send, which excludes default, optional and hidden")
-        return self
+            yield "has send, which excludes default, optional and hidden"
 
     @property
     def is_settable(self) -> bool:
@@ -225,19 +207,12 @@ class ErrorMatch(Section):
 
     code: GrpcCode
     message: str | None = None
-    message_pattern: str | None = None
+    message_pattern: Annotated[str, AfterValidator(_expression)] | None = None
     signed: bool = False
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if sum((self.message is not None, self.message_pattern is not None, self.signed)) != 1:
-            raise ValueError("needs exactly one of message, message_pattern and signed")
-        return self
-
-    @field_validator("message_pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        return pattern and _expression(pattern)
+            yield "needs exactly one of message, message_pattern and signed"
 
 
 class EarlyExitRule(Section):
@@ -246,11 +221,9 @@ class EarlyExitRule(Section):
     missing: Names | None = None
     empty: Names | None = None
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if sum(rule is not None for rule in (self.error, self.missing, self.empty)) != 1:
-            raise ValueError("needs exactly one of error, missing and empty")
-        return self
+            yield "needs exactly one of error, missing and empty"
 
 
 class RefusalRule(Section):
@@ -432,27 +405,22 @@ class PipelineSpec(Section):
             if contract.max_items is not None:
                 yield f"the contract of '{tensor}' counts items, which a model would count over all requests of a call"
 
-    @model_validator(mode="after")
-    def _names_are_free(self) -> Self:
+    def faults(self) -> Iterator[str]:
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
-            raise ValueError(f"the name '{reserved.pop()}' is reserved")
+            yield f"the name '{reserved.pop()}' is reserved"
         if twice := inputs & parameters:
-            raise ValueError(f"the name '{twice.pop()}' is used for an input and a parameter")
+            yield f"the name '{twice.pop()}' is used for an input and a parameter"
         if self.batch is not None and self.stream is not None and INDEX in outputs:
-            raise ValueError(f"the output '{INDEX}' has the name of the number of an item in streams with batch")
+            yield f"the output '{INDEX}' has the name of the number of an item in streams with batch"
         if self.adapters and ADAPTER in parameters | inputs:
-            raise ValueError(f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters")
+            yield f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters"
         for name, parameter in self.parameters.items():
             if parameter.tensor is None and parameter.member_of is None and RESERVED_PARAMETERS.fullmatch(name):
-                raise ValueError(f"the parameter '{name}' is reserved by Triton")
+                yield f"the parameter '{name}' is reserved by Triton"
         deadline = self.deadline_parameter
         if deadline is not None and (deadline in parameters or RESERVED_PARAMETERS.fullmatch(deadline)):
-            raise ValueError(f"the deadline_parameter '{deadline}' is the name of another parameter")
-        return self
-
-    @model_validator(mode="after")
-    def _keys_fit_together(self) -> Self:
+            yield f"the deadline_parameter '{deadline}' is the name of another parameter"
         """A step of a session is one request of a sequence: the model must see it exactly once, and to its end."""
         others = {
             "batch": self.batch is not None,
@@ -462,14 +430,11 @@ class PipelineSpec(Section):
             "openai": self.openai is not None,
         }
         if self.session is not None and (wrong := next((name for name, is_set in others.items() if is_set), None)):
-            raise ValueError(f"has session, which excludes {wrong}")
+            yield f"has session, which excludes {wrong}"
         for adapter, values in self.adapters.items():
             for name in values:
                 if name not in self.parameters or not self.parameters[name].hidden:
-                    raise ValueError(
-                        f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
-                    )
-        return self
+                    yield f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
 
 
 class OipSpec(Section):
@@ -488,10 +453,8 @@ class GatewaySpec(Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
     oip: OipSpec | None = None
 
-    @model_validator(mode="after")
-    def _coalesced_models_have_a_trial(self) -> Self:
+    def faults(self) -> Iterator[str]:
         tried = {each.model for each in self.pipelines.values() if each.coalesce is not None}
         for model in self.oip.coalesce if self.oip is not None else ():
             if model not in tried:
-                raise ValueError(f"oip.coalesce names '{model}', which is not the model of a pipeline with coalesce")
-        return self
+                yield f"oip.coalesce names '{model}', which is not the model of a pipeline with coalesce"

@@ -13,7 +13,7 @@ from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.model import RepositoryModel
 from app.core.text import printable
-from app.lint.findings import Code, Finding, Severity
+from app.lint.findings import Finding, Severity
 from app.lint.linter import check, compare
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
@@ -112,7 +112,7 @@ async def live_findings(catalog: Catalog) -> Sequence[Finding]:
         for layer in () if entry.pipeline is None else entry.pipeline.layers:
             if (fault := layer.fault) is not None:
                 output = fault.output or None
-                findings.append(Finding(Code(fault.code), fault.text, entry.spec.model, tensor=output, pipeline=name))
+                findings.append(Finding(fault.code, fault.text, entry.spec.model, tensor=output, pipeline=name))
     return findings
 
 

@@ -16,7 +16,7 @@ from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.cli import command_parser
 from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.errors import GatewayError
-from app.lint.findings import Check, Code, checks
+from app.lint.findings import Check, checks
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from deploy.bootstrap import ROOT
@@ -73,7 +73,7 @@ def with_table(page: str, heading: str, rows: Iterable[Row]) -> str:
     return head + re.sub(r"(\|.*\n\|[-|]+\|\n)(?:\|.*\n)*", lambda found: found[1] + lines, section, count=1)
 
 
-def with_finding(page: str, code: Code, check: Check) -> str:
+def with_finding(page: str, code: str, check: Check) -> str:
     """Replaces severity and solution in the section of a finding. Raises ValueError if there is no such section."""
     head, section = re.split(rf"(?<=\n## {code}\n)", page, maxsplit=1)
     section = f"`{check.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"

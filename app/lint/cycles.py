@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from app.core.model import Node, RepositoryModel
 from app.lint.ensembles import Models, Wiring, models_below
-from app.lint.findings import Code, Finding
+from app.lint.findings import Finding
 from app.pipelines.spec import PipelineSpec
 
 
@@ -22,20 +22,20 @@ def tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
     for cycle in _cycles(waits_for):
         places = [wiring.places[number - 1] for number in (*cycle, cycle[0])]
         text = "steps wait for each other's outputs: " + " <- ".join(map(str, places))
-        yield wiring.finding(Code.CYCLE, text, wiring.places[min(cycle) - 1])
+        yield wiring.finding("cycle", text, wiring.places[min(cycle) - 1])
 
 
 def model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
     """A script that calls itself, or what calls it: with every instance busy, all wait forever."""
     runs = {model.folder: [step.model for step in model.config.steps] for model in models}
     for cycle in _cycles(runs):
-        yield Finding(Code.CYCLE, f"ensembles run each other: {' -> '.join([*cycle, cycle[0]])}", cycle[0])
+        yield Finding("cycle", f"ensembles run each other: {' -> '.join([*cycle, cycle[0]])}", cycle[0])
     callers = {model.folder for model in models if model.calls}
     for cycle in _cycles({model.folder: [*runs[model.folder], *sorted(model.calls)] for model in models}):
         if callers & set(cycle):
             circle = " -> ".join([*cycle, cycle[0]])
             text = f"a script calls itself: {circle}; once all instances wait, they wait forever"
-            yield Finding(Code.BLS_CYCLE, text, next(name for name in cycle if name in callers))
+            yield Finding("bls-cycle", text, next(name for name in cycle if name in callers))
 
 
 def _cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
@@ -87,7 +87,7 @@ def parallel_failures(
             if reason and (beside := next(others, None)):
                 text = f"{place} may fail ({reason}) while {beside} runs, and Triton 2.51 can crash then"
                 remedy = "refuse in a step before both, or run them from a BLS script"
-                yield wiring.finding(Code.PARALLEL_FAILURE, f"{text}: {remedy}", place)
+                yield wiring.finding("parallel-failure", f"{text}: {remedy}", place)
 
 
 def _reasons_to_fail(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from app.codecs.kinds import shape_text
 from app.core.model import ModelConfig, Step, TensorSpec, walk
 from app.core.text import nearest
-from app.lint.findings import Code, Finding
+from app.lint.findings import Finding
 from app.pipelines.spec import PipelineSpec
 
 Models = Mapping[str, ModelConfig]
@@ -80,7 +80,7 @@ class Wiring:
         """The steps that can run, in an order in which they can."""
         return [self.places[index] for index in self.config.runnable_steps(spec.name for spec in self.config.inputs)]
 
-    def finding(self, code: Code, text: str, place: WiredStep | None, tensor: str | None = None) -> Finding:
+    def finding(self, code: str, text: str, place: WiredStep | None, tensor: str | None = None) -> Finding:
         return Finding(code, text, self.config.name, place.number if place else None, tensor)
 
 
@@ -114,23 +114,23 @@ def step_faults(wiring: Wiring, models: Models, versions: Mapping[str, Sequence[
         step, config, loaded = place.step, place.config, versions.get(place.step.model)
         if step.model not in models:
             text = f"{place} is not a model in the repository{nearest(step.model, sorted(models))}"
-            yield wiring.finding(Code.UNKNOWN_MODEL, text, place)
+            yield wiring.finding("unknown-model", text, place)
         if loaded and step.version and step.version not in loaded:
             text = f"{place} needs version {step.version} of a model that loads {', '.join(loaded)}"
-            yield wiring.finding(Code.UNKNOWN_VERSION, text, place)
+            yield wiring.finding("unknown-version", text, place)
         if config is None:
             continue
         mapped = {name for name, _ in step.input_map}
         for spec in config.inputs:
             if not spec.optional and spec.name not in mapped:
                 text = f"{place} does not map its required input '{spec.name}': map the input, or declare it optional"
-                yield wiring.finding(Code.UNMAPPED_INPUT, text, place, spec.name)
+                yield wiring.finding("unmapped-input", text, place, spec.name)
         if 0 < config.max_batch_size < wiring.config.max_batch_size:
             most = f"{config.max_batch_size} at most, the ensemble of {wiring.config.max_batch_size}"
-            yield wiring.finding(Code.BATCH_MISMATCH, f"{place} takes batches of {most}", place)
+            yield wiring.finding("batch-mismatch", f"{place} takes batches of {most}", place)
         if is_auto_completed(config):
             text = f"{place} relies on auto-completion: its edges are not checked (to check them, use --triton)"
-            yield wiring.finding(Code.UNKNOWN_EDGE, text, place)
+            yield wiring.finding("unknown-edge", text, place)
             continue
         for kind, entries, specs in (
             ("input", step.input_map, config.inputs),
@@ -139,7 +139,7 @@ def step_faults(wiring: Wiring, models: Models, versions: Mapping[str, Sequence[
             names = [spec.name for spec in specs]
             for name in (name for name, _ in entries if name not in names):
                 text = f"{place} has no {kind} '{name}'{nearest(name, names)}"
-                yield wiring.finding(Code.UNKNOWN_TENSOR, text, place, name)
+                yield wiring.finding("unknown-tensor", text, place, name)
 
 
 def tensor_faults(wiring: Wiring) -> Iterator[Finding]:
@@ -147,19 +147,19 @@ def tensor_faults(wiring: Wiring) -> Iterator[Finding]:
     for tensor, readers in wiring.readers.items():
         if tensor not in wiring.writers:
             text = f"no step writes '{tensor}', which {readers[0]} needs{nearest(tensor, sorted(wiring.writers))}"
-            yield wiring.finding(Code.UNWRITTEN_TENSOR, text, readers[0].place, tensor)
+            yield wiring.finding("unwritten-tensor", text, readers[0].place, tensor)
         steps = [end.place for end in readers if end.place is not None]
         for place in steps if len(steps) > 1 else ():
             if place.config is not None and place.config.parameter("FORCE_CPU_ONLY_INPUT_TENSORS") == "no":
                 shared = "in GPU memory shared with other steps: in-place changes affect them"
-                yield wiring.finding(Code.ROUTER_NEEDED, f"{place} may read '{tensor}' {shared}", place, tensor)
+                yield wiring.finding("router-needed", f"{place} may read '{tensor}' {shared}", place, tensor)
     for tensor, writers in wiring.writers.items():
         if tensor not in wiring.readers:
             text = f"no step reads '{tensor}', which {writers[0]} writes: remove it from the maps"
-            yield wiring.finding(Code.UNREAD_TENSOR, text, writers[0].place, tensor)
+            yield wiring.finding("unread-tensor", text, writers[0].place, tensor)
         if len(writers) > 1:
             text = f"'{tensor}' is written by {writers[0]} and by {writers[1]}: use a different name for each"
-            yield wiring.finding(Code.WRITTEN_TWICE, text, writers[1].place, tensor)
+            yield wiring.finding("written-twice", text, writers[1].place, tensor)
 
 
 def edge_faults(wiring: Wiring) -> Iterator[Finding]:
@@ -175,14 +175,14 @@ def edge_faults(wiring: Wiring) -> Iterator[Finding]:
             continue
         sides = shape_text(given.dims), shape_text(wanted.dims)
         if given.datatype != wanted.datatype:
-            code, sides = Code.DATATYPE_MISMATCH, (given.datatype, wanted.datatype)
+            code, sides = "datatype-mismatch", (given.datatype, wanted.datatype)
         elif _agree((_FREE,) * writer.is_batched + given.dims, (_FREE,) * reader.is_batched + wanted.dims):
             continue
         elif not _agree(given.dims, wanted.dims):
-            code = Code.SHAPE_MISMATCH
+            code = "shape-mismatch"
         elif writer.is_batched and not reader.is_batched and largest > 1:
             one = f"one {sides[1]}: a batch of one fits, a larger one fails"
-            code, sides = Code.BATCH_MISMATCH, (f"up to {largest} of {sides[0]}", one)
+            code, sides = "batch-mismatch", (f"up to {largest} of {sides[0]}", one)
         else:
             continue
         text = f"{writer} gives '{tensor}' as {sides[0]}, {reader} takes {sides[1]}"
@@ -204,7 +204,7 @@ def stream_faults(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
         reads_stream = not streamed.isdisjoint(tensors)
         if reads_stream and count > 1:
             text = f"{place} has {count} instances behind a decoupled step: responses may arrive in the wrong order"
-            yield wiring.finding(Code.UNORDERED_STREAM, text, place)
+            yield wiring.finding("unordered-stream", text, place)
         is_decoupled = place.step.model in decoupled
         streamed.update(written if reads_stream or is_decoupled else ())
         origin |= dict.fromkeys(written, place if is_decoupled else origin[tensors[0]] if tensors else None)
@@ -222,7 +222,7 @@ def _join(
             f"{place or 'the ensemble itself'} joins '{first}', which comes with every response of {origin[first]}, "
             f"with '{other}', which does not: {origin[first]} must write '{other}' with each response too"
         )
-        yield wiring.finding(Code.DECOUPLED_JOIN, text, place, other)
+        yield wiring.finding("decoupled-join", text, place, other)
 
 
 def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterable[PipelineSpec]) -> Iterator[Finding]:
@@ -250,4 +250,4 @@ def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterabl
                     f"{writer.place} may leave out '{writer.name}', and {reader.place} requires it as '{reader.name}': "
                     "declare that input optional, or end the request with an early-exit error"
                 )
-                yield wiring.finding(Code.OMITTED_INPUT, text, reader.place, tensor)
+                yield wiring.finding("omitted-input", text, reader.place, tensor)

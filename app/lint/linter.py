@@ -22,7 +22,7 @@ from app.lint.ensembles import (
     stream_faults,
     tensor_faults,
 )
-from app.lint.findings import Code, Finding
+from app.lint.findings import Finding
 from app.lint.pipeline_checks import HEALTH_CHECK, Declared, file_faults, pipeline_faults
 from app.pipelines.file import GatewayFile
 from app.pipelines.resolve import derived_spec
@@ -51,7 +51,7 @@ def compare(engine: InferenceServer, repository: Iterable[RepositoryModel]) -> I
         for address, reason in engine.absences(model.config.name).items():
             if reason == "other_signature":
                 text = f"has other inputs or outputs at {address} than on most Tritons, so it is not used there"
-                yield Finding(Code.OTHER_SIGNATURE, text, model.config.name)
+                yield Finding("other-signature", text, model.config.name)
 
 
 def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
@@ -88,46 +88,46 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
 
 def _overwrites_map(model: RepositoryModel) -> bool:
     """Whether a step's map lost entries. Other findings in the ensemble would follow from that."""
-    return model.files is not None and any(each.code == Code.DUPLICATE_KEY for each in model.files.refusals)
+    return model.files is not None and any(each.code == "duplicate-key" for each in model.files.refusals)
 
 
 def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
     name, files = model.folder, model.files
     backend = model.config.backend if files is None else files.backend
     if model.complaint:
-        yield Finding(Code.UNREADABLE_CONFIG, model.complaint, name)
+        yield Finding("unreadable-config", model.complaint, name)
     elif model.config.name != name:
         text = f"the folder is '{name}' but config.pbtxt has name: '{model.config.name}'"
-        yield Finding(Code.FOLDER_NAME, text, name)
+        yield Finding("folder-name", text, name)
     if files is not None:
         for refusal in files.refusals:
-            yield Finding(Code(refusal.code), refusal.text, name, refusal.step)
+            yield Finding(refusal.code, refusal.text, name, refusal.step)
     if files is not None and model.versions:
         if backend and backend not in BACKENDS:
             text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
-            yield Finding(Code.UNKNOWN_BACKEND, text + nearest(backend, BACKENDS), name)
+            yield Finding("unknown-backend", text + nearest(backend, BACKENDS), name)
         for path in files.lacks:
             text = f"{path} does not exist: the Python backend needs this script in each version"
-            yield Finding(Code.MISSING_SCRIPT, text, name)
-        yield from (Finding(Code.SCRIPT_SYNTAX, mistake, name) for mistake in files.mistakes)
+            yield Finding("missing-script", text, name)
+        yield from (Finding("script-syntax", mistake, name) for mistake in files.mistakes)
     if backend == "vllm" and model.config.parameter(HEALTH_CHECK).lower() != "true":
         text = f"a dead engine stays ready in Triton: set the parameter {HEALTH_CHECK} to true"
-        yield Finding(Code.NO_HEALTH_CHECK, text, name)
+        yield Finding("no-health-check", text, name)
 
 
 def _sizes(model: str, config: ModelConfig) -> Iterator[Finding]:
     """Checks the dimensions and batches that a configuration declares."""
     if config.max_batch_size < 0:
         text = f"max_batch_size is {config.max_batch_size}, and must be 0 or more"
-        yield Finding(Code.INVALID_SIZE, text, model)
+        yield Finding("invalid-size", text, model)
     if config.max_batch_size > LARGEST_BATCH:
         text = f"max_batch_size is {config.max_batch_size}, more than {LARGEST_BATCH}"
-        yield Finding(Code.EXCESSIVE_SIZE, text, model)
+        yield Finding("excessive-size", text, model)
     for spec in (*config.inputs, *config.outputs):
         text = f"'{spec.name}' has the dims {shape_text(spec.dims)}"
         if any(dim < 1 and dim != -1 for dim in spec.dims):
             text = f"{text}: each must be 1 or more, or -1 for any size"
-            yield Finding(Code.INVALID_SIZE, text, model, tensor=spec.name)
+            yield Finding("invalid-size", text, model, tensor=spec.name)
         elif math.prod(dim for dim in spec.dims if dim > 0) > MOST_ELEMENTS:
             text = f"{text}: more than {MOST_ELEMENTS} elements"
-            yield Finding(Code.EXCESSIVE_SIZE, text, model, tensor=spec.name)
+            yield Finding("excessive-size", text, model, tensor=spec.name)

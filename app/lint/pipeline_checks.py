@@ -13,7 +13,7 @@ from app.core.model import ModelConfig, SequenceBatching, reached
 from app.core.sequence import sequence_ids_of
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
-from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Code, Finding
+from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile
@@ -27,7 +27,7 @@ from app.pipelines.spec import SAMPLE, PipelineSpec, SessionSpec
 
 Declared = tuple[str | None, PipelineSpec]
 """The name in gateway.yaml, or None without a file, and the declaration."""
-Fault = tuple[Code, str]
+Fault = tuple[str, str]
 Misfit = tuple[Location, str]
 """The path of a key, and a description of the problem."""
 
@@ -48,7 +48,7 @@ def pipeline_faults(pipelines: Iterable[Declared], models: Models, decoupled: Se
                 f"'{config.name}' needs a session{by}: declare `session: true`, or call it under /v2 with the "
                 f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
             )
-            faults.append((Code.NEEDS_SESSION, text))
+            faults.append(("needs-session", text))
         spec = with_recognized_preset(given, config)
         if spec.preset is not None and not is_auto_completed(config):
             faults += _of_preset(spec, config, is_decoupled=spec.model in decoupled)
@@ -69,22 +69,22 @@ def _of_session(
         longer = " and ".join(f"`{key}` is {value:g} s" for key, value in limits.items() if value > longest_s)
         if longer:
             yield (
-                Code.SESSION_IDLE,
+                "session-idle",
                 f"{start}{longer}, but Triton forgets a sequence of {name} {sequence.idle_s:g} s after its last "
                 f"request was queued: a step and the pause after it end after {longest_s:g} s",
             )
         if session.max_open is not None and session.max_open > model.sequence_slots:
             yield (
-                Code.SESSION_PLACES,
+                "session-places",
                 f"{start}`session.max_open` is {session.max_open}, but {name} runs {model.sequence_slots} sequences at "
                 "a time: no more sessions are opened",
             )
         if not sequence.knows_starts:
             text = f"{name} has no CONTROL_SEQUENCE_START and no `state`: it cannot tell where a sequence begins"
-            yield Code.SESSION_STATE, start + text
+            yield "session-state", start + text
         if sequence.id_datatype == BYTES and not sequence.candidates and model.max_batch_size > 1:
             yield (
-                Code.SESSION_STATE,
+                "session-state",
                 f"{start}{name} gets its sequence id as a text, with the direct scheduler and max_batch_size "
                 f"{model.max_batch_size}: Triton 2.51 then fails steps while another session pauses",
             )
@@ -92,7 +92,7 @@ def _of_session(
     if len(stateful) > 1 and (spec.early_exit or any(not each.steps and each not in stateful for each in run)):
         names = ", ".join(f"'{model.name}'" for model in stateful)
         yield (
-            Code.SESSION_STATE,
+            "session-state",
             f"{start}a step runs the stateful models {names} and others: if a model fails or exits early between "
             "them, one has seen a step that the next one has not",
         )
@@ -107,18 +107,18 @@ def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -
         text = f"the preset {spec.preset} uses {named}, which the model does not have"
         text += f": the pipeline has no {', '.join(absent.fields)}" if absent.fields else ""
         text += f"; the model has the tensors of the preset {other}" if other not in (None, spec.preset) else ""
-        yield Code.PRESET_MISMATCH, text
+        yield "preset-mismatch", text
     if spec.stream is None:
         return
     parameter = preset_of(spec.preset).accumulates_if
     if not is_decoupled:
         where = "model.yaml" if spec.preset == "tensorrt_llm_api" else "config.pbtxt"
         text = f"the model is not decoupled, so a stream has one output: write `decoupled: true` in {where}"
-        yield Code.NOT_DECOUPLED, text
+        yield "not-decoupled", text
     elif parameter and not any(each.accumulates for each in (resolved(spec, config).outputs or {}).values()):
         remedy = "use tensorrt_llm_bls with" if config.is_ensemble else "set"
         text = f"each token becomes a text of its own, which splits characters: {remedy} {parameter}: true"
-        yield Code.SPLIT_CHARACTERS, text
+        yield "split-characters", text
 
 
 def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
@@ -126,12 +126,12 @@ def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iter
     for name, spec in file.spec.pipelines.items():
         for location, text in _misfits_of(name, spec, models, unreadable):
             complaint = file.complaint(("pipelines", name, *location), text)
-            yield Finding(Code.GATEWAY_YAML, complaint, spec.model or None, pipeline=name)
+            yield Finding("gateway-yaml", complaint, spec.model or None, pipeline=name)
         if spec.model not in models:
             continue
         if is_auto_completed(models[spec.model]):
             text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
-            yield Finding(Code.UNKNOWN_EDGE, f"pipeline '{name}' {text}", spec.model, pipeline=name)
+            yield Finding("unknown-edge", f"pipeline '{name}' {text}", spec.model, pipeline=name)
         else:
             with suppress(PipelineMismatch):  # is a finding of its own
                 yield from _sample_misfits(file, _compiled(name, spec, models))
@@ -139,25 +139,25 @@ def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iter
     for index, model in enumerate(listed):
         if model not in models and model not in unreadable:
             complaint = file.complaint(("oip", "models", index), _no_model(model, models))
-            yield Finding(Code.GATEWAY_YAML, complaint, model)
+            yield Finding("gateway-yaml", complaint, model)
     for name, spec in file.spec.pipelines.items():
         yield from (Finding(code, text, model, pipeline=name) for code, text, model in _risks(name, spec, models))
 
 
-def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[Code, str, str]]:
+def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[str, str, str]]:
     """Yields a code, a text and the model that it is about."""
     cancel = spec.cancel.model if spec.cancel else ""
     count = models[cancel].instance_count if cancel in models else 1
     if count > 1:
         text = f"which has {count} instances: the call may reach the wrong instance; use one instance"
-        yield Code.CANCEL_INSTANCES, f"pipeline '{name}' cancels by a call to '{cancel}', {text}", cancel
+        yield "cancel-instances", f"pipeline '{name}' cancels by a call to '{cancel}', {text}", cancel
     format_ = spec.openai.format_of_special_tokens if spec.openai is not None else None
     if format_ is not None and SKIPS_SPECIAL_TOKENS not in spec.parameters:
         text = (
             f"pipeline '{name}' reads the special tokens of '{format_}', and has no parameter "
             f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
         )
-        yield Code.SPECIAL_TOKENS, text, spec.model
+        yield "special-tokens", text, spec.model
     config = models.get(spec.model)
     if config is None or spec.joins_requests or with_recognized_preset(spec, config).preset is not None:
         return
@@ -168,7 +168,7 @@ def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[Code
         is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
         if model.max_batch_size > 1 and not is_joined:
             text = f"although it takes {model.max_batch_size} items at a time: {WAYS_TO_JOIN_REQUESTS}"
-            yield Code.BATCHES_OF_ONE, f"runs each request of pipeline '{name}' alone, {text}", model.name
+            yield "batches-of-one", f"runs each request of pipeline '{name}' alone, {text}", model.name
 
 
 def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[Misfit]:
@@ -212,7 +212,7 @@ def _sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
         files, misfits = _read_files(file, pipeline, values)
         for location, text in misfits or _refusals(pipeline, values, files):
             complaint = file.complaint(("pipelines", pipeline.name, *key, *location), text)
-            yield Finding(Code.SAMPLE, complaint, pipeline.spec.model, pipeline=pipeline.name)
+            yield Finding("sample", complaint, pipeline.spec.model, pipeline=pipeline.name)
 
 
 def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[dict[str, bytes], Sequence[Misfit]]:

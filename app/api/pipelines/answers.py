@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from app.api.pipelines.samples import samples_of
 from app.core.json import TEXT
 from app.core.model import ModelConfig, TensorSpec
-from app.lint.findings import Code, Severity
+from app.lint.findings import Severity, checks
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd, GraphStep
@@ -313,7 +313,7 @@ def _field(field: InputField | OutputField) -> dict[str, Any]:
 
 class FindingAnswer(Struct, kw_only=True):
     severity: Severity
-    code: Code
+    code: Annotated[str, Meta(extra_json_schema={"enum": [*checks()]})]
     pipeline: Annotated[str | None, Meta(description="The pipeline of gateway.yaml that the finding is about")]
     model: str | None
     step: Annotated[int | None, Meta(description="The step of the ensemble, from 1")]

@@ -7,8 +7,7 @@ compiled before it is written.
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,67 +42,45 @@ class FileTaken(Exception):
     """The file exists already, or cannot be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """``text``: of the file. ``names``: its pipelines, the most readable first."""
-
-    text: str
-    names: Sequence[str]
-
-
 def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str:
     """Writes the file for the ready models and returns what to do next. Raises FileTaken."""
     if path.exists():
         raise FileTaken(f"{path} already exists: name another file, nothing was written.")
-    draft = draft_of(configs, url, path)
-    if not draft.names:
+    steps = {step.model for config in configs.values() for step in config.steps}
+    # The most readable first: ensembles, then models whose first input is a text.
+    order = sorted(
+        (not each.steps, [spec.datatype for spec in each.inputs[:1]] != [BYTES], each.name)
+        for each in configs.values()
+        if each.name not in steps
+    )
+    text, count = _HEAD.format(url=url, path=path) + "pipelines:\n", 0
+    for *_, name in order:
+        config, keys = configs[name], _keys_of(configs[name])
+        problem = _problem_of(config, keys, configs)
+        count += problem is None
+        text += "".join(_lines_of(config, keys, problem))
+    if not count:
         raise FileTaken(f"Triton at {url} has no ready model that a pipeline can call: nothing was written.")
+    if steps:
+        text += f"# Steps of ensembles, without a pipeline of their own: {', '.join(sorted(steps))}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(draft.text)
+        path.write_text(text)
     except OSError as exc:
         raise FileTaken(f"{path} cannot be written: {exc.strerror or exc}.") from exc
-    count = f"{len(draft.names)} pipeline{'s' * (len(draft.names) > 1)}"
-    return "\n".join(
-        [
-            f"{path} has {count}. Read it, then:",
-            f"  triton-gateway check --triton {url} --config {shlex.quote(str(path))}",
-            f"  triton-gateway serve --triton {url} --config {shlex.quote(str(path))}",
-        ]
+    options = f"--triton {url} --config {shlex.quote(str(path))}"
+    return (
+        f"{path} has {count} pipeline{'s' * (count > 1)}. Read it, then:\n"
+        f"  triton-gateway check {options}\n  triton-gateway serve {options}"
     )
 
 
-def draft_of(configs: Mapping[str, ModelConfig], url: str, path: Path) -> Draft:
-    steps = {step.model for config in configs.values() for step in config.steps}
-    whole = sorted((each for each in configs.values() if each.name not in steps), key=_readable_first)
-    parts, names = [_HEAD.format(url=url, path=path), "pipelines:\n"], []
-    for config in whole:
-        keys = _keys_of(config)
-        problem = _problem_of(config, keys, configs)
-        if problem is None:
-            names.append(config.name)
-        parts.append("".join(_lines_of(config, keys, problem)))
-    if steps:
-        parts.append(f"# Steps of ensembles, without a pipeline of their own: {', '.join(sorted(steps))}\n")
-    return Draft("".join(parts), names)
-
-
-def _readable_first(config: ModelConfig) -> tuple[bool, bool, str]:
-    """Ensembles first, then models whose first input is a text."""
-    has_text = bool(config.inputs) and config.inputs[0].datatype == BYTES
-    return not config.steps, not has_text, config.name
-
-
 def _keys_of(config: ModelConfig) -> dict[str, Any]:
-    keys: dict[str, Any] = {"model": config.name}
-    if (preset := recognized(config)) is not None:
-        return {**keys, "preset": preset}
-    if config.inputs:
-        keys["inputs"] = _fields_of(config.inputs)
-    keys["outputs"] = _fields_of(config.outputs)
-    if config.decoupled:
-        keys["stream"] = True
-    return keys
+    preset = recognized(config)
+    if preset is not None:
+        return {"model": config.name, "preset": preset}
+    fields = {"inputs": _fields_of(config.inputs), "outputs": _fields_of(config.outputs)}
+    return {"model": config.name, **fields} | ({"stream": True} if config.decoupled else {})
 
 
 def _fields_of(tensors: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:

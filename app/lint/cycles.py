@@ -4,6 +4,7 @@ Checks parallel steps that may fail, because Triton 2.51 can crash then (docs/ex
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from app.core.model import Node, RepositoryModel
 from app.lint.ensembles import Models, Wiring, models_below
@@ -39,30 +40,18 @@ def model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
 
 
 def _cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
-    """Yields one cycle for each group of nodes that reach each other."""
-    seen: set[Node] = set()
-    for start in edges:
-        cycle = [] if start in seen else _way_back(start, edges)
-        if cycle:
-            seen.update(cycle)
-            yield cycle
-
-
-def _way_back(start: Node, edges: Mapping[Node, Iterable[Node]]) -> list[Node]:
-    """The shortest way from a node to itself; empty if there is none."""
-    before: dict[Node, Node] = {}
-    waiting = [start]
-    for node in waiting:
-        for following in edges.get(node, ()):
-            if following == start:
-                way = [node]
-                while way[-1] != start:
-                    way.append(before[way[-1]])
-                return way[::-1]
-            if following not in before:
-                before[following] = node
-                waiting.append(following)
-    return []
+    """Yields cycles until each one shares a node with one of them. A cycle begins with its first node in ``edges``."""
+    left, order = dict(edges), {node: place for place, node in enumerate(edges)}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as exc:
+            cycle = exc.args[1][:0:-1]  # graphlib takes what follows a node for what precedes it
+            first = cycle.index(min(cycle, key=order.__getitem__))
+            yield cycle[first:] + cycle[:first]
+            left = {node: {*following} - {*cycle} for node, following in left.items() if node not in cycle}
+        else:
+            return
 
 
 def parallel_failures(

@@ -58,10 +58,12 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     models = {model.folder: model.config for model in repository}
     versions = {model.folder: model.versions for model in repository}
     readable = {model.folder: model.config for model in repository if not model.complaint}
+    ensembles = [model for model in repository if model.folder in readable and model.config.is_ensemble]
     wirings = [
         Wiring.of(model.config, readable)
-        for model in repository
-        if model.folder in readable and model.config.is_ensemble and not _overwrites_map(model)
+        for model in ensembles
+        # a step's map that lost entries would lead to other findings
+        if model.files is None or all(each.code != "duplicate-key" for each in model.files.refusals)
     ]
     decoupled = decoupled_models(models)
     declared = {} if file is None else file.spec.pipelines
@@ -84,11 +86,6 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     yield from pipeline_faults(pipelines, readable, decoupled)
     if file is not None:
         yield from file_faults(file, readable, models.keys() - readable.keys())
-
-
-def _overwrites_map(model: RepositoryModel) -> bool:
-    """Whether a step's map lost entries. Other findings in the ensemble would follow from that."""
-    return model.files is not None and any(each.code == "duplicate-key" for each in model.files.refusals)
 
 
 def _of_folder(model: RepositoryModel) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 docs/how-to/llm-backends.md describes the backends.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence, Set
+from pathlib import Path
 
 from app.config.document import Location, read_regular_file
 from app.core.errors import GatewayError
@@ -133,8 +133,15 @@ def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iter
             text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
             yield Finding("unknown-edge", f"pipeline '{name}' {text}", spec.model, pipeline=name)
         else:
-            with suppress(PipelineMismatch):  # is a finding of its own
-                yield from _sample_misfits(file, _compiled(name, spec, models))
+            try:
+                pipeline = _compiled(name, spec, models)
+            except PipelineMismatch:  # is a finding of its own
+                continue
+            for request, values in declared_requests(pipeline.spec).items():
+                key = (SAMPLE,) if request == SAMPLE else ("examples", request)
+                for location, text in _misfits_of_request(pipeline, values, file.path.parent):
+                    complaint = file.complaint(("pipelines", name, *key, *location), text)
+                    yield Finding("sample", complaint, spec.model, pipeline=name)
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
         if model not in models and model not in unreadable:
@@ -205,37 +212,23 @@ def _no_model(name: str, models: Models) -> str:
     return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"
 
 
-def _sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
-    """Checks that the files of ``sample`` and ``examples`` can be read, and that the pipeline accepts them."""
-    for name, values in declared_requests(pipeline.spec).items():
-        key = (SAMPLE,) if name == SAMPLE else ("examples", name)
-        files, misfits = _read_files(file, pipeline, values)
-        for location, text in misfits or _refusals(pipeline, values, files):
-            complaint = file.complaint(("pipelines", pipeline.name, *key, *location), text)
-            yield Finding("sample", complaint, pipeline.spec.model, pipeline=pipeline.name)
-
-
-def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[dict[str, bytes], Sequence[Misfit]]:
-    """Returns the content of the files by field name, and unknown fields and files that cannot be read."""
-    names = pipeline.reader.names
+def _misfits_of_request(pipeline: Pipeline, values: Values, folder: Path) -> Sequence[Misfit]:
+    """Checks that the files of a ``sample`` or an example can be read, and that the pipeline accepts its values."""
+    names, contents = pipeline.reader.names, dict[str, bytes]()
     misfits: list[Misfit] = [
         ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
     ]
-    contents: dict[str, bytes] = {}
-    for name, relative_path in paths_in(pipeline, values).items():
-        path = file.path.parent / relative_path
+    for name, path in paths_in(pipeline, values).items():
         try:
-            contents[name] = read_regular_file(path, MAX_FILE_BYTES)
+            contents[name] = read_regular_file(folder / path, MAX_FILE_BYTES)
         except OSError as exc:
-            misfits.append(((name,), f"names a file that cannot be read: {path}: {exc.strerror or exc}"))
-    return contents, misfits
-
-
-def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> Iterator[Misfit]:
+            misfits.append(((name,), f"names a file that cannot be read: {folder / path}: {exc.strerror or exc}"))
+    if misfits:
+        return misfits
     try:
-        pipeline.probe_of(body_with(pipeline, values, files))
+        pipeline.probe_of(body_with(pipeline, values, contents))
     except GatewayError as exc:
-        misfits: list[Misfit] = [((each.field,), each.problem) for each in exc.errors]
-        yield from misfits or [((), exc.detail)]
+        return [((each.field,), each.problem) for each in exc.errors] or [((), exc.detail)]
     except (TypeError, ValueError) as exc:
-        yield (), f"cannot be sent: {exc}"
+        return [((), f"cannot be sent: {exc}")]
+    return ()

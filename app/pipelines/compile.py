@@ -18,7 +18,7 @@ from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_
 from app.pipelines.openai_mapping import ReasoningOutput, compile_openai
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
-from app.pipelines.pipeline import Pipeline, RequestBuilder
+from app.pipelines.pipeline import Pipeline
 from app.pipelines.resolve import resolved
 from app.pipelines.sessions import session_terms_of
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
@@ -44,7 +44,7 @@ def compile_pipeline(
     """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
     spec = resolved(spec, config, context.tokenizers)
     inputs, sent, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
-    parameters = [field for field in sent if field.is_settable]
+    parameters = [field for field in sent if field.spec.is_settable]
     if spec.adapters:
         fields = {field.name: field for field in sent}
         for adapter, values in spec.adapters.items():
@@ -72,19 +72,15 @@ def compile_pipeline(
         graph=graph,
         inputs=tuple(inputs),
         parameters=tuple(parameters),
+        sent=tuple(sent),
+        json_tensors=tuple(dict.fromkeys(each.json_tensor for each in sent if each.json_tensor is not None)),
         outputs=tuple(outputs),
         text_runs=[field for field in outputs if field.is_text_run and not field.is_reasoning],
-        counts=[field.name for field in outputs if field.is_count],
+        counts={field.name: field.spec.reaches for field in outputs if field.spec.reaches is not None},
         contracts_take_batch=config.max_batch_size > 0 and not _has_rows(spec, config),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, context.early_exit_key),
         reader=reader,
-        builder=RequestBuilder(
-            spec,
-            inputs,
-            sent,
-            has_batch=config.max_batch_size > 0,
-            takes_traceparent=takes_traceparent(config, models),
-        ),
+        takes_traceparent=takes_traceparent(config, models),
         timeout_s=spec.timeout_s or context.timeout_s,
         batch=spec.batch,
         call_items=call_items,
@@ -217,7 +213,7 @@ def _check_whole(
         _check_limit(output.reaches, ("outputs", name, "reaches"), parameters)
     for name, contract in spec.contract.items():
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
-        sent = [field for field in parameters if field.is_request_parameter]
+        sent = [field for field in parameters if field.tensor is None and field.json_tensor is None]
         _check_limit(contract.max_items, ("contract", name, "max_items"), sent)
 
 
@@ -237,11 +233,11 @@ def _check_members(parameters: list[ParameterField]) -> None:
     taken: dict[tuple[str, str, str], str] = {}
     fields = [field for field in parameters if field.json_tensor is not None]
     for field in fields:
-        tensor, place = field.spec.member_of or "", field.member
-        other = taken.setdefault((tensor, place.outer, place.name), field.name)
-        objects = {each.member.outer for each in fields if each.spec.member_of == tensor}
-        if other != field.name or (not place.outer and place.name in objects):
-            text = f"is the member '{place.name}' of '{tensor}', which another parameter is too"
+        tensor, (outer, name) = field.spec.member_of or "", field.place
+        other = taken.setdefault((tensor, outer, name), field.name)
+        objects = {each.place[0] for each in fields if each.spec.member_of == tensor}
+        if other != field.name or (not outer and name in objects):
+            text = f"is the member '{name}' of '{tensor}', which another parameter is too"
             raise PipelineMismatch(("parameters", field.name), text)
 
 

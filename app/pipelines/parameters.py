@@ -4,11 +4,10 @@ A parameter becomes a parameter of Triton's request, a tensor, or a member of a 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -41,32 +40,6 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
-class MemberPath:
-    """The place of a value in a JSON object: in the nested object ``outer``, if it is not empty."""
-
-    outer: str
-    name: str
-    in_list: bool
-    """Whether the member is a list with only the value."""
-
-    @classmethod
-    def parsed(cls, text: str) -> "MemberPath":
-        """``text``: as in ``member`` of :class:`app.pipelines.spec.ParameterSpec`."""
-        outer, _, name = text.removesuffix("[]").rpartition(".")
-        return cls(outer, name, text.endswith("[]"))
-
-    def put(self, value: Any, members: dict[str, Any]) -> None:
-        around = members.setdefault(self.outer, {}) if self.outer else members
-        around[self.name] = [value] if self.in_list else value
-
-    def value_in(self, members: Mapping[str, Any]) -> Any:
-        """Returns None for an object without the value."""
-        around = members.get(self.outer, {}) if self.outer else members
-        value = around.get(self.name)
-        return value[0] if self.in_list and value else value
-
-
-@dataclass(frozen=True, slots=True)
 class ParameterField:
     """``tensor``: the input that has the value alone. ``json_tensor``: the text input whose JSON object has it."""
 
@@ -75,8 +48,8 @@ class ParameterField:
     tensor: TensorSpec | None
     json_tensor: TensorSpec | None
     json_type: Any
-    member: MemberPath
-    """The place of the value in the JSON object."""
+    place: tuple[str, str]
+    """The value's place in the JSON object: the nested object that has it, or an empty name, and its name there."""
     _has_batch: bool
     _to_array: ToArray | None
     """None for a parameter that is not a tensor of its own."""
@@ -97,8 +70,9 @@ class ParameterField:
             text = f"{json_tensor.datatype} {shape_text(json_tensor.dims)}"
             raise ValueError(f"is a member of '{json_tensor.name}', which is {text} and not a single text")
         to_array = None if tensor is None else _to_array_of(spec, tensor)
-        member = MemberPath.parsed(spec.member or name)
-        field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), member, max_batch_size > 0, to_array)
+        outer, _, member = (spec.member or name).removesuffix("[]").rpartition(".")
+        place, has_batch = (outer, member), max_batch_size > 0
+        field = cls(name, spec, tensor, json_tensor, _json_type(spec, tensor), place, has_batch, to_array)
         for key, value in (("default", spec.default), ("value", spec.send)):
             if value is not None:
                 field.converted(value, key)
@@ -107,15 +81,6 @@ class ParameterField:
     @property
     def is_required(self) -> bool:
         return self.spec.is_required
-
-    @property
-    def is_settable(self) -> bool:
-        """Whether a caller may set it."""
-        return self.spec.is_settable
-
-    @property
-    def is_request_parameter(self) -> bool:
-        return self.tensor is None and self.json_tensor is None
 
     def converted(self, value: Any, name: str = "value") -> Any:
         """Checks a value of the configuration like a caller's, and returns it. Raises ValueError."""
@@ -134,52 +99,22 @@ class ParameterField:
             raise ValueError("is not one of the allowed values")
         return number
 
-    def value_in(self, arrays: Mapping[str, Array]) -> Any:
-        """Returns the value that a request has, from its input tensors by name; None for none."""
-        tensor = self.tensor or self.json_tensor
-        array = None if tensor is None else arrays.get(tensor.name)
-        if array is None or not array.size:
-            return None
-        first = array.reshape(-1)[0]
-        return first if self.json_tensor is None else self.member.value_in(msgspec.json.decode(first))
-
-    def read(self, value: Any, batch_size: int) -> Tensor:
-        """Returns the tensor, repeated for each item of a batch. Raises ValueError."""
+    def tensor_of(self, value: Any, items: int) -> Tensor:
+        """The tensor of a checked value, repeated for each item of a batch. Raises ValueError."""
         assert self.tensor is not None
         assert self._to_array is not None
-        array = self._to_array(self.checked(value))
+        array = self._to_array(value)
         if self.spec.type not in _LISTS:
             array = array.reshape(self.tensor.dims)
-        return _repeated(self.tensor, array, batch_size, has_batch=self._has_batch)
+        return repeated(self.tensor, array, items if self._has_batch else None)
 
-
-@dataclass(frozen=True, slots=True)
-class JsonObject:
-    """The parameters that are members of the JSON object in one text tensor. The tensor is always sent."""
-
-    tensor: TensorSpec
-    fields: tuple[ParameterField, ...]
-    has_batch: bool
-
-    def read(self, values: Mapping[str, Any], batch_size: int) -> Tensor:
-        """``values``: checked values by field name."""
-        members: dict[str, Any] = {}
-        for field in self.fields:
-            value = values.get(field.name)
-            if value is not None:
-                field.member.put(encoded_json(value).decode() if field.spec.as_text else value, members)
-        array = np.empty((1,), np.object_)
-        array[0] = encoded_json(members)
-        return _repeated(self.tensor, array, batch_size, has_batch=self.has_batch)
-
-
-def json_objects(fields: Sequence[ParameterField], *, has_batch: bool) -> tuple[JsonObject, ...]:
-    """Returns the JSON objects of these parameters, one for each tensor."""
-    tensors = {field.json_tensor.name: field.json_tensor for field in fields if field.json_tensor is not None}
-    return tuple(
-        JsonObject(tensor, tuple(field for field in fields if field.json_tensor == tensor), has_batch)
-        for tensor in tensors.values()
-    )
+    def put(self, value: Any, members: dict[str, Any]) -> None:
+        """Writes a checked value into the JSON object. Raises ValueError."""
+        outer, name = self.place
+        if self.spec.as_text:
+            value = encoded_json(value).decode()
+        around = members.setdefault(outer, {}) if outer else members
+        around[name] = [value] if (self.spec.member or "").endswith("[]") else value
 
 
 def adapter_field(names: Sequence[str]) -> ParameterField:
@@ -188,10 +123,9 @@ def adapter_field(names: Sequence[str]) -> ParameterField:
     return ParameterField.compile(ADAPTER, spec)
 
 
-def _repeated(tensor: TensorSpec, array: Any, batch_size: int, *, has_batch: bool) -> Tensor:
-    if has_batch:
-        array = np.repeat(array[np.newaxis], batch_size, axis=0)
-    return Tensor(tensor.name, tensor.datatype, array)
+def repeated(tensor: TensorSpec, array: Array, items: int | None) -> Tensor:
+    """``items``: of a batch; None for a model without batches."""
+    return Tensor(tensor.name, tensor.datatype, array if items is None else np.repeat(array[np.newaxis], items, axis=0))
 
 
 def _check_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:

@@ -6,13 +6,14 @@ The values of a request, by field name -> the request to the model. Compiled for
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
 
+from app.codecs.kinds import encoded_json
 from app.core.engine_layer import PipelineLayer
 from app.core.errors import (
     ClientError,
@@ -23,8 +24,8 @@ from app.core.errors import (
     InvalidRequest,
     UpstreamError,
 )
-from app.core.inference import Deadline, InferenceRequest, Tensor
-from app.core.model import Capacity, ModelConfig
+from app.core.inference import Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
+from app.core.model import Capacity, ModelConfig, TensorSpec
 from app.core.sequence import SequenceIds
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
@@ -34,113 +35,15 @@ from app.pipelines.inputs import InputField
 from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
 from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import OutputField
-from app.pipelines.parameters import ParameterField, json_objects
+from app.pipelines.parameters import ParameterField, repeated
 from app.pipelines.sessions import SessionTerms
-from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, RefusalRule, StreamSpec
-
-_Problems = list[FieldProblem]
+from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
 
 
-class RequestBuilder:
-    """``parameters``: all, with those that callers cannot set. ``has_batch``: whether the model has batches."""
+class Limits(Extension):
+    """The values of the parameters that the outputs which count may reach, by output."""
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        inputs: Sequence[InputField],
-        parameters: Sequence[ParameterField],
-        *,
-        has_batch: bool,
-        takes_traceparent: bool = False,
-    ) -> None:
-        self._spec = spec
-        self._takes_traceparent = takes_traceparent
-        self._max_items = None if spec.batch is None else spec.batch.max_items
-        self._inputs = tuple(inputs)
-        self._parameters = {field.name: field for field in parameters}
-        self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
-        self._json_objects = json_objects(parameters, has_batch=has_batch)
-        self._request_parameters = tuple(field for field in parameters if field.is_request_parameter)
-
-    def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
-        """A request whose types, shapes and data agree. Raises InvalidInput."""
-        problems: _Problems = []
-        spec = self._spec
-        if spec.adapters and ADAPTER in values:
-            values = {**values, **spec.adapters[values[ADAPTER]]}
-        tensors = self._input_tensors(values, problems)
-        batch_size = 1 if self._max_items is None else _batch_size(tensors, self._max_items, problems)
-        if self._tensor_parameters:
-            read = _each(self._tensor_parameters, values, problems, lambda field, value: field.read(value, batch_size))
-            tensors += read.values()
-        for each in self._json_objects:
-            tensors.append(each.read(_each(each.fields, values, problems, ParameterField.checked), batch_size))
-        sent = self._request_parameters
-        parameters = _each(sent, values, problems, ParameterField.checked) if sent else {}
-        if problems:
-            raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
-        return InferenceRequest(
-            model=spec.model,
-            version=spec.version,
-            inputs=tuple(tensors),
-            parameters=parameters,
-            ends_by_hook=spec.cancel is not None,
-            idempotent=spec.idempotent,
-            takes_traceparent=self._takes_traceparent,
-        )
-
-    def number_of(self, parameter: str, request: InferenceRequest) -> float | None:
-        """Returns the value that a request has for a parameter that is a number."""
-        field = self._parameters[parameter]
-        if field.is_request_parameter:
-            value = request.parameters.get(parameter)
-        else:
-            sent = {tensor.name: tensor.array for tensor in request.inputs}
-            value = field.value_in(sent)
-        return None if value is None else float(value)
-
-    def _input_tensors(self, values: Mapping[str, Any], problems: _Problems) -> list[Tensor]:
-        tensors: list[Tensor] = []
-        for field in self._inputs:
-            value = values.get(field.name)
-            try:
-                is_absent = value is None and not (field.is_null_a_value and field.name in values)
-                tensor = field.default if is_absent else field.read(value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-                continue
-            if tensor is not None:
-                tensors.append(tensor)
-        return tensors
-
-
-def _each(
-    fields: Iterable[ParameterField],
-    values: Mapping[str, Any],
-    problems: _Problems,
-    read: Callable[[ParameterField, Any], Any],
-) -> dict[str, Any]:
-    """What is read of each value that is sent, by field name."""
-    found: dict[str, Any] = {}
-    for field in fields:
-        value = values.get(field.name, field.spec.default) if field.spec.send is None else field.spec.send
-        if value is not None:
-            try:
-                found[field.name] = read(field, value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-    return found
-
-
-def _batch_size(tensors: Sequence[Tensor], most: int, problems: _Problems) -> int:
-    """How many items the caller sent, the same of every input."""
-    sizes = {tensor.shape[0] for tensor in tensors} or {1}
-    size = sizes.pop()
-    if sizes:
-        problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
-    elif not 1 <= size <= most:
-        problems.append(FieldProblem("batch", f"has {size} items; expected 1 to {most}"))
-    return size
+    by_output: Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -176,16 +79,21 @@ class Pipeline(Target):
     graph: Graph
     inputs: tuple[InputField, ...]
     parameters: tuple[ParameterField, ...]
+    """Those that callers can set."""
+    sent: tuple[ParameterField, ...]
+    """Those that a request has, also if callers cannot set them."""
+    json_tensors: tuple[TensorSpec, ...]
+    """The text inputs with a JSON object of parameters. They are always sent."""
     outputs: tuple[OutputField, ...]
     text_runs: Sequence[OutputField]
     """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
-    counts: Sequence[str]
-    """The outputs that count what the responses have."""
+    counts: Mapping[str, str]
+    """The outputs that count what the responses have -> the parameter whose value they may reach."""
     contracts_take_batch: bool
     """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
     rules: EarlyExitRules
     reader: BodyReader
-    builder: RequestBuilder
+    takes_traceparent: bool
     timeout_s: float
     """The timeout of a unary request; that of a stream is in ``spec.stream``."""
     batch: BatchSpec | None = None
@@ -243,7 +151,60 @@ class Pipeline(Target):
                     "`sequence_end`."
                 )
             raise InvalidRequest(f"Model '{self.sequence_ids.needed_by}' needs a session.", hint=hint)
-        return self.builder.request_of(values)
+        spec, problems = self.spec, list[FieldProblem]()
+        if spec.adapters and ADAPTER in values:
+            values = {**values, **spec.adapters[values[ADAPTER]]}
+        tensors = self._input_tensors(values, problems)
+        items = 1 if self.batch is None else _items_of(tensors, self.batch.max_items, problems)
+        sent: dict[str, Any] = {}
+        parameters: dict[str, Parameter] = {}
+        objects: dict[str, dict[str, Any]] = {tensor.name: {} for tensor in self.json_tensors}
+        for each in self.sent:
+            value = values.get(each.name, each.spec.default) if each.spec.send is None else each.spec.send
+            if value is None:
+                continue
+            try:
+                sent[each.name] = value = each.checked(value)
+                if each.tensor is not None:
+                    tensors.append(each.tensor_of(value, items))
+                elif each.json_tensor is not None:
+                    each.put(value, objects[each.json_tensor.name])
+                else:
+                    parameters[each.name] = value
+            except ValueError as exc:
+                problems.append(FieldProblem(each.name, str(exc)))
+        for json_tensor in self.json_tensors:
+            array = bytes_array([encoded_json(objects[json_tensor.name])], (1,))
+            tensors.append(repeated(json_tensor, array, items if self.config.max_batch_size else None))
+        if problems:
+            raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
+        request = InferenceRequest(
+            model=spec.model,
+            version=spec.version,
+            inputs=tuple(tensors),
+            parameters=parameters,
+            ends_by_hook=spec.cancel is not None,
+            idempotent=spec.idempotent,
+            takes_traceparent=self.takes_traceparent,
+        )
+        if not self.counts:
+            return request
+        limits = {output: float(sent[name]) for output, name in self.counts.items() if name in sent}
+        return request.extended(Limits(by_output=limits))
+
+    def _input_tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> list[Tensor]:
+        tensors: list[Tensor] = []
+        for field in self.inputs:
+            value = values.get(field.name)
+            try:
+                is_absent = value is None and not (field.is_null_a_value and field.name in values)
+                tensor = field.default if is_absent else field.read(value)
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+                continue
+            if tensor is not None:
+                tensors.append(tensor)
+        return tensors
 
     def probe_of(self, body: Body) -> InferenceRequest:
         """A request that the gateway itself runs, or only checks if the pipeline has sessions.
@@ -266,12 +227,6 @@ class Pipeline(Target):
         """The longest deadline of a request, whole or as a stream."""
         stream = self.spec.stream
         return self.timeout_s if stream is None else max(self.timeout_s, stream.timeout_s)
-
-    @property
-    def sample_timeout_s(self) -> float:
-        """The deadline of the sample, which may wait for its first output behind the requests of callers."""
-        stream = self.spec.stream
-        return self.timeout_s if stream is None else max(self.timeout_s, stream.first_output_s or 0.0)
 
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""
@@ -306,21 +261,25 @@ class Pipeline(Target):
                 "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "
                 "model, use code: any."
             )
-        shown = self._refusal_of(error, upstream, message) if error.code == "model_error" else None
-        if shown is None:
-            shown = error
-        else:
-            shown.upstream, shown.failed_step = upstream, error.failed_step
+        refusal = self._refusal_of(error, upstream, message) if error.code == "model_error" else None
+        if refusal is not None:
+            refusal.upstream, refusal.failed_step = upstream, error.failed_step
+        shown = refusal or error
         if self.exposes_errors:
             shown.detail += f" The model's message: {public_text(message)}"
         raise shown from error
 
     def _refusal_of(self, error: GatewayError, upstream: UpstreamError, message: str) -> GatewayError | None:
-        """The error for a caller who can correct the request. ``message``: without Triton's prefixes."""
-        refusal = refusal_of(self.spec.refusals, message)
-        if refusal is not None or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
-            return refusal
-        steps = self.spec.rejects_input
+        """The error for a caller who can correct the request, without the model's message.
+
+        ``message``: without Triton's prefixes.
+        """
+        for rule in self.spec.refusals:
+            if re.search(rule.message_pattern, message[:LONGEST_MESSAGE]):
+                kind, detail, problem = _REFUSALS[rule.code]
+                problems = [] if rule.field is None else [FieldProblem(rule.field, problem)]
+                return kind(rule.detail or detail, hint=_HINT, errors=problems)
+        steps = self.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
         is_own = upstream.grpc_code is not None and self.spec.model in steps
         if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
             return None
@@ -328,31 +287,29 @@ class Pipeline(Target):
         read = self.graph.request_tensors_of(step)
         fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]
         reads = f" It reads {' and '.join(fields)}." if fields else ""
-        return InvalidInput(
-            f"{named_model(step, self.graph)} refused the input.{reads}",
-            hint=_HINT,
-        )
+        return InvalidInput(f"{named_model(step, self.graph)} refused the input.{reads}", hint=_HINT)
 
 
 LONGEST_MESSAGE = 4096
 """Only this much of a message is searched."""
 _HINT = "The gateway's log has the model's message in the line with this request id."
-_DETAIL = {
-    "context_length_exceeded": "The request is longer than the model's context.",
-    "invalid_input": "The model refused the input.",
+_REFUSALS: dict[str, tuple[type[ClientError], str, str]] = {
+    "context_length_exceeded": (
+        ContextLengthExceeded,
+        "The request is longer than the model's context.",
+        "is longer than the model's context",
+    ),
+    "invalid_input": (InvalidInput, "The model refused the input.", "is not accepted by the model"),
 }
-_PROBLEM = {
-    "context_length_exceeded": "is longer than the model's context",
-    "invalid_input": "is not accepted by the model",
-}
+"""By the code of a rule: the caller's error, its detail, and the problem of the rule's field."""
 
 
-def refusal_of(rules: Sequence[RefusalRule], message: str) -> ClientError | None:
-    """Returns the caller's error of the first rule that matches the model's message, which the error does not show."""
-    message = message[:LONGEST_MESSAGE]
-    rule = next((each for each in rules if re.search(each.message_pattern, message)), None)
-    if rule is None:
-        return None
-    kind = ContextLengthExceeded if rule.code == "context_length_exceeded" else InvalidInput
-    problems = [] if rule.field is None else [FieldProblem(rule.field, _PROBLEM[rule.code])]
-    return kind(rule.detail or _DETAIL[rule.code], hint=_HINT, errors=problems)
+def _items_of(tensors: Sequence[Tensor], most: int, problems: list[FieldProblem]) -> int:
+    """How many items the caller sent, the same of every input."""
+    sizes = {tensor.shape[0] for tensor in tensors} or {1}
+    size = sizes.pop()
+    if sizes:
+        problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
+    elif not 1 <= size <= most:
+        problems.append(FieldProblem("batch", f"has {size} items; expected 1 to {most}"))
+    return size

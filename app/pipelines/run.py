@@ -22,31 +22,8 @@ from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body, trial_requests
-from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import ContractCheck, OutputField
-from app.pipelines.pipeline import Pipeline, Target
-
-
-class TokenCount:
-    """The tokens of one request of a language model, from the tensors that ``openai: usage`` names."""
-
-    def __init__(self, spec: UsageSpec) -> None:
-        self._spec = spec
-        self.tokens = Tokens()
-
-    def add(self, response: InferenceResponse) -> None:
-        prompt = response.outputs.get(self._spec.prompt_tokens)
-        if prompt is not None and prompt.array.size:
-            self.tokens.prompt = int(prompt.array.sum())
-        written = response.outputs.get(self._spec.completion_tokens or "")
-        if written is None or not written.array.size:
-            return
-        if self._spec.completion_count == "elements":
-            self.tokens.completion += written.array.size
-        elif self._spec.completion_count == "sum":
-            self.tokens.completion += int(written.array.sum())
-        else:
-            self.tokens.completion = int(written.array.flat[-1])
+from app.pipelines.pipeline import Limits, Pipeline, Target
 
 
 class Collector(Answer):
@@ -72,20 +49,34 @@ class Collector(Answer):
             self._contract = ContractCheck(contracts, request.parameters, takes_batch=pipeline.contracts_take_batch)
         self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs} if pipeline.text_runs else {}
         self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
-        self._limits = _limits_of(pipeline, request) if self._counts else {}
+        self._limits: Mapping[str, float] = {}
+        for each in request.extensions:
+            if isinstance(each, Limits):
+                self._limits = each.by_output
         self._written: set[str] = set()
         self._filled: set[str] = set()
-        self._token_count = None
         if pipeline.usage is not None:
-            self._token_count = TokenCount(pipeline.usage)
-            self.tokens = self._token_count.tokens
+            self.tokens = Tokens()
         reasoning = pipeline.reasoning if is_divided else None
         self._division = None if reasoning is None else reasoning.division_of(request)
 
     def count(self, response: InferenceResponse) -> None:
-        """Counts the tokens of a response whose values nobody needs."""
-        if self._token_count is not None:
-            self._token_count.add(response)
+        """Counts the tokens of a response, in the tensors that ``openai: usage`` names."""
+        usage, tokens = self._pipeline.usage, self.tokens
+        if usage is None or tokens is None:
+            return
+        prompt = response.outputs.get(usage.prompt_tokens)
+        if prompt is not None and prompt.array.size:
+            tokens.prompt = int(prompt.array.sum())
+        written = response.outputs.get(usage.completion_tokens or "")
+        if written is None or not written.array.size:
+            return
+        if usage.completion_count == "elements":
+            tokens.completion += written.array.size
+        elif usage.completion_count == "sum":
+            tokens.completion += int(written.array.sum())
+        else:
+            tokens.completion = int(written.array.flat[-1])
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the values of one response; None for a response without outputs.
@@ -95,8 +86,8 @@ class Collector(Answer):
         """
         if not response.outputs:
             return None
-        if self._token_count is not None:
-            self._token_count.add(response)
+        if self.tokens is not None:
+            self.count(response)
         if self._contract is not None:
             self._contract.check(response)
         self._written.update(response.outputs)
@@ -223,13 +214,6 @@ def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
     return so_far
 
 
-def _limits_of(pipeline: Pipeline, request: InferenceRequest) -> dict[str, float]:
-    """Returns the limit of each count: the value that the request has for the parameter."""
-    counts = [(field.name, field.spec.reaches) for field in pipeline.outputs]
-    limits = {name: pipeline.builder.number_of(limit, request) for name, limit in counts if limit is not None}
-    return {name: limit for name, limit in limits.items() if limit is not None}
-
-
 def _whole(field: OutputField, joined: Any) -> Any:
     """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
     if isinstance(joined, list) and field.is_text_run:
@@ -310,9 +294,11 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     request = replace(pipeline.probe_of(body), is_probe=True)
     if pipeline.batch is not None:
         request = part_of(request, range(pipeline.call_items))
-    deadline = Deadline.after(pipeline.sample_timeout_s)
+    stream, timeout_s = pipeline.spec.stream, pipeline.timeout_s
+    if stream is not None:  # its first output may wait behind the requests of callers
+        timeout_s = max(timeout_s, stream.first_output_s or 0.0)
     call = engine.infer_stream if pipeline.config.decoupled else engine.infer
-    await run(WholeAnswer(pipeline, request), call(request, deadline))
+    await run(WholeAnswer(pipeline, request), call(request, Deadline.after(timeout_s)))
     for layer in pipeline.layers:
         declared, varied = await asyncio.to_thread(trial_requests, pipeline, folder)
-        await layer.run_trial(engine, declared, varied, pipeline.sample_timeout_s)
+        await layer.run_trial(engine, declared, varied, timeout_s)

@@ -313,7 +313,6 @@ class TestMembers:
     def sent(self, value: int, **spec: Any) -> Any:
         p = pipeline(self.CONFIG, parameters={"size": {"type": "integer", "member_of": "REQUEST", **spec}})
         (given,) = p.request_of_json(json.dumps({"size": value}).encode()).inputs
-        assert p.builder.number_of("size", p.request_of_json(json.dumps({"size": value}).encode())) == value
         return json.loads(given.array.item())
 
     @pytest.mark.parametrize(

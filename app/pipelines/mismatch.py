@@ -21,9 +21,12 @@ class PipelineMismatch(Exception):
 
 @contextmanager
 def mismatch_at(*location: str | int) -> Iterator[None]:
-    """Converts a ValueError of the block to a PipelineMismatch at ``location``."""
+    """Converts a ValueError of the block to a PipelineMismatch at ``location``, below which its own ones are."""
     try:
         yield
+    except PipelineMismatch as exc:
+        exc.location = (*location, *exc.location)
+        raise
     except ValueError as exc:
         raise PipelineMismatch(location, str(exc)) from exc
 

@@ -14,7 +14,7 @@ from app.llm.answer_parser import Parser, Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.pipelines.inputs import InputField
-from app.pipelines.mismatch import Found, PipelineMismatch, mismatch_at, named, tensor_named
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.openai_spec import (
     ChatSpec,
     CompletionsSpec,
@@ -110,23 +110,25 @@ def compile_openai(
 ) -> OpenAIMapping:
     """Raises PipelineMismatch."""
     usage, folder = spec.usage, spec.chat.folder if spec.chat is not None else None
-    for key in ("prompt_tokens", "completion_tokens"):
-        name: str | None = getattr(usage, key, None)
-        if name is not None:
-            tensor = tensor_named(config.outputs, name, ("openai", "usage", key))
-            if tensor.datatype not in INTEGER_DATATYPES:
-                raise _mismatch(("usage", key), f"'{name}' has datatype {tensor.datatype}; an integer type is needed")
-    if usage is None and folder is not None and folder.count_tokens is not None:
-        try:
-            folder.count_tokens.load()  # so that a broken file is an error at start, and not of the first answer
-        except ValueError as exc:
-            raise _mismatch(("chat", "tokenizer"), f"cannot be used: {exc}") from exc
-    names = _Names(spec, fields, outputs)
-    return OpenAIMapping(
-        completions=names.text_form(spec.completions, "completions") if spec.completions else None,
-        chat=names.chat_form(spec.chat) if spec.chat else None,
-        embeddings=names.embeddings_form(spec.embeddings, config) if spec.embeddings else None,
-    )
+    with mismatch_at("openai"):
+        for key in ("prompt_tokens", "completion_tokens"):
+            name: str | None = getattr(usage, key, None)
+            if name is not None:
+                tensor = tensor_named(config.outputs, name, ("usage", key))
+                if tensor.datatype not in INTEGER_DATATYPES:
+                    text = f"'{name}' has datatype {tensor.datatype}; an integer type is needed"
+                    raise PipelineMismatch(("usage", key), text)
+        if usage is None and folder is not None and folder.count_tokens is not None:
+            try:
+                folder.count_tokens.load()  # so that a broken file is an error at start, and not of the first answer
+            except ValueError as exc:
+                raise PipelineMismatch(("chat", "tokenizer"), f"cannot be used: {exc}") from exc
+        names = _Names(spec, fields, outputs)
+        return OpenAIMapping(
+            completions=names.text_form(spec.completions, "completions") if spec.completions else None,
+            chat=names.chat_form(spec.chat) if spec.chat else None,
+            embeddings=names.embeddings_form(spec.embeddings, config) if spec.embeddings else None,
+        )
 
 
 class _Names:
@@ -140,36 +142,54 @@ class _Names:
         self._outputs = {field.name: field for field in outputs}
         renamed = {str(name): field for name, field in spec.parameters.items()}
         for name, field in renamed.items():
-            _named(field, self._fields, "an input or parameter", ("parameters", name))
+            named(field, self._fields, "an input or parameter of the pipeline", "parameters", name)
         self._by_parameter = {name: name for name in self._fields if name not in renamed.values()} | renamed
         """Every field is known by its own name, if it has no name of OpenAI's."""
 
     def text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
-        _check_text(_named(spec.prompt, self._inputs, "an input", (key, "prompt")), (key, "prompt"))
-        _check_text(self._output(spec.text, (key, "text")), (key, "text"))
+        whole = self._spec
+        self._check_text(self._input(spec.prompt, key, "prompt"), key, "prompt")
+        self._check_text(self._output(spec.text, key, "text"), key, "text")
+        if whole.finish_reason is not None:
+            output = self._output(whole.finish_reason, "finish_reason")
+            if not output.is_count:
+                self._check_text(output, "finish_reason")
+        if whole.logprobs is not None:
+            named(whole.logprobs.parameter, self._fields, "a parameter of the pipeline", "logprobs", "parameter")
+            output = self._output(whole.logprobs.output, "logprobs", "output")
+            if output.spec.kind != "json" or not output.is_bare:
+                text = f"'{output.name}' must have kind: json and one element"
+                raise PipelineMismatch(("logprobs", "output"), text)
+        if (guided := whole.guided) is not None:
+            type_ = "string" if guided.member is None else "object"
+            if self._parameter(guided.parameter, "guided", "parameter").spec.type != type_:
+                raise PipelineMismatch(("guided", "parameter"), f"'{guided.parameter}' must have type: {type_}")
+            for name, value in guided.also.items():
+                with mismatch_at("guided", "also", name):
+                    self._parameter(name).converted(value)
+        default = FINISH_REASON if FINISH_REASON in self._outputs else None
         return TextForm(
             prompt=spec.prompt,
             text=spec.text,
-            finish_reason=self._finish_reason(),
-            usage=self._spec.usage,
+            finish_reason=whole.finish_reason or default,
+            usage=whole.usage,
             field_by_parameter=self._settable(spec.prompt, key),
-            ignored=frozenset(self._spec.ignored),
-            logprobs=self._logprobs(),
-            tokenizer=self._spec.chat.folder if self._spec.chat else None,
-            guided=self._guided(),
+            ignored=frozenset(whole.ignored),
+            logprobs=whole.logprobs,
+            tokenizer=whole.chat.folder if whole.chat else None,
+            guided=guided,
         )
 
     def chat_form(self, spec: ChatSpec) -> TextForm:
-        form, template, given = self.text_form(spec, "chat"), _template_of(spec), self._spec.reasoning
+        template, given, field = _template_of(spec), self._spec.reasoning, self._parameters.get(SKIPS_SPECIAL_TOKENS)
         reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
-        field = self._parameters.get(SKIPS_SPECIAL_TOKENS)
-        is_special = self._spec.format_of_special_tokens is not None and field is not None
+        keeps = self._spec.format_of_special_tokens is not None and field is not None and field.spec.type == "boolean"
         return replace(
-            form,
+            self.text_form(spec, "chat"),
             template=template,
             tools=self._spec.tools,
             reasoning=None if reasoning == "none" else reasoning,
-            special_tokens=SKIPS_SPECIAL_TOKENS if is_special and field and field.spec.type == "boolean" else None,
+            special_tokens=SKIPS_SPECIAL_TOKENS if keeps else None,
             images=self._images(spec, template),
         )
 
@@ -188,17 +208,17 @@ class _Names:
         if name is None:
             if spec.image_marker is not None:
                 text = "must name the input for the images, because not exactly one input has kind: image"
-                raise _mismatch(("chat", "images"), text)
+                raise PipelineMismatch(("chat", "images"), text)
             return None
         if name not in usable:
             text = f"'{name}' is not an image or a list of images{nearest(name, list(usable))}"
-            raise _mismatch(("chat", "images"), text)
+            raise PipelineMismatch(("chat", "images"), text)
         field = usable[name]
         if not template.takes_images:
             if spec.images is None and not field.is_required:
                 return None
             text = f"is required: the chat template has no place for the images of '{name}'"
-            raise _mismatch(("chat", "image_marker"), text)
+            raise PipelineMismatch(("chat", "image_marker"), text)
         size = 1 if field.is_bare else field.tensor.dims[0]
         most = spec.max_images if size == -1 else min(size, spec.max_images)
         return ImagesForm(name, most, field.is_bare, may_be_empty=field.is_required and size == -1)
@@ -206,15 +226,14 @@ class _Names:
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         parameter = self._parameters.get(spec.input)
         if parameter is None or parameter.spec.type not in ("string", "text_or_tokens"):
-            location = ("embeddings", "input")
-            _check_text(_named(spec.input, self._inputs, "an input", location), location)
+            self._check_text(self._input(spec.input, "embeddings", "input"), "embeddings", "input")
         if config.decoupled and config.max_batch_size:
-            raise _mismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
-        output = self._output(spec.embedding, ("embeddings", "embedding"))
+            raise PipelineMismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
+        output = self._output(spec.embedding, "embeddings", "embedding")
         is_vector = output.tensor.datatype in FLOAT_DATATYPES and output.depth == 1
         if not is_vector and not (output.spec.kind == "json" and output.is_bare):
             text = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
-            raise _mismatch(("embeddings", "embedding"), text)
+            raise PipelineMismatch(("embeddings", "embedding"), text)
         texts = self._inputs[spec.input].tensor if spec.input in self._inputs else None
         is_batched = texts is not None and texts.datatype == BYTES and config.max_batch_size > 0
         return EmbeddingsForm(
@@ -234,55 +253,25 @@ class _Names:
             names.setdefault("max_completion_tokens", names["max_tokens"])
         return names
 
-    def _output(self, name: str, location: tuple[str, ...]) -> OutputField:
-        return _named(name, self._outputs, "an output", location)
+    def _input(self, name: str, *location: str) -> InputField:
+        return named(name, self._inputs, "an input of the pipeline", *location)
 
-    def _logprobs(self) -> LogprobsSpec | None:
-        spec = self._spec.logprobs
-        if spec is not None:
-            _named(spec.parameter, self._fields, "a parameter", ("logprobs", "parameter"))
-            output = self._output(spec.output, ("logprobs", "output"))
-            if output.spec.kind != "json" or not output.is_bare:
-                raise _mismatch(("logprobs", "output"), f"'{spec.output}' must have kind: json and one element")
-        return spec
+    def _parameter(self, name: str, *location: str) -> ParameterField:
+        return named(name, self._parameters, "a parameter of the pipeline", *location)
 
-    def _guided(self) -> GuidedSpec | None:
-        spec = self._spec.guided
-        if spec is None:
-            return None
-        type_, location = "string" if spec.member is None else "object", ("guided", "parameter")
-        if _named(spec.parameter, self._parameters, "a parameter", location).spec.type != type_:
-            raise _mismatch(location, f"'{spec.parameter}' must have type: {type_}")
-        for name, value in spec.also.items():
-            field = _named(name, self._parameters, "a parameter", ("guided", "also", name))
-            with mismatch_at("openai", "guided", "also", name):
-                field.converted(value)
-        return spec
+    def _output(self, name: str, *location: str) -> OutputField:
+        return named(name, self._outputs, "an output of the pipeline", *location)
 
-    def _finish_reason(self) -> str | None:
-        name = self._spec.finish_reason
-        if name is None:
-            return FINISH_REASON if FINISH_REASON in self._outputs else None
-        output = self._output(name, ("finish_reason",))
-        if not output.is_count:
-            _check_text(output, ("finish_reason",))
-        return name
-
-
-def _named(name: str, fields: Mapping[str, Found], what: str, location: tuple[str, ...]) -> Found:
-    return named(name, fields, f"{what} of the pipeline", "openai", *location)
-
-
-def _check_text(field: InputField | OutputField, location: tuple[str, ...]) -> None:
-    if field.spec.kind != "text" or not field.is_bare:
-        raise _mismatch(location, f"'{field.name}' must be a single text: kind: text with one element")
+    def _check_text(self, field: InputField | OutputField, *location: str) -> None:
+        if field.spec.kind != "text" or not field.is_bare:
+            raise PipelineMismatch(location, f"'{field.name}' must be a single text: kind: text with one element")
 
 
 def _template_of(spec: ChatSpec) -> ChatTemplate:
     """Of a folder, the template ``default``, with ``tool_use`` for conversations with tools."""
     folder = spec.folder
     if folder is None:
-        with mismatch_at("openai", "chat", "template" if spec.template is not None else "template_text"):
+        with mismatch_at("chat", "template" if spec.template is not None else "template_text"):
             return ChatTemplate(spec.template_text or "", spec.variables, spec.strips_bos, spec.image_marker)
     variables = {**folder.special_tokens, **spec.variables}
 
@@ -292,14 +281,10 @@ def _template_of(spec: ChatSpec) -> ChatTemplate:
             return ChatTemplate(text, variables, spec.strips_bos, spec.image_marker, tool_use, has_tools=is_tool_use)
         except ValueError as exc:
             text = f"cannot be used: {folder.sources[name]} {exc}"
-            raise _mismatch(("chat", "tokenizer"), text) from exc
+            raise PipelineMismatch(("chat", "tokenizer"), text) from exc
 
     tool_use = folder.named_templates.get("tool_use")
     return made("default", folder.template, None if tool_use is None else made("tool_use", tool_use))
-
-
-def _mismatch(location: tuple[str, ...], text: str) -> PipelineMismatch:
-    return PipelineMismatch(("openai", *location), text)
 
 
 REASONING = "reasoning"

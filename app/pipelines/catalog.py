@@ -159,13 +159,10 @@ class Catalog:
 
     def pipeline(self, name: str) -> Pipeline:
         """Raises UnknownPipeline or ModelNotReady."""
-        known = self.entries.get(name)
-        if known is not None and known.served is not None and (pipeline := known.served.pipeline) is not None:
-            return pipeline
-        entry = self.entry(name)
-        if entry.pipeline is None:
+        entry = self.entries.get(name) or self.entry(name)
+        if (pipeline := entry.pipeline) is None:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
-        return entry.pipeline
+        return pipeline
 
     def layers_of(self, model: str) -> tuple[PipelineLayer, ...]:
         """The layers of a pipeline over the model that requests to the model by its own name use too."""

@@ -76,31 +76,30 @@ class Lookup:
         return isinstance(self.answers.get(key), ModelConfig)
 
     def _missing(self, name: str, answer: "Answer | None", version: str, step: str) -> Missing:
-        named = f"'{name}'{step}"
+        named, state, fault = f"'{name}'{step}", self.index.get(name), self.faults.get(name)
+        problem, unexpected = "", None
         if not self.is_up:
-            return Missing("Triton does not answer.")
-        if answer is None:
-            return Missing("Its model has not been seen yet.")  # added to the file after the query
-        if isinstance(answer, ModelNotReady):
-            return Missing(*self._not_ready(name, named, version))
-        if isinstance(answer, GatewayError):
-            return Missing(f"Triton does not answer for model {named}.")
-        unexpected = answer if isinstance(answer, Exception) else None
-        return Missing(f"The configuration of model {named} cannot be read.", f"'{name}': {answer!r}", unexpected)
-
-    def _not_ready(self, name: str, named: str, version: str) -> tuple[str, str]:
-        state, fault = self.index.get(name), self.faults.get(name)
-        if state is None:
+            detail = "Triton does not answer."
+        elif answer is None:
+            detail = "Its model has not been seen yet."  # added to the file after the query
+        elif isinstance(answer, GatewayError) and not isinstance(answer, ModelNotReady):
+            detail = f"Triton does not answer for model {named}."
+        elif not isinstance(answer, ModelNotReady):
+            detail, problem = f"The configuration of model {named} cannot be read.", f"'{name}': {answer!r}"
+            unexpected = answer if isinstance(answer, Exception) else None
+        elif state is None:
             near = nearest_of(name, self.index)
             detail = f"Triton has no model {named}" + (f"; did you mean '{near}'?" if near else ".")
-            return detail, f"{named} is not a model in Triton's repository{nearest(name, list(self.index))}"
-        if fault:
-            return f"Model {named} does not work: {fault}.", f"{named} is loaded, but {fault}"
-        if state.ready and not version:
-            return f"Model {named} does not answer.", f"{named} is loaded and does not answer"
-        reason = f"; Triton says: {state.reason}" if state.reason else ""
-        detail = f"Triton has not loaded {f'version {version} of ' if version else ''}model {named}."
-        return detail, f"{named} is not loaded{f' in version {version}' if version else ''}{reason}"
+            problem = f"{named} is not a model in Triton's repository{nearest(name, list(self.index))}"
+        elif fault:
+            detail, problem = f"Model {named} does not work: {fault}.", f"{named} is loaded, but {fault}"
+        elif state.ready and not version:
+            detail, problem = f"Model {named} does not answer.", f"{named} is loaded and does not answer"
+        else:
+            reason = f"; Triton says: {state.reason}" if state.reason else ""
+            detail = f"Triton has not loaded {f'version {version} of ' if version else ''}model {named}."
+            problem = f"{named} is not loaded{f' in version {version}' if version else ''}{reason}"
+        return Missing(detail, problem, unexpected)
 
 
 async def look_up(
@@ -147,7 +146,11 @@ class RequestRules:
     sequence_ids: SequenceIds = field(default_factory=SequenceIds)
     takes_traceparent: bool = False
     idempotent: bool = False
-    ends_by_hook: bool = False
+    """Whether a request may run twice: every pipeline over the model says so."""
+    cancel: CancelSpec | None = None
+    """What a pipeline over the model declares: Triton would not stop a step of the model."""
+    first_output_s: float | None = None
+    """The largest ``stream.first_output_s`` of the pipelines over it."""
 
 
 @dataclass(slots=True)
@@ -166,16 +169,9 @@ class OipModels:
         self._models: dict[str, _Known] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one has changed."""
-        self.first_output_s: Mapping[str, float] = {}
-        """Model -> the largest ``stream.first_output_s`` of its pipelines. Changes together with ``in_flight``."""
-        self.idempotent: frozenset[str] = frozenset()
-        """Models that may run a request twice: every pipeline over them says so."""
-        self.cancel: Mapping[str, CancelSpec] = {}
-        """Model -> what a pipeline over it declares: Triton would not stop a step of the model."""
-        self._with_sessions: frozenset[ModelKey] = frozenset()
-        """The models of the pipelines with sessions."""
+        self._specs: Sequence[PipelineSpec] = ()
         self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
-        """The ids of their sequences, and the stateful models that have these sequences."""
+        """The ids of the sequences of sessions, and the stateful models that have these sequences."""
 
     @property
     def names(self) -> list[str]:
@@ -212,24 +208,19 @@ class OipModels:
     def expose(self, names: Iterable[str], specs: Sequence[PipelineSpec] = ()) -> None:
         """Replaces the exposed models, and forgets all others. ``specs``: of the pipelines."""
         self._models = {name: self._models.get(name) or _Known() for name in names}
+        self._specs = specs
         in_flight = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
-        first = [
-            (spec.model, spec.stream.first_output_s) for spec in specs if spec.stream and spec.stream.first_output_s
-        ]
         self.in_flight = dict(sorted(in_flight, key=lambda each: each[1]))
-        self.first_output_s = dict(sorted(first, key=lambda each: each[1]))
-        self._with_sessions = frozenset((spec.model, spec.version) for spec in specs if spec.session)
-        once = {spec.model for spec in specs if not spec.idempotent}
-        self.idempotent = frozenset(spec.model for spec in specs) - once
 
     def follow(self, lookup: Lookup) -> None:
         """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
-        for key in self._with_sessions:
+        with_sessions = {(spec.model, spec.version) for spec in self._specs if spec.session}
+        for key in with_sessions:
             models = lookup.models_of(*key)
             if not isinstance(models, Missing):
                 stateful = frozenset(each.name for each in stateful_models(models[key[0]], models))
                 self._session_ids[key] = sequence_ids_of(models[key[0]], models).own, stateful
-        sessions = [self._session_ids[key] for key in self._with_sessions if key in self._session_ids]
+        sessions = [self._session_ids[key] for key in with_sessions if key in self._session_ids]
         for name, known in self._models.items():
             answer = lookup.answers.get((name, ""))
             if isinstance(answer, ModelConfig) and answer != known.config:
@@ -241,6 +232,14 @@ class OipModels:
             below = {each.name for each in reached(config, models)}
             reserved = frozenset(own for own, stateful in sessions if stateful & below)
             ids = replace(sequence_ids_of(config, models), reserved=reserved)
-            rules = RequestRules(ids, takes_traceparent(config, models), name in self.idempotent, name in self.cancel)
+            specs = [spec for spec in self._specs if spec.model == name]
+            first_s = [each.stream.first_output_s for each in specs if each.stream and each.stream.first_output_s]
+            rules = RequestRules(
+                sequence_ids=ids,
+                takes_traceparent=takes_traceparent(config, models),
+                idempotent=bool(specs) and all(spec.idempotent for spec in specs),
+                cancel=next((spec.cancel for spec in specs if spec.cancel), None),
+                first_output_s=max(first_s, default=None),
+            )
             known.capacity = known.capacity if known.capacity == capacity else capacity
             known.rules = known.rules if known.rules == rules else rules

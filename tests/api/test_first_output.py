@@ -64,7 +64,7 @@ async def test_it_is_progress_s_by_default(api: Served) -> None:
 
 
 async def test_under_v2_the_longest_of_the_pipelines_applies(api: Served) -> None:
-    assert api.gateway.inference.catalog.oip_models.first_output_s == {"writer": 300}
+    assert api.gateway.inference.catalog.oip_models.rules("writer").first_output_s == 300
 
 
 async def test_the_catalog_shows_both_times(api: Served) -> None:

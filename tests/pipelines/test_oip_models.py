@@ -6,6 +6,7 @@ import pytest
 
 from app.core.errors import ModelNotReady, UnknownModel
 from app.pipelines.catalog import Catalog
+from app.pipelines.spec import CancelSpec
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model
 
@@ -31,6 +32,19 @@ async def test_models_of_pipelines_and_of_the_key_oip_are_exposed(tmp_path: Path
     assert [catalog.oip_models.config(name).name for name in exposed] == list(exposed)
     with pytest.raises(UnknownModel):
         catalog.oip_models.config("d")
+
+
+async def test_requests_follow_the_pipelines_over_their_model(tmp_path: Path) -> None:
+    cancel = "idempotent: true, cancel: {model: b, input: X}"
+    (tmp_path / "gateway.yaml").write_text(PIPELINE.replace("warmup: false", cancel) + "oip: {models: [c]}")
+    engine = FakeEngine.of(*(model("X FP32 [1]", "Y FP32 [1]", name=name) for name in "abc"))
+    catalog = Catalog(engine, tmp_path / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    rules = catalog.oip_models.rules("a")
+    assert (rules.idempotent, rules.cancel) == (True, CancelSpec(model="b", input="X"))
+    rules = catalog.oip_models.rules("c")
+    assert (rules.idempotent, rules.cancel) == (False, None)
 
 
 async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None:

@@ -188,12 +188,12 @@ class Signature(Target):
     @classmethod
     def compile(cls, model: str, models: OipModels, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
         """Raises UnknownModel or ModelNotReady."""
-        config, rules, first_output_s = models.config(model), models.rules(model), models.first_output_s.get(model)
+        config, rules = models.config(model), models.rules(model)
         never_s = 2 * STREAM_DEFAULTS.timeout_s  # the status of a stream is that of its first output
-        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s, "commit_s": never_s})
+        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": rules.first_output_s, "commit_s": never_s})
         return cls(
             name=NO_PIPELINE,
-            spec=PipelineSpec(model=model, stream=stream, cancel=models.cancel.get(model)),
+            spec=PipelineSpec(model=model, stream=stream, cancel=rules.cancel),
             config=config,
             capacity=models.capacity(model),
             layers=layers,
@@ -219,7 +219,7 @@ class Signature(Target):
             outputs=tuple(outputs),
             takes_traceparent=self.rules.takes_traceparent,
             idempotent=self.rules.idempotent,
-            ends_by_hook=self.rules.ends_by_hook,
+            ends_by_hook=self.rules.cancel is not None,
         )
 
     @property

@@ -23,7 +23,7 @@ from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.openai_errors import openai_error_response
 from app.api.openai.openai_models import OpenAIModels
-from app.api.openai.text_answers import CHAT, COMPLETIONS, TextRoute
+from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.answers import FindingList, PipelineList
@@ -109,8 +109,8 @@ def _oip(gateway: "Gateway") -> EndpointGroup:
 
 def _openai(gateway: "Gateway") -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
-    models, chat = OpenAIModels(inference.catalog), TextRoute(inference, limits, CHAT, gateway.downloads)
-    completions, embeddings = TextRoute(inference, limits, COMPLETIONS), EmbeddingsRoute(inference, limits)
+    models, chat = OpenAIModels(inference.catalog), ChatRoute(inference, limits, gateway.downloads)
+    completions, embeddings = CompletionsRoute(inference, limits), EmbeddingsRoute(inference, limits)
     endpoints = [
         post("/v1/chat/completions", chat.post, of_openai.chat, "unary"),
         post("/v1/completions", completions.post, of_openai.completions, "unary"),

@@ -1,17 +1,20 @@
 """The messages of a chat: what the chat template gets, and their images."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from app.api.call import InferenceCall
+from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
+from app.api.exchange import Exchange
 from app.api.openai.members import Labels, Members, required, take
 from app.api.openai.tools import Turn, members_of_turns
 from app.codecs.kinds import bytes_of_base64, check_image
-from app.core.errors import FieldProblem
+from app.core.errors import DeadlineExceeded, FieldProblem
 from app.llm.contents import IMAGE, Content
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
@@ -77,31 +80,43 @@ class Conversation(Struct, frozen=True):
     messages: list[Mapping[str, Any]] = []
     images: Sequence[Image] = ()
 
-    @property
-    def needs_downloads(self) -> bool:
-        return any(image.address for image in self.images)
+    async def downloaded(
+        self, downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
+    ) -> "Conversation":
+        """Returns the conversation with all images, whose bytes count as those of the body: at most ``most``.
 
-    async def downloaded(self, downloads: ImageDownloads | None, count: Callable[[int], None]) -> "Conversation":
-        """Returns the conversation with all images. An address that is given several times is downloaded once.
+        An address that is given several times is downloaded once.
 
-        ``count`` gets the bytes of each piece, and may raise. Raises InvalidInput, and the errors of ``count``.
+        Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
         """
+        call.claim.check(call.deadline)
         found: dict[str, bytes] = {}
         problems: list[FieldProblem] = []
+        size = 0
+
+        def count(piece: int) -> None:
+            nonlocal size
+            size += piece
+            if size > most:
+                raise ValueError(f"is too large: the images of a request may have {most} bytes")
+            exchange.hold(piece)
 
         async def download(image: Image) -> None:
-            assert downloads is not None
             try:
                 found[image.address] = await downloads.download(image.address, count)
             except ValueError as exc:
                 problems.append(FieldProblem(image.at, str(exc)))
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for image in {each.address: each for each in self.images if each.address}.values():
-                    group.create_task(download(image))
+            async with asyncio.timeout(call.deadline.remaining_s()):
+                with CancelledOnDisconnect(exchange):
+                    async with asyncio.TaskGroup() as group:
+                        for image in {each.address: each for each in self.images if each.address}.values():
+                            group.create_task(download(image))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
         if problems:
             raise refused(problems)
         images = [Image(image.at, found[image.address]) if image.address else image for image in self.images]
@@ -113,62 +128,51 @@ def take_conversation(members: Members, form: TextForm, downloads: ImageDownload
 
     Raises InvalidInput or InvalidJson.
     """
-    messages = _take_messages(members, form)
-    further: Sequence[Mapping[str, Any]] = [{}] * len(messages)
-    if form.tools is not None or form.reasoning is not None:
-        further = members_of_turns(messages, form)
-    described = [_as_template_has_it(message) for message in messages]
-    images = _read_images(_image_parts(messages, members, form), downloads)
-    return Conversation([{**message, **more} for message, more in zip(described, further, strict=True)], images)
-
-
-def _take_messages(members: Members, form: TextForm) -> Sequence[Any]:
-    type_: Any = PlainMessage if form.tools is None and form.reasoning is None else CallMessage
-    messages: Sequence[Any] | None = take(
-        members, "messages", Annotated[list[type_], Meta(min_length=1)], None, max_elements=MAX_MESSAGE_ELEMENTS
-    )
-    if messages is None:
+    takes_turns = form.tools is not None or form.reasoning is not None
+    type_: Any = CallMessage if takes_turns else PlainMessage
+    some = Annotated[list[type_], Meta(min_length=1)]
+    given: Sequence[Any] | None = take(members, "messages", some, None, max_elements=MAX_MESSAGE_ELEMENTS)
+    if given is None:
         raise required("messages")
-    return messages
+    further = members_of_turns(given, form) if takes_turns else [{}] * len(given)
+    images = _images_in(given, members, form, downloads)
+    messages: list[Mapping[str, Any]] = []
+    for message, of_turn in zip(given, further, strict=True):
+        # ``developer``, OpenAI's newer name, becomes ``system`` for open models.
+        role = "system" if message.role == "developer" else message.role
+        name = {} if message.name is None else {"name": message.name}
+        messages.append({"role": role, "content": _content_of(message.content), **name, **of_turn})
+    return Conversation(messages, images)
 
 
-def _image_parts(messages: Sequence[Any], members: Members, form: TextForm) -> Mapping[str, ImagePart]:
-    """Returns the images of the messages by their places. Raises InvalidInput if one may not be there."""
-    found: dict[str, ImagePart] = {}
+def _images_in(
+    messages: Sequence[Any], members: Members, form: TextForm, downloads: ImageDownloads | None
+) -> Sequence[Image]:
+    """Decodes the images of the messages if all of them are allowed. Raises InvalidInput."""
+    parts = {
+        f"messages[{index}].content[{number}]": (message.role, part)
+        for index, message in enumerate(messages)
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ())
+        if isinstance(part, ImagePart)
+    }
     problems: list[FieldProblem] = []
-    for index, message in enumerate(messages):
-        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if isinstance(part, ImagePart):
-                at = f"messages[{index}].content[{number}]"
-                found[at] = part
-                problem = _problem_of(message.role, len(found), form)
-                problems += [] if problem is None else [FieldProblem(at, problem)]
-    if found and form.images is not None:
+    for count, (at, (role, _)) in enumerate(parts.items(), 1):
+        if form.images is None:
+            problems.append(FieldProblem(at, "is an image, and the model takes only texts"))
+        elif role != "user":
+            problems.append(FieldProblem(at, "is an image, which only a message of the role user can have"))
+        elif count > (most := form.images.most):
+            problems.append(FieldProblem(at, f"is one image too many: a request may have {most}"))
+    if parts and form.images is not None:
         names = [name for name, field in form.field_by_parameter.items() if field == form.images.input]
         problems += [FieldProblem(name, "is not allowed with images in messages") for name in names if name in members]
     if problems:
         raise refused(problems, NO_IMAGES if form.images is None else None)
-    return found
-
-
-def _problem_of(role: str, images: int, form: TextForm) -> str | None:
-    """``images``: the number of images up to this one."""
-    if form.images is None:
-        return "is an image, and the model takes only texts"
-    if role != "user":
-        return "is an image, which only a message of the role user can have"
-    most = form.images.most
-    return f"is one image too many: a request may have {most}" if images > most else None
-
-
-def _read_images(parts: Mapping[str, ImagePart], downloads: ImageDownloads | None) -> Sequence[Image]:
-    """Raises InvalidInput."""
     images: list[Image] = []
-    problems: list[FieldProblem] = []
-    for part_at, part in parts.items():
+    for part_at, (_, part) in parts.items():
         at = f"{part_at}.image_url.url"
         try:
-            images.append(_read_image(at, part.image_url.url, downloads))
+            images.append(_image_of(at, part.image_url.url, downloads))
         except ValueError as exc:
             problems.append(FieldProblem(at, str(exc)))
     if problems:
@@ -176,7 +180,7 @@ def _read_images(parts: Mapping[str, ImagePart], downloads: ImageDownloads | Non
     return images
 
 
-def _read_image(at: str, url: str, downloads: ImageDownloads | None) -> Image:
+def _image_of(at: str, url: str, downloads: ImageDownloads | None) -> Image:
     """Raises ValueError."""
     if url[:8].lower().startswith(("http://", "https://")):
         if downloads is None:
@@ -190,17 +194,8 @@ def _read_image(at: str, url: str, downloads: ImageDownloads | None) -> Image:
     return Image(at, content)
 
 
-def _as_template_has_it(message: Any) -> Mapping[str, Any]:
-    """Returns one text for each message, or parts if it has images.
-
-    ``developer``, OpenAI's newer name, becomes ``system`` for open models.
-    """
-    role = "system" if message.role == "developer" else message.role
-    content = _content_of(message.content)
-    return {"role": role, "content": content, **({"name": message.name} if message.name is not None else {})}
-
-
 def _content_of(parts: str | Parts | None) -> Content:
+    """One text, or parts if there are images."""
     if isinstance(parts, str) or parts is None:
         return parts or ""
     if any(isinstance(part, ImagePart) for part in parts):

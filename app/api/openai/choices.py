@@ -1,57 +1,163 @@
-"""One choice of an answer: its text up to a stop text, its finish reason, its tokens and their count."""
+"""One choice of an answer: what a model wrote, up to a stop text, as text, reasoning and calls."""
 
-from collections.abc import Sequence
-from typing import Annotated, NotRequired, TypedDict
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from msgspec import Meta
+import msgspec
+from msgspec import Struct
 
-from app.api.openai.choice_parts import Piece, joined
 from app.api.openai.logprobs import Alternatives, alternatives_of
 from app.api.openai.openai_errors import openai_names
-from app.api.openai.requests import Prompt, ResponseOptions
-from app.api.openai.response_format import FormatCheck
+from app.api.openai.tools import NO_TOOLS, ToolUse
 from app.core.answer import Tokens, Values
-from app.core.errors import GatewayError
+from app.core.errors import FormatMismatch, GatewayError, ToolCallMissing
 from app.core.inference import InferenceRequest, InferenceResponse
-from app.llm.answer_parser import begun_at
-from app.llm.tokenizer import COUNTED_AT_ONCE
+from app.core.text import shown
+from app.llm.answer_parser import Parser, Part, begun_at
+from app.llm.answer_schema import MAX_ANSWER_CHARACTERS, TOO_LARGE, AnswerSchema
+from app.llm.tokenizer import COUNTED_AT_ONCE, TokenCounter
 from app.pipelines.openai_mapping import TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
 
-Count = Annotated[int, Meta(ge=0)]
+AT_ONCE = 4096
+"""Characters that are read at once. This takes at most about 5 ms."""
+MAX_CHECKED_CHARACTERS = 1024 * 1024
+"""Limit of the arguments that are kept to check them."""
+_LONG_TEXT = 64 * 1024
+"""Characters of an answer whose check takes long."""
 
 
-class OpenAIReasoning(TypedDict):
-    reasoning_tokens: Count
+@dataclass(slots=True)
+class TextOptions:
+    """What an answer depends on besides the responses of the model."""
+
+    stream: bool = False
+    include_usage: bool = False
+    stops: Sequence[str] = ()
+    keeps_stop: bool = False
+    """Whether the text ends with the stop text."""
+    choices: int = 1
+    logprobs: int | None = None
+    """The number of alternatives for a token; None for no log probabilities."""
+    echo: bool = False
+    counter: TokenCounter | None = None
+    """Counts the tokens, if usage is wanted and the model does not count them."""
+    reasoning_counter: TokenCounter | None = None
+    """Counts the tokens of the reasoning, which no model does."""
+    prompt: str = ""
+    """The text to echo."""
+    prompt_tokens: int | None = None
+    """If the gateway counts them."""
+    parser: Callable[[], Parser | None] = lambda: None
+    """Makes what finds the calls and the reasoning in a text; None if it is only text."""
+    tools: ToolUse = NO_TOOLS
+    schema: AnswerSchema | None = None
+    """Checks the answer."""
+
+    def count_prompt(self, text: str) -> None:
+        if self.counter is not None:
+            self.prompt_tokens = self.counter(text, add_special_tokens=True)
 
 
-class OpenAIUsage(TypedDict):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    completion_tokens_details: NotRequired[OpenAIReasoning]
+class CallPiece(Struct):
+    """A part of a call. ``id`` and ``name``: empty after the first part."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
 
 
-def tokens_of(choices: "Sequence[Choice]") -> Tokens | None:
-    """The tokens of all choices. The prompt counts once. None if nothing counts them."""
-    counts = [choice.tokens for choice in choices if choice.tokens is not None]
-    if not counts:
-        return None
-    prompt = next((count.prompt for count in counts if count.prompt is not None), None)
-    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
-    return Tokens(prompt, sum(count.completion for count in counts), sum(reasoning) if reasoning else None)
+class Piece(Struct):
+    """What a choice has written since its last piece. ``offset``: the number of characters before it."""
+
+    offset: int = 0
+    texts: list[str] = []
+    tokens: list[Alternatives] | None = None
+    """As the model describes them."""
+    reasoning: list[str] = []
+    calls: list[CallPiece] = []
+    finish_reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.tokens or self.finish_reason or self.reasoning or self.calls)
 
 
-def usage_of(tokens: Tokens | None) -> OpenAIUsage | None:
-    """Returns None if the number of the prompt's tokens is not known."""
-    if tokens is None or tokens.prompt is None:
-        return None
-    prompt, completion = tokens.prompt, tokens.completion
-    usage: OpenAIUsage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    if tokens.reasoning is not None:
-        usage["completion_tokens_details"] = {"reasoning_tokens": min(tokens.reasoning, completion)}
-    return usage
+class AnswerReader:
+    """Reads the text of one choice, which has calls or reasoning."""
+
+    def __init__(self, parser: Parser, tools: ToolUse) -> None:
+        self._parser = parser
+        self._tools = tools
+        self._unread = deque[str]()
+        self._count = 0
+        self._arguments: list[list[str]] = []
+        """Of each call, if they are checked."""
+        self._checked_characters = 0
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the finish reason is ``tool_calls``. After a call that the request names, OpenAI's is ``stop``."""
+        return self._count > 0 and not self._tools.is_named
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is text that was not read yet. A further :meth:`add` reads on."""
+        return bool(self._unread)
+
+    def add(self, text: str, piece: Piece) -> None:
+        """Reads the text, or as much as can be read at once."""
+        self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
+        left = AT_ONCE
+        while self._unread and len(self._unread[0]) <= left:
+            left -= len(self._unread[0])
+            self._write(self._parser.add(self._unread.popleft()), piece)
+
+    def finish(self, piece: Piece) -> None:
+        """Call it when the reader is not behind."""
+        self._write(self._parser.finish(), piece)
+
+    def check(self, finish_reason: str) -> None:
+        """Raises ToolCallMissing if a call is required, and there is none or one that is complete but wrong."""
+        if not self._tools.is_required:
+            return
+        if not self._count:
+            raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
+        if self._checked_characters > MAX_CHECKED_CHARACTERS:
+            raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
+        if finish_reason != "length":
+            try:
+                for arguments in self._arguments:
+                    msgspec.json.decode("".join(arguments), type=dict[str, msgspec.Raw])
+            except (ValueError, RecursionError):
+                text = "The model called a function with arguments that are not a JSON object."
+                raise ToolCallMissing(text) from None
+
+    def _write(self, parts: Sequence[Part], piece: Piece) -> None:
+        """Calls after the first are left out if the request does not allow them."""
+        for part in parts:
+            if part.kind == "text":
+                piece.texts.append(part.text)
+            elif part.kind == "reasoning":
+                piece.reasoning.append(part.text)
+            elif part.kind == "call":
+                self._count += 1
+                self._arguments.append([])
+                if self._count == 1 or self._tools.is_parallel:
+                    id_ = secrets.token_hex(5)[:9] if self._tools.has_short_ids else f"call_{secrets.token_hex(12)}"
+                    piece.calls.append(CallPiece(self._count - 1, id_, part.text))
+            else:
+                if self._tools.is_required:
+                    self._checked_characters += len(part.text)
+                    if self._checked_characters <= MAX_CHECKED_CHARACTERS:
+                        self._arguments[-1].append(part.text)
+                if self._count == 1 or self._tools.is_parallel:
+                    if not piece.calls:
+                        piece.calls.append(CallPiece(self._count - 1))
+                    piece.calls[-1].arguments.append(part.text)
 
 
 class StopMatcher:
@@ -88,119 +194,135 @@ class StopMatcher:
 
 
 class Choice:
-    """Collects the responses of one request.
+    """Collects the responses of one request: :meth:`add` and :meth:`finish` write to ``piece``.
 
     The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
     """
 
     def __init__(
-        self, pipeline: Pipeline, form: TextForm, request: InferenceRequest, options: ResponseOptions, prompt: Prompt
+        self,
+        pipeline: Pipeline,
+        form: TextForm,
+        request: InferenceRequest,
+        options: TextOptions,
+        name_by_field: Mapping[str, str],
     ) -> None:
         self._form = form
-        self._names = {prompt.name: form.prompt, **prompt.field_by_name, **form.field_by_parameter}
-        self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
+        self._options = options
+        self._names = name_by_field
         self._collector = Collector(pipeline, request, is_divided=False)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
-        self._reader = None if prompt.reader is None else prompt.reader()
-        self._format = None if prompt.schema is None else FormatCheck(prompt.schema)
-        self._echo = prompt.text if options.echo else ""
-        self._length = 0
-        self._finish_reason = "stop"
-        self._counted = None if prompt.tokens is None else Tokens(prompt.tokens)
-        """The tokens that ``prompt.counter`` counts; None if the model counts them, or nothing does."""
-        self._counter = prompt.counter
-        self._reasoning_counter = prompt.reasoning_counter
+        parser = options.parser()
+        self._reader = None if parser is None else AnswerReader(parser, options.tools)
+        self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
+        self._echo = options.prompt
+        self._counted = None if options.prompt_tokens is None else Tokens(options.prompt_tokens)
+        """The tokens that the gateway counts; None if the model counts them, or nothing does."""
+        self._written: list[str] = []
+        """All text, for the tokenizer."""
         self._reasoning: list[str] = []
-        """The reasoning for the tokenizer."""
+        """All reasoning, for the same."""
+        self._checked: list[str] = []
+        """The text for the caller, if its format is checked."""
+        self._length = 0
+        """Of the text that the caller got, and ``_read_length`` of the model's."""
+        self._read_length = 0
+        self.piece = Piece()
+        self.has_stopped = False
+        """Whether a stop text was found."""
+        self.finish_reason = "stop"
+        self.early_exit: str | None = None
         self.reasoning_tokens: int | None = None
         """Known at the end, if a tokenizer counts them."""
-        self._texts: list[str] = []
-        """The text for the tokenizer."""
-        self._late: list[Piece] = []
-        """What the reader read after the responses."""
-        self.early_exit: str | None = None
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether a stop text was found."""
-        return self._matcher.has_stopped
 
     @property
     def is_behind(self) -> bool:
         return self._reader is not None and self._reader.is_behind
 
     def catch_up(self) -> None:
-        self._late.append(self._noted(self._piece("")))
+        self._show("")
 
     @property
     def ends_slowly(self) -> bool:
-        counted = sum(map(len, (*self._texts, *self._reasoning)))
-        return counted > COUNTED_AT_ONCE or (self._format is not None and self._format.is_slow)
+        options = self._options
+        counts = options.counter is not None or options.reasoning_counter is not None
+        checks = options.schema is not None and (options.schema.has_rules or self._read_length > _LONG_TEXT)
+        return checks or (counts and self._read_length > COUNTED_AT_ONCE)
 
     @property
     def tokens(self) -> Tokens | None:
         return self._collector.tokens or self._counted
 
-    def add(self, response: InferenceResponse) -> Piece:
+    def take(self) -> Piece:
+        """Returns what was written since the last call."""
+        piece = self.piece
+        self._length += sum(map(len, piece.texts))
+        self.piece = Piece(self._length)
+        if self._options.schema is not None and self._length <= MAX_ANSWER_CHARACTERS:
+            self._checked += piece.texts
+        if self._options.reasoning_counter is not None:
+            self._reasoning += piece.reasoning
+        return piece
+
+    def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
         if self.has_stopped:
             self._collector.count(response)
-            return Piece()
-        values = self._collector.add(response)
-        return Piece() if values is None else self._noted(self._piece_of(values))
+        elif (values := self._collector.add(response)) is not None:
+            self._write(values)
 
-    def finish(self, error: GatewayError | None = None) -> tuple[Piece, Piece]:
-        """Returns the rest of the text, and the end.
+    def finish(self, error: GatewayError | None = None) -> Sequence[Piece]:
+        """Returns the rest. The last piece of a stream has only the finish reason.
 
         Raises ToolCallMissing, FormatMismatch, or the errors of :meth:`Collector.finish`.
         """
-        rest = self._piece("") if self.has_stopped else self._rest(error)
+        if not self.has_stopped:
+            with openai_names(self._names):
+                ending = self._collector.finish(error)
+            self.early_exit = ending.early_exit
+            for values in ending.outputs:
+                self._write(values)
+            self._show(self._matcher.rest())
         if self._reader is not None:
-            rest = joined([rest, self._reader.finish()])
+            self._reader.finish(self.piece)
             if self.early_exit is None:
-                self._reader.check(self._finish_reason)
-            if self._reader.ends_with_calls and self._finish_reason == "stop":
-                self._finish_reason = "tool_calls"
-        self._noted(rest)
-        if self._format is not None and self.early_exit is None and self._finish_reason == "stop":
-            self._format.finish()  # an answer with a call, or that the model did not end, may have any format
-        rest = joined([*self._late, rest])
-        if self._counted is not None and self._counter is not None:
-            self._counted.completion = self._counter("".join(self._texts))
-        if self._reasoning_counter is not None:
-            self.reasoning_tokens = self._reasoning_counter("".join(self._reasoning))
-        return rest, Piece(finish_reason=self._finish_reason, offset=self._length)
+                self._reader.check(self.finish_reason)
+            if self._reader.ends_with_calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        rest, options = self.take(), self._options
+        if options.schema is not None and self.early_exit is None and self.finish_reason == "stop":
+            # An answer with a call, or that the model did not end, may have any format.
+            is_whole = self._length <= MAX_ANSWER_CHARACTERS
+            problem = options.schema.problem_of("".join(self._checked)) if is_whole else TOO_LARGE
+            if problem is not None:
+                raise FormatMismatch(f"The model's answer {shown(problem, 256)}.")
+        if self._counted is not None and options.counter is not None:
+            self._counted.completion = options.counter("".join(self._written))
+        if options.reasoning_counter is not None:
+            self.reasoning_tokens = options.reasoning_counter("".join(self._reasoning))
+        end = Piece(self._length) if options.stream and rest else rest
+        end.finish_reason = self.finish_reason
+        return [end] if end is rest else [rest, end]
 
-    def _noted(self, piece: Piece) -> Piece:
-        if self._reasoning_counter is not None:
-            self._reasoning.append(piece.reasoning)
-        if self._format is not None:
-            self._format.add(piece.text)
-        return piece
-
-    def _rest(self, error: GatewayError | None) -> Piece:
-        with openai_names(self._names):
-            ending = self._collector.finish(error)
-        self.early_exit = ending.early_exit
-        pieces = [self._piece_of(values) for values in ending.outputs]
-        return joined([*pieces, self._piece(self._matcher.rest())])
-
-    def _piece_of(self, values: Values) -> Piece:
-        if self._form.finish_reason is not None and values[self._form.finish_reason]:
-            self._finish_reason = "length" if values[self._form.finish_reason] == "length" else "stop"
-        name, text = self._tokens_field, values[self._form.text] or ""
-        tokens = None if name is None else alternatives_of(values[name], name)
+    def _write(self, values: Values) -> None:
+        """Writes the values of one response."""
+        reason, text = self._form.finish_reason, values[self._form.text] or ""
+        if reason is not None and values[reason]:
+            self.finish_reason = "length" if values[reason] == "length" else "stop"
+        self._read_length += len(text)
         if self._counted is not None:
-            self._texts.append(text)
-        piece = self._piece(self._matcher.add(text), tokens)
-        if self.has_stopped:
-            self._finish_reason = "stop"
-        return piece
+            self._written.append(text)
+        if (name := self._tokens_field) is not None and (tokens := alternatives_of(values[name], name)) is not None:
+            self.piece.tokens = self.piece.tokens or []
+            self.piece.tokens += tokens
+        self._show(self._matcher.add(text))
+        if self._matcher.has_stopped:
+            self.has_stopped, self.finish_reason = True, "stop"
 
-    def _piece(self, text: str, tokens: Sequence[Alternatives] | None = None) -> Piece:
+    def _show(self, text: str) -> None:
+        """Writes text for the caller."""
         if self._reader is not None:
-            return self._reader.add(text, tokens)
-        text, self._echo = self._echo + text, ""
-        piece = Piece(text, tokens, offset=self._length)
-        self._length += len(text)
-        return piece
+            self._reader.add(text, self.piece)
+        elif text or self._echo:
+            self.piece.texts.append(self._echo + text)
+            self._echo = ""

@@ -1,4 +1,4 @@
-"""The members of a body in OpenAI's form: reads them, and writes the body of the pipeline from them.
+"""The members of a body in OpenAI's form.
 
 The gateway reads some members itself, and checks and ignores others (``Neutral``); the rest are fields of the pipeline.
 """
@@ -115,89 +115,42 @@ def read_members(body: Body) -> Members:
     return {name: text for name, text in members.items() if not is_null(text)}
 
 
+def check_size_of(members: Members, name: str, max_bytes: int) -> None:
+    """Raises InvalidInput."""
+    if len(members.get(name, b"")) > max_bytes:
+        raise refused([FieldProblem(name, f"has more than {max_bytes} bytes")])
+
+
 def take(members: Members, name: str, type_: Any, default: Value, *, max_elements: int = MAX_ELEMENTS) -> Value:
     """Takes a member out. Raises InvalidInput or InvalidJson."""
     text = members.pop(name, None)
-    return default if text is None else _decoded(name, text, type_, max_elements)
-
-
-def _decoded(name: str, text: memoryview, type_: Any, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Raises InvalidInput or InvalidJson."""
+    if text is None:
+        return default
     if len(text) > 2 * max_elements and has_more_elements(text, max_elements):
         raise refused([FieldProblem(name, f"has more than {max_elements} elements")])
     try:
-        return msgspec.json.decode(text, type=type_)
+        value: Value = msgspec.json.decode(text, type=type_)
     except msgspec.ValidationError as exc:
         raise refused([problem_of_value(name, str(exc))]) from exc
     except (ValueError, RecursionError) as exc:
         raise malformed() from exc
+    return value
 
 
 def required(name: str) -> InvalidInput:
     return refused([FieldProblem(name, "is required")])
 
 
-def body_of_fields(
-    prompt: Mapping[str, Body],
-    members: Members,
-    field_by_parameter: Mapping[str, str],
-    neutral: Mapping[str, Neutral],
-) -> bytes:
-    """Returns the pipeline's JSON body: the prompt, and each member under its name in the pipeline.
-
-    ``neutral``: other members that are checked and omitted.
-
-    Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
-    """
-    problems: list[FieldProblem] = []
-    fields: dict[str, Body] = dict(prompt)
-    for name, text in members.items():
-        field = field_by_parameter.get(name)
-        if field in fields:
-            problems.append(FieldProblem(name, "is given twice, under two names"))
-        elif field is not None:
-            fields[field] = text
-        else:
-            problems += _problems_of(name, text, neutral.get(name))
-    if problems:
-        raise refused(problems)
-    pieces: list[Body] = []
-    for name, value in fields.items():
-        pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":", value]
-    return b"".join([*pieces, b"}"])
-
-
-def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInput:
-    """Returns the error with the caller's field names. A name may be followed by a path inside the value."""
-    problems = []
-    for problem in error.errors:
-        field = next((each for each in name_by_field if problem.field.startswith(each)), None)
-        rest = problem.field[len(field) :] if field is not None else ""
-        is_path = field is not None and (not rest or rest[0] in ".[")
-        name = name_by_field[field] + rest if field is not None and is_path else problem.field
-        problems.append(FieldProblem(name, problem.problem))
-    return refused(problems) if problems else error
-
-
-def _problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequence[FieldProblem]:
+def problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequence[FieldProblem]:
     """Returns what is wrong with a member that the pipeline has no field for. Raises InvalidJson."""
     if neutral is None:
         return [FieldProblem(shown(name), NOT_SUPPORTED)]
     if neutral.type is None:
-        return () if _is_one_of(neutral.values, text) else [FieldProblem(name, neutral.otherwise)]
+        value = take({name: text}, name, Any, None, max_elements=len(text)) if len(text) <= 256 else None
+        is_known = any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in neutral.values)
+        return () if is_known else [FieldProblem(name, neutral.otherwise)]
     try:
-        _decoded(name, text, neutral.type)
+        take({name: text}, name, neutral.type, None)
     except InvalidInput as exc:
         return exc.errors
     return ()
-
-
-def _is_one_of(values: Sequence[Any], text: memoryview) -> bool:
-    """Raises InvalidJson."""
-    if len(text) > 256:
-        return False
-    try:
-        value = msgspec.json.decode(text)
-    except (ValueError, RecursionError) as exc:
-        raise malformed() from exc
-    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)

@@ -14,6 +14,7 @@ from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.problems import problem_of
 from app.core import errors
 from app.core.errors import FieldProblem, GatewayError
+from app.pipelines.body import refused
 
 _STATUS_BY_ERROR: dict[type[GatewayError], int] = {errors.InvalidInput: 400}
 """The errors for which OpenAI's status differs from the gateway's."""
@@ -22,16 +23,24 @@ _TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "r
 
 
 @contextmanager
-def openai_names(field_by_name: Mapping[str, str]) -> Iterator[None]:
-    """Gives the fields of an error in the block OpenAI's names.
+def openai_names(name_by_field: Mapping[str, str]) -> Iterator[None]:
+    """Gives the fields of an error in the block the caller's names. A path inside the value may follow a field."""
 
-    ``field_by_name``: OpenAI's name -> the pipeline's; the first of several names for a field is used.
-    """
+    def named(problem: FieldProblem) -> FieldProblem:
+        for field, name in name_by_field.items():
+            rest = problem.field.removeprefix(field)
+            if not rest or (rest != problem.field and rest[0] in ".["):
+                return FieldProblem(name + rest, problem.problem)
+        return problem
+
     try:
         yield
     except GatewayError as exc:
-        names = {field: name for name, field in reversed(list(field_by_name.items()))}
-        exc.errors = tuple(FieldProblem(names.get(each.field, each.field), each.problem) for each in exc.errors)
+        if exc.errors:
+            is_about_first = exc.detail.startswith(f"'{exc.errors[0].field}' ")
+            exc.errors = tuple(map(named, exc.errors))
+            if is_about_first:
+                exc.detail = refused(exc.errors).detail
         raise
 
 
@@ -52,12 +61,12 @@ class OpenAIError(TypedDict):
 
 def openai_error_of(error: GatewayError, request_id: str) -> OpenAIError:
     """The body of an error, and the last event of a failed stream. At most 4 KiB, as for problem objects."""
-    problem = problem_of(error, request_id)
+    problem, status = problem_of(error, request_id), openai_status_of(type(error))
     first = next(iter(problem.get("errors", ())), None)
     return {
         "error": {
             "message": " ".join(text for text in (problem["detail"], problem.get("hint")) if text),
-            "type": _type_of(openai_status_of(type(error))),
+            "type": _TYPE_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error"),
             "param": first["field"] if first else None,
             "code": _CODE_BY_ERROR.get(type(error), error.code),
         }
@@ -68,9 +77,3 @@ def openai_error_response(error: GatewayError, request_id: str) -> Response:
     headers = {"X-Should-Retry": "true" if error.retryable else "false"} | headers_of(error)
     body = orjson.dumps(openai_error_of(error, request_id))
     return Response(body, openai_status_of(type(error)), headers, "application/json")
-
-
-def _type_of(status: int) -> str:
-    if status in _TYPE_BY_STATUS:
-        return _TYPE_BY_STATUS[status]
-    return "server_error" if status >= 500 else "invalid_request_error"

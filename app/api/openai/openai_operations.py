@@ -12,7 +12,6 @@ from app.api.openai.embeddings import MAX_INPUTS, OpenAIEmbeddings, Texts
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Neutral
 from app.api.openai.openai_errors import OpenAIError, openai_status_of
 from app.api.openai.openai_models import OpenAIModel, OpenAIModelList, ids_of
-from app.api.openai.requests import Choices, Logprobs, OneText, Stop, StreamOptions
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.text_answers import (
     OpenAIChatCompletion,
@@ -20,6 +19,7 @@ from app.api.openai.text_answers import (
     OpenAICompletion,
     OpenAICompletionChunk,
 )
+from app.api.openai.text_routes import Choices, Logprobs, OneText, Stop, StreamOptions
 from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi import (
     INFERENCE_ERRORS,

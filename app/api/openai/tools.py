@@ -3,22 +3,19 @@
 Only pipelines that declare ``openai: tools`` or ``openai: reasoning`` have these fields.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from app.api.openai.choice_parts import AnswerReader
-from app.api.openai.members import NOT_SUPPORTED, Members, take
+from app.api.openai.members import NOT_SUPPORTED, Members, check_size_of, take
 from app.codecs.json_scan import has_more_elements
 from app.core.errors import FieldProblem, InvalidJson
 from app.core.text import shown
-from app.llm.answer_formats import PROMPT_END, calls_schema, parser_of
-from app.llm.answer_parser import Parser, Tools
-from app.llm.tool_calls import GuidedParser
+from app.llm.answer_formats import calls_schema
+from app.llm.answer_parser import Tools
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
 
@@ -67,7 +64,6 @@ class _AllowedChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unkno
 
 ToolList = Annotated[list[_Tool], Meta(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | _NamedChoice | _AllowedChoice
-_Choice = str | _NamedChoice | _AllowedChoice
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -101,8 +97,13 @@ class ToolUse:
     described: Sequence[Mapping[str, Any]] | None = None
     callable: Tools = field(default_factory=dict)
     is_required: bool = False
+    """An answer without a call is an error."""
     is_named: bool = False
+    """The request names the function."""
     is_parallel: bool = True
+    """If not, calls after the first are left out."""
+    has_short_ids: bool = False
+    """Whether the ids of calls are as Mistral's templates want them."""
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
@@ -117,34 +118,48 @@ class ToolUse:
             raise refused([FieldProblem("tools", str(exc))]) from exc
 
 
+NO_TOOLS = ToolUse()
+
+
 def take_tools(members: Members, form: TextForm) -> ToolUse:
     """Leaves the members alone if the model has no tools. Raises InvalidInput or InvalidJson."""
     if form.tools is None:
-        return ToolUse()
-    if len(members.get("tools", b"")) > MAX_TOOLS_BYTES:
-        raise refused([FieldProblem("tools", f"has more than {MAX_TOOLS_BYTES} bytes")])
+        return NO_TOOLS
+    check_size_of(members, "tools", MAX_TOOLS_BYTES)
     tools: list[_Tool] = take(members, "tools", ToolList, [], max_elements=MAX_TOOL_ELEMENTS)
-    choice: _Choice = take(members, "tool_choice", ToolChoice, "auto")
+    choice: str | _NamedChoice | _AllowedChoice = take(members, "tool_choice", ToolChoice, "auto")
     is_parallel = take(members, "parallel_tool_calls", bool, True)
-    problems = list(_problems_of(tools, choice))
+    functions = {tool.function.name: tool.function.parameters or _NO_PARAMETERS for tool in tools}
+    problems: list[FieldProblem] = []
+    for index, function in enumerate(tool.function for tool in tools):
+        at, parameters = f"tools[{index}].function", function.parameters or _NO_PARAMETERS
+        if any(each.function.name == function.name for each in tools[:index]):
+            problems.append(FieldProblem(f"{at}.name", "is given twice"))
+        if parameters.get("type", "object") != "object":
+            problems.append(FieldProblem(f"{at}.parameters", "must describe an object"))
+        if is_deeper(parameters, MAX_SCHEMA_DEPTH):
+            problems.append(FieldProblem(f"{at}.parameters", f"has more than {MAX_SCHEMA_DEPTH} levels"))
+    mode, named, described = choice, list(functions), list(functions)
+    if isinstance(choice, _NamedChoice):
+        mode, named = "required", [choice.function.name]
+    elif isinstance(choice, _AllowedChoice):
+        mode = choice.allowed_tools.mode
+        named = described = [each.function.name for each in choice.allowed_tools.tools]
+    if not functions.keys() >= set(named):
+        problems.append(FieldProblem("tool_choice", "names a function that is not in tools"))
+    if choice == "required" and not tools:
+        problems.append(FieldProblem("tool_choice", "needs tools"))
     if problems:
         raise refused(problems)
     if not tools or choice == "none":
-        return ToolUse()
-    names = _names_in(choice) or [tool.function.name for tool in tools]
-    if isinstance(choice, _AllowedChoice):
-        tools = [tool for tool in tools if tool.function.name in names]
-    mode = choice.allowed_tools.mode if isinstance(choice, _AllowedChoice) else choice
+        return NO_TOOLS
     return ToolUse(
-        described=[_as_template_has_it(tool.function) for tool in tools],
-        callable={
-            tool.function.name: tool.function.parameters or _NO_PARAMETERS
-            for tool in tools
-            if tool.function.name in names
-        },
-        is_required=mode != "auto",
+        described=[_as_template_has_it(tool.function) for tool in tools if tool.function.name in described],
+        callable={name: parameters for name, parameters in functions.items() if name in named},
+        is_required=mode == "required",
         is_named=isinstance(choice, _NamedChoice),
         is_parallel=is_parallel,
+        has_short_ids=form.tools == "mistral",
     )
 
 
@@ -157,8 +172,7 @@ def take_variables(members: Members, form: TextForm) -> dict[str, Any]:
         return {}
     assert form.template is not None
     name = "chat_template_kwargs"
-    if len(members.get(name, b"")) > MAX_VARIABLES_BYTES:
-        raise refused([FieldProblem(name, f"has more than {MAX_VARIABLES_BYTES} bytes")])
+    check_size_of(members, name, MAX_VARIABLES_BYTES)
     variables: dict[str, Any] = take(members, name, dict[str, Any], {})
     reserved = form.template.reserved & variables.keys()
     if reserved:
@@ -167,64 +181,7 @@ def take_variables(members: Members, form: TextForm) -> dict[str, Any]:
     return variables if effort is None else {**variables, "reasoning_effort": effort}
 
 
-def members_of_turns(turns: Sequence[Turn], form: TextForm) -> Sequence[Mapping[str, Any]]:
-    """Returns what each message has for the template in addition. Raises InvalidInput."""
-    problems = [each for index, turn in enumerate(turns) for each in _problems_of_turn(index, turn, form)]
-    if problems:
-        raise refused(problems)
-    arguments = iter(_arguments_of([call for turn in turns for call in turn.tool_calls or ()]))
-    return [_members_of_turn(turn, arguments) for turn in turns]
-
-
-def reader_of(form: TextForm, use: ToolUse, prompt: str) -> Callable[[], AnswerReader] | None:
-    """Returns a function that makes the reader of one choice; None if the answer is only text."""
-    parser: Callable[[], Parser | None]
-    if use.is_required and form.guided is not None:
-        parser = partial(GuidedParser, use.callable, is_named=use.is_named)
-    else:
-        parser = partial(parser_of, form.tools, use.callable, form.reasoning, prompt[-PROMPT_END:])
-    if parser() is None:
-        return None
-
-    def reader() -> AnswerReader:
-        made = parser()
-        assert made is not None
-        return AnswerReader(
-            made,
-            is_required=use.is_required,
-            is_named=use.is_named,
-            is_parallel=use.is_parallel,
-            has_short_ids=form.tools == "mistral",
-        )
-
-    return reader
-
-
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-
-
-def _names_in(choice: _Choice) -> Sequence[str]:
-    """The functions that a choice names."""
-    if isinstance(choice, _NamedChoice):
-        return [choice.function.name]
-    return [each.function.name for each in choice.allowed_tools.tools] if isinstance(choice, _AllowedChoice) else []
-
-
-def _problems_of(tools: Sequence[_Tool], choice: _Choice) -> Iterator[FieldProblem]:
-    names = [tool.function.name for tool in tools]
-    for index, tool in enumerate(tools):
-        field_ = f"tools[{index}].function"
-        if names.index(tool.function.name) < index:
-            yield FieldProblem(f"{field_}.name", "is given twice")
-        parameters = tool.function.parameters or _NO_PARAMETERS
-        if parameters.get("type", "object") != "object":
-            yield FieldProblem(f"{field_}.parameters", "must describe an object")
-        if is_deeper(parameters, MAX_SCHEMA_DEPTH):
-            yield FieldProblem(f"{field_}.parameters", f"has more than {MAX_SCHEMA_DEPTH} levels")
-    if not set(_names_in(choice)) <= set(names):
-        yield FieldProblem("tool_choice", "names a function that is not in tools")
-    if choice == "required" and not tools:
-        yield FieldProblem("tool_choice", "needs tools")
 
 
 def is_deeper(value: Any, levels: int) -> bool:
@@ -239,17 +196,47 @@ def _as_template_has_it(function: _Function) -> Mapping[str, Any]:
     return {"type": "function", "function": {**described, "parameters": function.parameters or _NO_PARAMETERS}}
 
 
-def _problems_of_turn(index: int, turn: Turn, form: TextForm) -> Iterator[FieldProblem]:
-    at, role = f"messages[{index}]", turn.role
-    if form.tools is None and role == "tool":
-        yield FieldProblem(f"{at}.role", NOT_SUPPORTED)
-    elif role == "tool" and turn.tool_call_id is None:
-        yield FieldProblem(f"{at}.tool_call_id", "is required")
-    if turn.tool_calls and (form.tools is None or role != "assistant"):
-        text = NOT_SUPPORTED if form.tools is None else "is only allowed with the role assistant"
-        yield FieldProblem(f"{at}.tool_calls", text)
-    if turn.content is None and (role != "assistant" or not turn.tool_calls):
-        yield FieldProblem(f"{at}.content", "is required")
+def members_of_turns(turns: Sequence[Turn], form: TextForm) -> Sequence[Mapping[str, Any]]:
+    """Returns what each message has for the template in addition. Raises InvalidInput.
+
+    The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates. The
+    template of gpt-oss refuses a call with reasoning and a text.
+    """
+    problems: list[FieldProblem] = []
+    for index, turn in enumerate(turns):
+        at, role = f"messages[{index}]", turn.role
+        if form.tools is None and role == "tool":
+            problems.append(FieldProblem(f"{at}.role", NOT_SUPPORTED))
+        elif role == "tool" and turn.tool_call_id is None:
+            problems.append(FieldProblem(f"{at}.tool_call_id", "is required"))
+        if turn.tool_calls and (form.tools is None or role != "assistant"):
+            text = NOT_SUPPORTED if form.tools is None else "is only allowed with the role assistant"
+            problems.append(FieldProblem(f"{at}.tool_calls", text))
+        if turn.content is None and (role != "assistant" or not turn.tool_calls):
+            problems.append(FieldProblem(f"{at}.content", "is required"))
+    if problems:
+        raise refused(problems)
+    arguments = iter(_arguments_of([call for turn in turns for call in turn.tool_calls or ()]))
+    found: list[Mapping[str, Any]] = []
+    for turn in turns:
+        members: dict[str, Any] = {}
+        if turn.tool_calls:
+            members["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": next(arguments)},
+                }
+                for call in turn.tool_calls
+            ]
+        if turn.tool_call_id is not None:
+            members["tool_call_id"] = turn.tool_call_id
+        if reasoning := turn.reasoning_content or turn.reasoning:
+            members["reasoning_content"] = reasoning
+            if not (turn.tool_calls and turn.content):
+                members["thinking"] = reasoning
+        found.append(members)
+    return found
 
 
 def _arguments_of(calls: Sequence[_Call]) -> Sequence[Mapping[str, Any]]:
@@ -266,25 +253,3 @@ def _arguments_of(calls: Sequence[_Call]) -> Sequence[Mapping[str, Any]]:
     except (InvalidJson, ValueError, RecursionError):
         pass
     raise refused([FieldProblem("messages[...].tool_calls[...].function.arguments", problem)])
-
-
-def _members_of_turn(turn: Turn, arguments: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates.
-
-    The template of gpt-oss refuses a call with reasoning and a text.
-    """
-    members: dict[str, Any] = {}
-    if turn.tool_calls:
-        functions = [{"name": call.function.name, "arguments": next(arguments)} for call in turn.tool_calls]
-        ids = [call.id for call in turn.tool_calls]
-        members["tool_calls"] = [
-            {"id": id_, "type": "function", "function": function} for id_, function in zip(ids, functions, strict=True)
-        ]
-    if turn.tool_call_id is not None:
-        members["tool_call_id"] = turn.tool_call_id
-    reasoning = turn.reasoning_content or turn.reasoning
-    if reasoning:
-        members["reasoning_content"] = reasoning
-        if not (turn.tool_calls and turn.content):
-            members["thinking"] = reasoning
-    return members

@@ -1,20 +1,16 @@
 """The chunks of a stream add up to the text of the whole answer, wherever the model splits the bytes."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.openai.choices import Choice
-from app.api.openai.requests import Prompt, ResponseOptions
-from app.api.openai.text_answers import ChatRendering, ChunkCollector, TextCollector
+from app.api.openai.choices import Choice, TextOptions
+from app.api.openai.text_answers import ChatAnswer
 from app.core.inference import InferenceResponse
 from app.pipelines.openai_mapping import TextForm
 from tests.api.openai.conftest import WRITER
 from tests.toolkit.models import pipeline, response, tensor
-
-Kind = TypeVar("Kind", bound=ChunkCollector)
 
 P = pipeline(
     WRITER,
@@ -24,13 +20,13 @@ P = pipeline(
 )
 
 
-def collector(kind: type[Kind], stops: Sequence[str]) -> Kind:
+def answer(stops: Sequence[str], *, stream: bool) -> ChatAnswer:
     assert P.openai is not None
     form = P.openai.completions
     assert isinstance(form, TextForm)
-    options = ResponseOptions(include_usage=True, stops=tuple(stops))
-    choice = Choice(P, form, P.request_of_json(b'{"prompt": "x"}'), options, Prompt("x"))
-    return kind([choice], ChatRendering("p", "rid", options))
+    options = TextOptions(stream=stream, include_usage=True, stops=stops)
+    choice = Choice(P, form, P.request_of_json(b'{"prompt": "x"}'), options, {})
+    return ChatAnswer([choice], "p", "rid", options)
 
 
 def responses_of(pieces: Sequence[bytes]) -> list[InferenceResponse]:
@@ -53,7 +49,7 @@ def cut(text: bytes, places: Sequence[int]) -> list[bytes]:
 )
 def test_chunks_add_up_to_the_whole_answer(text: str, places: list[int], stops: list[str]) -> None:
     pieces = responses_of(cut(text.encode(), places))
-    streamed, joined = collector(ChunkCollector, stops), collector(TextCollector, stops)
+    streamed, joined = answer(stops, stream=True), answer(stops, stream=False)
     chunks = []
     for piece in pieces:
         chunks.append(streamed.add(piece))

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from app.api.openai.choice_parts import MAX_CHECKED_CHARACTERS, AnswerReader
+from app.api.openai.choices import MAX_CHECKED_CHARACTERS, AnswerReader, Piece
+from app.api.openai.tools import ToolUse
 from app.core.errors import ToolCallMissing
 from app.llm.answer_formats import parser_of
 from app.llm.answer_schema import AnswerSchema
@@ -70,12 +71,12 @@ async def test_large_arguments_of_a_call(gateways: Gateways, megabytes: int) -> 
 def test_a_call_that_never_ends_keeps_little(start: str, mebibytes: int, is_required: bool) -> None:
     parser = parser_of("hermes", {"weather": WEATHER}, None, "")
     assert parser is not None
-    reader = AnswerReader(parser, is_required=is_required, is_named=False, is_parallel=True, has_short_ids=False)
-    reader.add(start)
+    reader = AnswerReader(parser, ToolUse(is_required=is_required))
+    reader.add(start, Piece())
     name = f"{mebibytes} MiB of a call, required: {is_required}, after {start[-12:]!r}"
     with bounded(name, seconds=2 * mebibytes + 5, mebibytes=16):
         for _ in range(mebibytes * MIB // 1024):
-            reader.add("x" * 1024)
+            reader.add("x" * 1024, Piece())
     if is_required and "city" in start:
         assert mebibytes * MIB > MAX_CHECKED_CHARACTERS
         with pytest.raises(ToolCallMissing, match="too large to be checked"):

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from app.api.openai.chat_messages import Conversation, take_conversation
-from app.api.openai.embeddings import embeddings_request
+from app.api.openai.embeddings import EmbeddingsRoute, batch_of
 from app.api.openai.members import read_members
-from app.api.openai.requests import NamedRequest, chat_requests, completion_requests, take_options
+from app.api.openai.requests import Door, NamedRequest
+from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.core.errors import InvalidInput
-from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
+from app.pipelines.pipeline import Pipeline
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
 from tests.toolkit.models import pipeline
 
+ANYTHING: Any = None
 SIZE = 4 * 1024 * 1024
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 WRITE = pipeline(
@@ -35,31 +36,28 @@ EMBED = pipeline(
 
 
 def complete(body: bytes) -> Any:
-    return _read(body, "completions", completion_requests)
+    return text_request(CompletionsRoute(ANYTHING, ANYTHING), body)
 
 
 def chat(body: bytes) -> Any:
-    return _read(body, "chat", chat_requests)
+    return text_request(ChatRoute(ANYTHING, ANYTHING, None), body)
 
 
-def _read(body: bytes, name: str, read: Callable[..., Any]) -> Any:
-    members, form = read_members(body), text_form(name)
-    options = take_options(members, form, chat=name == "chat")
-    conversation = take_conversation(members, form, None) if name == "chat" else Conversation()
-    return read(NamedRequest(WRITE, "p", memoryview(body), members), form, options, conversation)[1][0]
+def text_request(route: CompletionsRoute | ChatRoute, body: bytes) -> Any:
+    named = named_request(route, WRITE, body)
+    options = route.take_options(named.members, named.form)
+    return route.requests_of(named, options, route.take_conversation(named))[0]
 
 
 def embed(body: bytes) -> Any:
-    assert EMBED.openai is not None
-    form = EMBED.openai.embeddings
-    assert isinstance(form, EmbeddingsForm)
-    return embeddings_request(EMBED, form, read_members(body))
+    batch, _ = batch_of(named_request(EmbeddingsRoute(ANYTHING, ANYTHING), EMBED, body))
+    return batch.requests[0]
 
 
-def text_form(name: str) -> TextForm:
-    form = getattr(WRITE.openai, name)
-    assert isinstance(form, TextForm)
-    return form
+def named_request(route: Door[Any], pipeline: Pipeline, body: bytes) -> NamedRequest[Any]:
+    assert pipeline.openai is not None
+    form, members = route.form_of(pipeline.openai), read_members(body)
+    return NamedRequest(ANYTHING, pipeline, form, "p", memoryview(body), members, route.neutral, {})
 
 
 def cost_of(read: Callable[[bytes], Any], body: bytes) -> float:
@@ -113,7 +111,7 @@ def test_a_long_text_reaches_the_model_unchanged() -> None:
     assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
     messages = [{"role": "user", "content": text}]
     assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
-    assert embed(json.dumps({"input": [text]}).encode()).requests[0].inputs[0].array[0, 0].decode() == text
+    assert embed(json.dumps({"input": [text]}).encode()).inputs[0].array[0, 0].decode() == text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ class Held(bytearray):
 
 
 def test_2048_texts_are_accepted_and_more_are_not() -> None:
-    (request,) = embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).requests
+    request = embed(json.dumps({"input": ["a,[{"] * 2048}).encode())
     assert request.inputs[0].shape == (2048, 1)
     with pytest.raises(InvalidInput, match="has more than 2048 elements"):
         embed(json.dumps({"input": ["a"] * 3000}).encode())

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from app.api.limits import Limits
-from app.api.openai.choice_parts import AT_ONCE
+from app.api.openai.choices import AT_ONCE
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import chunks, refusal

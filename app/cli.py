@@ -31,7 +31,6 @@ from app.draft import FileTaken, write_draft
 from app.launcher import models_venv
 from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
-from app.observability.tracing import TracingUnavailable
 from app.process.credential_settings import check_credentials, credentials_of
 from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import check_files, serve
@@ -46,7 +45,6 @@ from app.settings import (
     read_settings,
     service_links,
 )
-from app.streams.store import StoreUnusable
 from app.triton.connect import open_engine
 from app.triton.credentials import NO_CREDENTIALS
 from app.triton.repository import RepositoryUnreadable, live_repository
@@ -129,13 +127,11 @@ _UNUSABLE = (
     SettingsError,
     ConfigError,
     ListeningPortTaken,
-    StoreUnusable,
     EmbeddedTritonError,
     FolderTaken,
     FileTaken,
     RepositoryUnreadable,
     CheckImpossible,
-    TracingUnavailable,
     GatewayError,
 )
 

@@ -4,7 +4,8 @@ import sys
 
 from app import cli
 from app.process import tritons
-from app.process.workers import parent, worker
+from app.process.workers import __main__ as worker
+from app.process.workers import parent
 from app.triton.triton_engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 

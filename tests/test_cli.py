@@ -12,7 +12,7 @@ import pytest
 
 from app import __version__, cli
 from app.admission.keys import read_keys
-from app.process.workers import parent
+from app.process import serving as serving_module
 from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
 
@@ -21,8 +21,7 @@ from tests.toolkit.triton import FakeTriton, serving
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes to an empty folder without ``gateway.yaml``, and keeps pytest's logging."""
     monkeypatch.chdir(tmp_path)
-    for module in (cli, parent):
-        monkeypatch.setattr(module, "configure_logging", lambda level, style, write_bytes=None: None)
+    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +46,15 @@ def test_every_setting_is_a_flag_with_its_variable(capsys: pytest.CaptureFixture
     for name in cli.Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in text
         assert f"GATEWAY_{name.upper()}" in text.replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(("setting", "extra"), [("redis-url=redis://r", "redis"), ("otlp-endpoint=http://o", "otel")])
+def test_a_missing_extra_is_status_2(
+    setting: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serving_module, "find_spec", lambda name: None)
+    assert cli.main(["serve", f"--{setting}"]) == 2
+    assert f"needs the extra `{extra}`: pip install '.[{extra}]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

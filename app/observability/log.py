@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from select import PIPE_BUF
 
 import orjson
 
@@ -35,18 +36,8 @@ class LineWriter:
     :meth:`write` may be called from any thread and never blocks.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        max_waiting_bytes: int = MAX_WAITING_BYTES,
-        write_bytes: int = MAX_WAITING_BYTES,
-    ) -> None:
-        """``write_bytes``: limit of one write of several lines.
-
-        Other processes may write to the same pipe: only writes of at most ``select.PIPE_BUF`` are never mixed.
-        """
+    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.dropped = 0
-        self._write_bytes = write_bytes
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._lock = threading.Lock()
@@ -95,11 +86,14 @@ class LineWriter:
             time.sleep(PAUSE_S)
 
     def _write_all(self, lines: bytearray) -> None:
-        """Blocks as long as the reader of the descriptor does. Lines that cannot be written are dropped."""
+        """Blocks as long as the reader of the descriptor does. Lines that cannot be written are dropped.
+
+        Other processes may write to the same pipe: only writes of at most ``PIPE_BUF`` bytes are never mixed.
+        """
         begin, view = 0, memoryview(lines)
         try:
             while begin < len(lines):
-                end = lines.rfind(b"\n", begin, begin + self._write_bytes) + 1 or lines.find(b"\n", begin) + 1
+                end = lines.rfind(b"\n", begin, begin + PIPE_BUF) + 1 or lines.find(b"\n", begin) + 1
                 begin += os.write(self._descriptor, view[begin:end])
         except Exception:  # of any kind, because the thread writes all later lines too
             with self._lock:
@@ -227,14 +221,12 @@ def dropped_lines() -> int:
     return sum(handler.writer.dropped for handler in handlers if isinstance(handler, LineHandler))
 
 
-def configure_logging(
-    level: str, style: str, own: Mapping[str, object] | None = None, write_bytes: int = MAX_WAITING_BYTES
-) -> LineWriter:
+def configure_logging(level: str, style: str, own: Mapping[str, object] | None = None) -> LineWriter:
     """``style``: ``json``, ``text`` or ``auto``. The writer counts the lines that were dropped.
 
-    ``own``: fields of every line of this process. ``write_bytes``: as in :class:`LineWriter`.
+    ``own``: fields of every line of this process.
     """
-    writer = LineWriter(sys.stderr.fileno(), write_bytes=write_bytes)
+    writer = LineWriter(sys.stderr.fileno())
     handler = LineHandler(writer)
     handler.setFormatter(formatter_of(style, own))
     root = logging.getLogger()

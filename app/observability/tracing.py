@@ -168,19 +168,13 @@ def _fault_of(outcome: Outcome, error: GatewayError | None) -> str | None:
     return error.code if error is not None and outcome in _FAULTS else None
 
 
-class TracingUnavailable(Exception):
-    """Tracing is on, but the packages for sending spans are not installed."""
-
-
 @asynccontextmanager
 async def open_tracer(url: str | None, version: str) -> AsyncIterator[Tracer]:
-    """``url``: the collector's address for traces; None: no spans. Raises TracingUnavailable."""
+    """``url``: the collector's address for traces; None: no spans."""
     tracer = Tracer()
     if url is not None:
-        try:
-            from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
-        except ModuleNotFoundError as exc:
-            raise TracingUnavailable("GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]'") from exc
+        from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
+
         tracer = OtlpTracer(url, version)
     try:
         yield tracer

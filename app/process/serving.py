@@ -9,9 +9,11 @@ import gc
 import math
 import socket
 import time
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from app import __version__
 from app.admission.keys import read_keys
@@ -33,17 +35,15 @@ from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.tritons import running_triton
+from app.process.workers.parent import run_workers
+from app.process.workers.worker import Worker
 from app.routes import DIALECTS
-from app.settings import PREFIX, Settings
+from app.settings import PREFIX, Settings, SettingsError
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits
-from app.streams.store import StoreUnusable, StreamStore
-
-if TYPE_CHECKING:
-    from app.process.workers.worker import Worker
+from app.streams.store import StreamStore
 
 WITHIN_S = 1.0
-_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n"
 
 
 async def wrong_address(url: str) -> str | None:
@@ -54,29 +54,18 @@ async def wrong_address(url: str) -> str | None:
     host, _, port = url.rpartition(":")
     if not host or host.startswith("unix"):
         return None
-    try:
-        async with asyncio.timeout(WITHIN_S):
-            await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return f"the host name '{host}' is not known"
-    except TimeoutError:
-        return None
-    if await _speaks_http(host.strip("[]"), int(port)):
-        return "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
-    return None
-
-
-async def _speaks_http(host: str, port: int) -> bool:
-    """Whether the port answers HTTP/1.1, which a gRPC port does not."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(WITHIN_S):
-            reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(_REQUEST)
-                return (await reader.read(7)).startswith(b"HTTP/1.")
-            finally:
-                writer.close()
-    return False
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            except socket.gaierror:
+                return f"the host name '{host}' is not known"
+            with closing(writer):
+                writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n")
+                if (await reader.read(7)).startswith(b"HTTP/1."):  # a gRPC port does not answer so
+                    only = "the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
+                    return f"an HTTP server answers there; {only}"
+    return None
 
 
 WAITING_S = 2.0
@@ -138,71 +127,85 @@ YOUNG_OBJECTS = 10_000
 """New objects after which the garbage collector looks for cycles."""
 
 
-async def serve(settings: Settings, worker: "Worker | None" = None) -> None:
+async def serve(settings: Settings, worker: Worker | None = None) -> None:
     """Runs until SIGTERM, SIGINT or SIGHUP. ``worker``: if this process is one of several on the same ports.
 
-    Raises ListeningPortTaken, StoreUnusable, ConfigError, TracingUnavailable or EmbeddedTritonError before anything is
-    served, and BackgroundTaskFailed at the end if a background task ended unexpectedly.
+    Raises ListeningPortTaken, ConfigError, SettingsError or EmbeddedTritonError before anything is served, and
+    BackgroundTaskFailed at the end if a background task ended unexpectedly.
     """
-    if settings.workers > 1 and worker is None:
-        from app.process.workers.parent import supervise  # noqa: PLC0415 - it imports this module
-
-        await supervise(settings)
-        return
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
-    check_files(settings)
+    file = check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
-            main, admin = (
-                stack.enter_context(listening(settings.host, port, f"{PREFIX}{name}", shares_port=worker is not None))
-                for port, name in ((settings.port, "PORT"), (settings.admin_port, "ADMIN_PORT"))
-            )
-            tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
-            store = None
-            if worker is None or settings.redis_url is not None:
-                store = await stack.enter_async_context(open_store(settings))
-                await stack.enter_async_context(supervisor.running("store of streams", store.run()))
-            port, admin_port = main.getsockname()[1], admin.getsockname()[1]
-            if worker is None:
-                triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+            if settings.workers > 1 and worker is None:
+                await run_workers(settings, file, shutdown, supervisor, stack)
             else:
-                triton = worker.triton
-            gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
-            if worker is not None:
-                gateway.page = worker.page_of(gateway)
-                await stack.enter_async_context(supervisor.running("state of this worker", worker.run(gateway)))
-            app = create_app(
-                gateway,
-                admin_port=admin_port,
-                cors_origins=settings.cors_origins,
-                cors_headers=settings.cors_headers,
-                pages=Pages(settings.docs, settings.console, settings.offers_load),
-            )
-            refused = gateway.inference.metrics.count_refused_connection
-            limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
-            admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)
-            admin_app = create_admin_app(gateway, api_port=port, processes=worker)
-            body_memory.keep()
-            freeze_heap()
-            server = await stack.enter_async_context(serving(app, main, supervisor, limit))
-            await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
-            catalog, with_key = gateway.inference.catalog, gateway.keys is not None
-            async with AsyncExitStack() as announcing:
-                if worker is None or worker.announces:
-                    announcement = announce(
-                        catalog, url_of(settings.host, port), triton.grpc_url, worker, with_key=with_key
-                    )
-                    await announcing.enter_async_context(supervisor.running("announcement", announcement))
-                await shutdown.requested.wait()
-            await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
-            await drain(gateway.inference.workload, shutdown, settings.drain_s)
+                await _run_gateway(settings, worker, shutdown, supervisor, stack)
     supervisor.raise_if_failed()
 
 
+async def _run_gateway(
+    settings: Settings, worker: Worker | None, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack
+) -> None:
+    """Serves with this process until a signal arrives, then drains it."""
+
+    async def running(name: str, work: Coroutine[Any, Any, None]) -> None:
+        await stack.enter_async_context(supervisor.running(name, work))
+
+    main, admin = (
+        stack.enter_context(listening(settings.host, port, f"{PREFIX}{name}", shares_port=worker is not None))
+        for port, name in ((settings.port, "PORT"), (settings.admin_port, "ADMIN_PORT"))
+    )
+    port, admin_port = main.getsockname()[1], admin.getsockname()[1]
+    tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
+    store = None
+    if worker is None or settings.redis_url is not None:
+        store = await stack.enter_async_context(open_store(settings))
+        await running("store of streams", store.run())
+    if worker is None:
+        triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+    else:
+        triton = worker.triton
+    gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
+    if worker is not None:
+        worker.join(gateway)
+        await running("state of this worker", worker.run(gateway))
+    app = create_app(
+        gateway,
+        admin_port=admin_port,
+        cors_origins=settings.cors_origins,
+        cors_headers=settings.cors_headers,
+        pages=Pages(settings.docs, settings.console, settings.offers_load),
+    )
+    admin_app = create_admin_app(gateway, api_port=port, processes=worker)
+    body_memory.keep()
+    freeze_heap()
+    refused = gateway.inference.metrics.count_refused_connection
+    limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
+    server = await stack.enter_async_context(serving(app, main, supervisor, limit))
+    admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)
+    await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
+    catalog, workload, url = gateway.inference.catalog, gateway.inference.workload, url_of(settings.host, port)
+    async with AsyncExitStack() as announcing:
+        if worker is None or worker.announces:
+            announcement = announce(catalog, url, triton.grpc_url, worker, with_key=gateway.keys is not None)
+            await announcing.enter_async_context(supervisor.running("announcement", announcement))
+        await shutdown.requested.wait()
+    await delay(workload, server, shutdown, settings.shutdown_delay_s)
+    await drain(workload, shutdown, settings.drain_s)
+
+
+EXTRAS = {"redis_url": ("redis", "redis"), "otlp_endpoint": ("otel", "opentelemetry")}
+"""By setting that needs an extra: its name, and a package that it installs."""
+
+
 def check_files(settings: Settings) -> GatewayFile | None:
-    """Returns gateway.yaml. Raises ConfigError or SettingsError for a file that cannot be used."""
+    """Returns gateway.yaml. Raises ConfigError or SettingsError for a setting or a file that cannot be used."""
+    for name, (extra, package) in EXTRAS.items():
+        if getattr(settings, name) is not None and find_spec(package) is None:
+            raise SettingsError(f"{PREFIX}{name.upper()} needs the extra `{extra}`: pip install '.[{extra}]'")
     check_credentials(settings)
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file, DIALECTS)
@@ -224,12 +227,9 @@ def freeze_heap() -> None:
 
 
 def open_store(settings: Settings) -> StreamStore:
-    """Raises StoreUnusable if a package is missing."""
     limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
     if settings.redis_url is None:
         return MemoryStore(limits, body_memory.FreedMemory(body_memory.release).add)
-    try:
-        from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
-    except ModuleNotFoundError as exc:
-        raise StoreUnusable("GATEWAY_REDIS_URL needs the extra `redis`: pip install '.[redis]'") from exc
+    from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
+
     return RedisStore(settings.redis_url, problem_of, limits)

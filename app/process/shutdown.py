@@ -40,14 +40,11 @@ class Shutdown:
 
     async def unless_requested(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Returns the result of ``work``. If a signal arrives first, cancels ``work`` and raises ShutdownRequested."""
-        working, requested = asyncio.create_task(work), asyncio.create_task(self.requested.wait())
-        try:
-            await asyncio.wait({working, requested}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-        finally:
-            await _cancelled(working, requested)
-        raise ShutdownRequested
+        working = asyncio.create_task(work)
+        await first_of(working, self.requested.wait())
+        if self.requested.is_set():
+            raise ShutdownRequested
+        return working.result()
 
 
 async def delay(workload: Workload, server: Server, shutdown: Shutdown, delay_s: float) -> None:
@@ -60,7 +57,7 @@ async def delay(workload: Workload, server: Server, shutdown: Shutdown, delay_s:
     server.close_after_answers()
     if delay_s:
         _log.info("shutting down", extra={"in_flight": len(workload), "delay_s": delay_s})
-        await _first_of(shutdown.hurried.wait(), timeout_s=delay_s)
+        await first_of(shutdown.hurried.wait(), timeout_s=delay_s)
 
 
 async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
@@ -70,20 +67,17 @@ async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
     """
     _log.info("draining", extra={"in_flight": len(workload), "drain_s": drain_s})
     workload.start_draining()
-    await _first_of(workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
+    await first_of(workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
     workload.end_all(Draining("The gateway is shutting down."))
-    await _first_of(workload.idle(), timeout_s=LAST_BYTES_S)
+    await first_of(workload.idle(), timeout_s=LAST_BYTES_S)
 
 
-async def _first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float) -> None:
-    tasks = [asyncio.create_task(wait) for wait in waits]
+async def first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[Any], timeout_s: float | None = None) -> None:
+    """Returns when the first of ``waits`` is done, or after the time, and cancels the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _cancelled(*tasks)
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -29,10 +29,6 @@ def new_stream_id() -> str:
     return secrets.token_urlsafe(16)
 
 
-class StoreUnusable(Exception):
-    """The store cannot be used with this installation. The message has the reason."""
-
-
 class Reader(Protocol):
     """One connection to a stream; while it is open, the stream has a reader."""
 

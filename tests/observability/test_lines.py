@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from select import PIPE_BUF
 
 import pytest
 
@@ -109,10 +110,10 @@ def test_a_closed_descriptor_drops_lines_without_an_error() -> None:
 
 
 WRITE_TO_STANDARD_ERROR = """
-import select, sys
+import sys
 from app.observability.log import LineWriter
 letter = sys.argv[1].encode()
-writer = LineWriter(2, write_bytes=select.PIPE_BUF)
+writer = LineWriter(2)
 for n in range(2000):
     writer.write(letter * (n % 999) + b"\\n")
 writer.flush(20)
@@ -133,7 +134,7 @@ def test_lines_of_several_processes_are_not_mixed() -> None:
 
 def test_a_line_longer_than_a_write_is_written() -> None:
     reader, writer_end = os.pipe()
-    writer = LineWriter(writer_end, write_bytes=10)
-    lines = b"short\n" + b"x" * 25 + b"\nshort\nshort\n"
+    writer = LineWriter(writer_end)
+    lines = b"short\n" + b"x" * 2 * PIPE_BUF + b"\nshort\nshort\n"
     writer.write(lines)
     assert read_all(reader, len(lines)) == lines

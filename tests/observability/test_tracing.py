@@ -20,7 +20,6 @@ from app.observability.tracing import (
     CallTracing,
     SpanKind,
     Tracer,
-    TracingUnavailable,
     end_request_span,
     end_stream_span,
     open_tracer,
@@ -81,13 +80,6 @@ def test_without_a_collector_the_sdk_is_not_imported() -> None:
         "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-async def test_a_missing_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "app.observability.otlp", None)
-    with pytest.raises(TracingUnavailable, match=r"pip install '\.\[otel\]'"):
-        async with open_tracer("http://127.0.0.1:1/v1/traces", "1.2.3"):
-            pass
 
 
 async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tracer, collector: Collector) -> None:

@@ -7,7 +7,10 @@ and every worker can make the page of all without asking another process.
 import mmap
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from threading import Lock
 from typing import Any, NamedTuple, Self
 
@@ -69,7 +72,11 @@ class Board:
     Only one process at a time adds values. It writes the line before it uses the value.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
+        """``descriptor``: of the file of another process, or of one that has ended."""
+        if descriptor is None:
+            descriptor = os.memfd_create("board of a worker")
+            os.ftruncate(descriptor, _NAMES_AT)
         self.descriptor = descriptor
         self._slots: Any = memoryview(mmap.mmap(descriptor, _NAMES_AT)).cast("d")
         self._index: dict[Series, int] = {}
@@ -84,12 +91,6 @@ class Board:
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         """A process that inherits the descriptor opens the same board."""
         return type(self), (self.descriptor,)
-
-    @classmethod
-    def create(cls) -> Self:
-        descriptor = os.memfd_create("board of a worker")
-        os.ftruncate(descriptor, _NAMES_AT)
-        return cls(descriptor)
 
     def value(self, series: Series) -> SharedValue:
         """The value goes on if the board has it already. Values beyond the limit are not shown."""
@@ -151,43 +152,38 @@ class Board:
             self._index[_DECODER.decode(line)] = len(self._index)
 
 
+@dataclass(frozen=True, slots=True)
 class PageOfAll(Collector):
     """``own``: the metrics of this process, whose values are on one of the boards.
 
     Without ``_created`` series. The numbers of the other processes are as old as their last write.
     """
 
-    def __init__(self, own: CollectorRegistry, boards: Sequence[Board]) -> None:
-        self._own = own
-        self._boards = boards
+    own: CollectorRegistry
+    boards: Sequence[Board]
 
     def collect(self) -> Iterator[Metric]:
-        shared = self._samples_by_metric()
-        for family in self._own.collect():
-            summed = Metric(family.name, family.documentation, family.type)
-            own = (sample for sample in family.samples if not sample.name.endswith("_created"))
-            summed.samples = shared.get(family.name) or list(own)
-            yield summed
-
-    def _samples_by_metric(self) -> dict[str, list[Sample]]:
         """In the page's form: cumulative buckets of histograms, and a count."""
         totals: dict[Series, float] = {}
-        for board in self._boards:
-            for series, number in board.numbers():
-                known = totals.get(series, 0.0)
-                totals[series] = max(known, number) if series.mode == "livemax" else known + number
-        found: dict[str, list[Sample]] = {}
-        below: dict[tuple[str, ...], float] = {}
+        for series, number in chain.from_iterable(board.numbers() for board in self.boards):
+            known = totals.get(series, 0.0)
+            totals[series] = max(known, number) if series.mode == "livemax" else known + number
+        shared: defaultdict[str, list[Sample]] = defaultdict(list)
+        below: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for series, number in totals.items():
-            samples = found.setdefault(series.metric, [])
             labels = dict(zip(series.label_names, series.label_values, strict=True))
+            samples = shared[series.metric]
             if not series.name.endswith("_bucket"):
                 samples.append(Sample(series.name, labels, number))
                 continue
             histogram = series.metric, *series.label_values[:-1]
-            below[histogram] = below.get(histogram, 0.0) + number
+            below[histogram] += number
             samples.append(Sample(series.name, labels, below[histogram]))
-            if series.label_values[-1] == "+Inf":
+            if labels["le"] == "+Inf":
                 own = {name: value for name, value in labels.items() if name != "le"}
                 samples.append(Sample(f"{series.metric}_count", own, below[histogram]))
-        return found
+        for family in self.own.collect():
+            summed = Metric(family.name, family.documentation, family.type)
+            unshared = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            summed.samples = shared.get(family.name, unshared)
+            yield summed

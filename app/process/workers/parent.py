@@ -1,34 +1,29 @@
-"""Runs ``triton-gateway serve`` with several workers: starts their processes, replaces and drains them.
+"""The processes of ``triton-gateway serve`` with several workers: their shares, their start, their replacement.
 
-``supervise`` reserves the ports and owns the embedded Triton, ``WorkerPool`` keeps a worker process for each number,
-and ``settings_of_worker`` divides the limits. docs/decisions/0013-processes.md has the reasons.
+The parent reserves the ports and owns the embedded Triton. docs/decisions/0013-processes.md has the reasons.
 """
 
 import asyncio
 import logging
 import os
 import pickle
-import select
 import signal
 import sys
 import time
 from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
-from app import __version__
 from app.core.aio import Backoff
 from app.core.share import Share
-from app.observability.log import configure_logging
-from app.observability.tracing import open_tracer
 from app.pipelines.file import GatewayFile
 from app.process.listening import GRACE_S, reserved
-from app.process.serving import check_files, open_store
-from app.process.shutdown import LAST_BYTES_S, Shutdown, ShutdownRequested
+from app.process.shutdown import LAST_BYTES_S, Shutdown, first_of
 from app.process.supervision import Supervisor
 from app.process.tritons import Triton, running_triton
 from app.process.workers.board import Board, Series
-from app.process.workers.worker import BEAT_S, STATES, Worker
+from app.process.workers.worker import BEAT_S, STATES, Worker, restart_by_parent, turn_of
 from app.settings import PREFIX, Settings, SettingsError
 
 COMMAND = (sys.executable, "-m", "app.process.workers")
@@ -49,18 +44,28 @@ SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_k
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Place:
-    """One worker, and the processes that take its place one after the other."""
+async def run_workers(
+    settings: Settings, file: GatewayFile | None, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack
+) -> None:
+    """Serves with several processes until a signal arrives, then drains them.
 
-    number: int
-    board: Board = field(default_factory=Board.create)
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_DELAY_S, LONGEST_DELAY_S))
-    process: Process | None = None
-    started_at: float = 0.0
-    beats: float = 0.0
-    silence_s: float = 0.0
-    """How long there was no heartbeat, without times in which the parent itself did not run."""
+    Raises SettingsError, ListeningPortTaken or EmbeddedTritonError, and SystemExit with the status of a worker that
+    cannot start.
+    """
+    check_shares(settings)
+    _warn_of_what_is_off(settings, file)
+    port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
+    admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
+    triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+    if (restart := triton.restart) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: asyncio.ensure_future(restart()))
+    own = settings.model_copy(update={"port": port, "admin_port": admin_port})
+    pool = WorkerPool(own, triton, shutdown)
+    await stack.enter_async_context(supervisor.running("workers", pool.run()))
+    await shutdown.requested.wait()
+    await pool.drain()
+    if pool.failed_status:
+        raise SystemExit(pool.failed_status)
 
 
 class WorkerPool:
@@ -70,109 +75,104 @@ class WorkerPool:
         self._settings = settings
         self._triton = triton
         self._shutdown = shutdown
-        self._board = Board.create()
-        """Of this process. Its state is 1 as soon as all workers have been ready."""
-        self._deaths = self._board.value(DEATHS)
-        self._places = [_Place(number) for number in range(1, settings.workers + 1)]
+        self._boards = [Board() for _ in range(settings.workers + 1)]
+        """Of this process, then one for each worker. The own state is 1 as soon as all workers have been ready."""
+        self._deaths = self._boards[0].value(DEATHS)
+        self._running: dict[int, Process] = {}
         self._has_served = False
         self.failed_status = 0
         """That of a worker that ended before any worker served: the gateway cannot be started like this."""
 
     async def run(self) -> None:
-        """Starts the workers, and each again when it ends, until it is cancelled. Then kills those that still run."""
+        """Keeps each worker running until it is cancelled. Then kills those that still run."""
+        own, *boards = self._boards
         try:
-            while True:
-                for place in self._places:
-                    if place.process is None:
-                        if place.backoff.is_due and not self._shutdown.requested.is_set():
-                            await self._start(place)
-                    elif place.process.returncode is not None:
-                        self._replace(place, place.process, place.process.returncode)
-                    else:
-                        self._check(place, place.process)
-                self._board.beat()
-                states = {STATES[int(place.board.state.get())] for place in self._places}
-                self._has_served |= states != {"starting"}
-                if states == {"ready"}:
-                    self._board.state.set(1)
-                await asyncio.sleep(BEAT_S)
+            async with asyncio.TaskGroup() as group:
+                for number in range(1, len(self._boards)):
+                    group.create_task(self._keep(number))
+                while True:
+                    own.beat()
+                    if {STATES[int(board.state.get())] for board in boards} == {"ready"}:
+                        own.state.set(1)
+                    await asyncio.sleep(BEAT_S)
         finally:
             self._signal(signal.SIGKILL)
 
-    async def drain(self, drain_s: float) -> None:
-        """Drains every worker, and returns when all have ended, or should have ended."""
+    async def drain(self) -> None:
+        """Drains every worker, and returns when all have ended, or should have ended. A second signal hurries them."""
         self._signal(signal.SIGTERM)
-        ends, is_hurried = time.monotonic() + drain_s + END_S, False
-        while self._running and time.monotonic() < ends:
-            if self._shutdown.hurried.is_set() and not is_hurried:
-                is_hurried, ends = True, time.monotonic() + END_S
-                self._signal(signal.SIGTERM)
-            await asyncio.sleep(0.02)
+        drain_s = self._settings.shutdown_delay_s + self._settings.drain_s
+        await first_of(self._ended(), self._shutdown.hurried.wait(), timeout_s=drain_s + END_S)
+        if self._running and self._shutdown.hurried.is_set():
+            self._signal(signal.SIGTERM)
+            await first_of(self._ended(), timeout_s=END_S)
         if self._running:
             _log.error("workers did not end in time and are killed")
 
-    async def _start(self, place: _Place) -> None:
-        """Starts a worker in a session of its own, so that Ctrl-C reaches only this process."""
-        share = Share(place.number, self._settings.workers)
-        boards = [self._board, *[each.board for each in self._places]]
-        worker = Worker(
-            share,
-            settings_of_worker(self._settings, share),
-            replace(self._triton, restart=None),
-            restarts_triton=self._triton.restart is not None,
-            boards=boards,
-            parent=os.getpid(),
-            announces=place.number == 1 and not self._deaths.get(),
-        )
-        place.started_at, place.silence_s = time.monotonic(), 0.0
-        try:
-            with os.fdopen(os.memfd_create("worker"), "w+b") as file:
-                file.write(pickle.dumps(worker))
-                file.seek(0)
-                inherited = [board.descriptor for board in boards]
-                place.process = await asyncio.create_subprocess_exec(
-                    *COMMAND, stdin=file, pass_fds=inherited, start_new_session=True
-                )
-            if self._shutdown.requested.is_set():
-                place.process.terminate()
-        except OSError as exc:
-            _log.error("worker %d cannot be started: %s", place.number, exc.strerror)
-            self._fail(place, 1)
+    async def _ended(self) -> None:
+        while self._running:
+            await asyncio.sleep(0.02)
 
-    def _replace(self, place: _Place, ended: Process, status: int) -> None:
-        place.process = None
-        place.board.clear()
+    async def _keep(self, number: int) -> None:
+        """Starts a worker, and again when it ends, with a growing delay unless it ran for long."""
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        while not self._shutdown.requested.is_set():
+            started_at = time.monotonic()
+            try:
+                status = await self._run_worker(number)
+            except OSError as exc:
+                status = 1
+                _log.error("worker %d cannot be started: %s", number, exc.strerror)
+            if not (self._has_served or self._shutdown.requested.is_set()):
+                self.failed_status = max(status, 1)
+                self._shutdown.request()
+            if time.monotonic() - started_at > STABLE_S:
+                backoff.reset()
+            else:
+                await asyncio.sleep(backoff.fail())
+
+    async def _run_worker(self, number: int) -> int:
+        """Returns the exit status of its process. Raises OSError if it cannot be started."""
+        board = self._boards[number]
+        process = self._running[number] = await self._start(number)
+        if self._shutdown.requested.is_set():
+            process.terminate()
+        beats = silence_s = 0.0
+        """How long there was no heartbeat, without times in which this process itself did not run."""
+        ended = asyncio.create_task(process.wait())
+        while not (await asyncio.wait({ended}, timeout=BEAT_S))[0]:
+            beats, before = board.beats.get(), beats
+            silence_s = silence_s + BEAT_S if beats == before else 0.0
+            if silence_s > (SILENCE_S if beats else START_S):
+                _log.error("worker %d does not respond and is killed", number, extra={"pid": process.pid})
+                process.kill()
+        del self._running[number]
+        self._has_served |= any(each.state.get() for each in self._boards[1:])
+        board.clear()
         if not self._shutdown.requested.is_set():
             self._deaths.inc(1)
             text = "worker %d ended with status %d and is replaced"
-            _log.error(text, place.number, status, extra={"pid": ended.pid})
-            self._fail(place, status)
+            _log.error(text, number, ended.result(), extra={"pid": process.pid})
+        return ended.result()
 
-    def _fail(self, place: _Place, status: int) -> None:
-        if time.monotonic() - place.started_at > STABLE_S:
-            place.backoff.reset()
-        else:
-            place.backoff.fail()
-        if not self._has_served:
-            self.failed_status = max(status, 1)
-            self._shutdown.request()
-
-    def _check(self, place: _Place, process: Process) -> None:
-        """Kills a worker that hangs."""
-        beats = place.board.beats.get()
-        place.silence_s = place.silence_s + BEAT_S if beats == place.beats else 0.0
-        place.beats = beats
-        if place.silence_s > (SILENCE_S if beats else START_S):
-            _log.error("worker %d does not respond and is killed", place.number, extra={"pid": process.pid})
-            process.kill()
-
-    @property
-    def _running(self) -> list[Process]:
-        processes = [place.process for place in self._places if place.process is not None]
-        return [process for process in processes if process.returncode is None]
+    async def _start(self, number: int) -> Process:
+        """Starts a worker in a session of its own, so that Ctrl-C reaches only this process."""
+        share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
+        worker = Worker(
+            settings_of_worker(self._settings, share),
+            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._boards[0])),
+            self._boards,
+            parent=os.getpid(),
+            announces=number == 1 and not self._deaths.get(),
+        )
+        with os.fdopen(os.memfd_create("worker"), "w+b") as file:
+            pickle.dump(worker, file)
+            file.seek(0)
+            boards = [board.descriptor for board in self._boards]
+            return await asyncio.create_subprocess_exec(*COMMAND, stdin=file, pass_fds=boards, start_new_session=True)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._running:
+        for process in self._running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
@@ -206,38 +206,5 @@ def _warn_of_what_is_off(settings: Settings, file: GatewayFile | None) -> None:
     if file is not None and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
         path = "POST /v1/pipelines/{pipeline}/sessions"
         _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
-    for each in settings.without_effect:
-        _log.warning(each)
-
-
-async def supervise(settings: Settings) -> None:
-    """Raises what ``app.process.serving.serve`` raises, and SystemExit with the status of a worker that cannot start.
-
-    Checks once what otherwise every worker would report.
-    """
-    check_shares(settings)
-    configure_logging(settings.log_level, settings.log_format, write_bytes=select.PIPE_BUF)
-    shutdown = Shutdown()
-    shutdown.listen_to_signals()
-    supervisor = Supervisor(on_failure=shutdown.request)
-    _warn_of_what_is_off(settings, check_files(settings))
-    with suppress(ShutdownRequested):
-        async with AsyncExitStack() as stack:
-            port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
-            admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
-            async with open_tracer(settings.traces_url, __version__):
-                pass
-            if settings.redis_url is not None:
-                async with open_store(settings):
-                    pass
-            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
-            if (restart := triton.restart) is not None:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: asyncio.ensure_future(restart()))
-            own = settings.model_copy(update={"port": port, "admin_port": admin_port})
-            pool = WorkerPool(own, triton, shutdown)
-            await stack.enter_async_context(supervisor.running("workers", pool.run()))
-            await shutdown.requested.wait()
-            await pool.drain(settings.shutdown_delay_s + settings.drain_s)
-            if pool.failed_status:
-                raise SystemExit(pool.failed_status)
-    supervisor.raise_if_failed()
+    if settings.without_effect:
+        _log.warning(settings.without_effect)

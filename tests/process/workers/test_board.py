@@ -24,7 +24,7 @@ class Process:
 
     def __init__(self, board: Board | None = None) -> None:
         """``board``: of a process that has ended."""
-        self.board = board or Board.create()
+        self.board = board or Board()
         with self.acts():
             self.metrics = Metrics("1")
 
@@ -140,7 +140,7 @@ def test_a_process_killed_while_it_created_a_histogram_keeps_sums_valid() -> Non
     whole, other = Process(), Process()
     for each in (whole, other):
         each.answers("p", 0.003, 0.3)
-    killed = Board.create()
+    killed = Board()
     for series, _ in list(whole.board.numbers())[:-9]:
         killed.value(series)
     killed.clear()
@@ -150,7 +150,7 @@ def test_a_process_killed_while_it_created_a_histogram_keeps_sums_valid() -> Non
 
 
 def test_an_incomplete_line_of_a_killed_process_is_ignored_and_then_removed() -> None:
-    killed = Board.create()
+    killed = Board()
     reader = Board(killed.descriptor)
     first, second = (Series("counter", name, f"{name}_total", ("l",), ("line\nbreak",)) for name in "ab")
     killed.value(first).inc(2.5)
@@ -166,7 +166,7 @@ def counters_of(board: Board) -> dict[Series, float]:
 
 
 def test_a_recreated_series_keeps_its_place() -> None:
-    board = Board.create()
+    board = Board()
     series = Series("gauge", "a", "a", mode="livesum")
     board.value(series).set(1)
     again = board.value(series)
@@ -176,7 +176,7 @@ def test_a_recreated_series_keeps_its_place() -> None:
 
 
 def test_series_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board.create()
+    board = Board()
     monkeypatch.setattr(boards, "MAX_VALUES", len(list(board.numbers())) + 3)
     for name in "abcde":
         board.value(Series("counter", name, name)).inc(1)
@@ -184,7 +184,7 @@ def test_series_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_values_of_a_killed_process_stay_readable() -> None:
-    board = Board.create()
+    board = Board()
     script = (
         "import os, sys\n"
         "from app.process.workers.board import Board, Series\n"

@@ -17,35 +17,19 @@ from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_triton
 from tests.toolkit.raw_http import post
 
-BAD, KILLER, LATE = 13, 666, 1000
-"""Items of ``rows_model.py`` with a meaning: the model fails, its process ends, and the first of the late habits."""
-SCRIPT = Path(__file__).parent / "rows_model.py"
-HABITS = (
-    "good",
-    "flat",
-    "squeeze",
-    "drop",
-    "extra",
-    "repeat",
-    "omit",
-    "list",
-    "late_drop",
-    "late_extra",
-    "late_omit",
-    "late_list",
-)
+BAD, KILLER = 13, 666
+"""Items of ``rows_model.py`` with a meaning: the model fails, and its process ends."""
+HERE = Path(__file__).parent
 CONFIG = """
 backend: "python"
 max_batch_size: 64
-input [ {{ name: "ITEM" data_type: TYPE_INT64 dims: [ 1 ] }} ]
+input [ { name: "ITEM" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [
-  {{ name: "NEGATIVE" data_type: TYPE_INT64 dims: [ 1 ] }},
-  {{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }}{boxes}
+  { name: "NEGATIVE" data_type: TYPE_INT64 dims: [ 1 ] },
+  { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-parameters {{ key: "habit" value {{ string_value: "{habit}" }} }}
+instance_group [ { kind: KIND_CPU count: 1 } ]
 """
-BOXES = ',\n  { name: "BOXES" data_type: TYPE_INT64 dims: [ 2 ] }'
 
 EMBED = """
 backend: "python"
@@ -54,43 +38,35 @@ input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "VECTOR" data_type: TYPE_FP32 dims: [ 2 ] } ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """
-EMBED_PIPELINE = {
-    "model": "embed",
-    "inputs": {"text": {"tensor": "TEXT", "kind": "text"}},
-    "outputs": {"vector": {"tensor": "VECTOR"}},
-    "openai": {"embeddings": {"input": "text", "embedding": "vector"}},
-    "idempotent": True,
-    "coalesce": True,
-    "sample": {"text": "12"},
+SHARED = {"idempotent": True, "coalesce": True}
+PIPELINES = {
+    "good": {
+        "model": "good",
+        "inputs": {"item": {"tensor": "ITEM"}},
+        "outputs": {"negative": {"tensor": "NEGATIVE"}, "text": {"tensor": "TEXT", "kind": "text"}},
+        "sample": {"item": 3},
+        **SHARED,
+    },
+    "embed": {
+        "model": "embed",
+        "inputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+        "outputs": {"vector": {"tensor": "VECTOR"}},
+        "openai": {"embeddings": {"input": "text", "embedding": "vector"}},
+        "sample": {"text": "12"},
+        **SHARED,
+    },
 }
 
 
 def write_models(folder: Path) -> None:
-    for habit in HABITS:
-        config = CONFIG.format(habit=habit, boxes=BOXES if "list" in habit else "")
-        _write_model(folder / habit, config, SCRIPT)
-    _write_model(folder / "embed", EMBED, SCRIPT.with_name("vectors_model.py"))
-
-
-def _write_model(folder: Path, config: str, script: Path) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").symlink_to(script)
+    for name, config, script in (("good", CONFIG, "rows_model.py"), ("embed", EMBED, "vectors_model.py")):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+        (folder / name / "1" / "model.py").symlink_to(HERE / script)
 
 
 def config_text() -> str:
-    pipelines = {
-        habit: {
-            "model": habit,
-            "inputs": {"item": {"tensor": "ITEM"}},
-            "outputs": {"negative": {"tensor": "NEGATIVE"}, "text": {"tensor": "TEXT", "kind": "text"}},
-            "idempotent": True,
-            "coalesce": True,
-            "sample": {"item": 3},
-        }
-        for habit in HABITS
-    }
-    return yaml.safe_dump({"pipelines": {**pipelines, "embed": EMBED_PIPELINE}, "oip": {"coalesce": ["good"]}})
+    return yaml.safe_dump({"pipelines": PIPELINES})
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from app.launcher.launch import EmbeddedOptions
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.raw_http import post
-from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
 KIB = 1024
@@ -116,22 +115,6 @@ def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:
     return bytes(answer)
 
 
-@pytest.mark.full
-async def test_a_stalled_reader_gets_slow_consumer_when_it_resumes(
-    start_gateway: StartGateway, config_path: Path
-) -> None:
-    gateway = start_gateway(config=str(config_path), send_timeout_s="3")
-    with stalled_reader(gateway, 0.05) as connection:
-        await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
-        connection.settimeout(5)
-        answer = await asyncio.to_thread(read_all, connection)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    events = checked(parsed(dechunked(body).decode()))
-    assert b"200 OK" in head
-    assert (events[-1].name, events[-1].data["code"]) == ("error", "slow_consumer")
-    assert gateway.metric("requests_total", pipeline="scripted_patient", outcome="cancelled") == 1
-
-
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
 async def test_stalled_readers_use_little_memory_and_are_dropped(
     start_gateway: StartGateway, config_path: Path, triton: EmbeddedTriton, count: int
@@ -157,16 +140,6 @@ async def test_stalled_readers_use_little_memory_and_are_dropped(
     finally:
         for reader in readers:
             reader.close()
-
-
-def read_all(connection: socket.socket) -> bytes:
-    answer = b""
-    while not answer.endswith(b"0\r\n\r\n"):
-        chunk = connection.recv(65536)
-        if not chunk:
-            break
-        answer += chunk
-    return answer
 
 
 def dechunked(body: bytes) -> bytes:

@@ -1,21 +1,17 @@
 """Requests with more items than the model takes at a time, with the real Triton: parts, joined answers, failures."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from tritonclient.grpc import InferenceServerClient
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton
+from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.waiting import eventually
 
@@ -31,7 +27,6 @@ EXITS = [
     {"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}},
     {"reason": "no_numbers", "missing": ["NUMBERS"]},
 ]
-PART_OF_ONE = {"batch": {"parts": 1, "max_items": 1000}, "timeout_s": 120}
 EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}
 
 
@@ -121,30 +116,6 @@ def test_a_client_that_leaves_ends_its_parts(client: httpx.Client, gateway: Gate
     eventually(lambda: gateway.metric("requests_running") == 0)
 
 
-def test_another_version_between_two_parts_fails_the_request(models_venv: Path, tmp_path: Path) -> None:
-    """Triton replaces the first version once it has loaded the second one."""
-    journal, folder = tmp_path / "journal", tmp_path / "models" / "scripted_rows"
-    shutil.copytree(MODELS / "scripted_rows", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"rows": {**ROWS, **PART_OF_ONE}}}))
-    scripts = [{**script, "sleep_s": 0.1, "journal": str(journal)} for script in numbered(1000)]
-    with (
-        running_triton(EmbeddedOptions(tmp_path / "models", models_venv)) as triton,
-        running_gateway(tmp_path, triton_url=triton.grpc_url, config=str(tmp_path / "gateway.yaml")) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=120) as client,
-        InferenceServerClient(triton.grpc_url) as server,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        asked = threads.submit(ask, client, "rows", *scripts)
-        eventually(journal.exists)
-        shutil.copytree(folder / "1", folder / "2")
-        server.load_model("scripted_rows")
-        answer = asked.result()
-        assert (answer.status_code, answer.json()["code"]) == (503, "model_changed")
-        assert "answered by the versions 1 and 2" in answer.json()["detail"]
-        assert answer.json()["retryable"]
-        assert ask(client, "rows", *numbered(3)).status_code == 200
-
-
 class TestFiles:
     @pytest.mark.parametrize("count", [1, 9, 200])
     def test_files_of_one_name_are_the_items(self, client: httpx.Client, count: int) -> None:
@@ -154,17 +125,6 @@ class TestFiles:
 
 
 class TestEarlyExits:
-    def test_an_exit_of_a_part_is_that_of_its_items(self, client: httpx.Client) -> None:
-        answer = ask(client, "exits", *numbered(9, at=5, **EXIT))
-        assert answer.status_code == 200
-        exited = range(4, 8)
-        assert answer.json() == {
-            "text": [None if i in exited else f"item {i}" for i in range(9)],
-            "numbers": [[] if i in exited else [i, i] for i in range(9)],
-            "early_exit": ["nothing" if i in exited else None for i in range(9)],
-        }
-        assert "X-Early-Exit" not in answer.headers
-
     def test_with_parts_of_one_each_item_has_its_own_exit(self, client: httpx.Client) -> None:
         scripts = numbered(5)
         scripts[1] |= EXIT
@@ -204,14 +164,6 @@ class TestDecoupledModels:
             assert own == [{"index": i, "text": f"{i}-{k}", "number": k} for k in range(i % 4)]
         assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "complete", [None] * 12)
 
-    def test_an_exit_of_an_item_is_its_empty_output(self, client: httpx.Client) -> None:
-        *outputs, last = read_stream(
-            client, "words", body_of(words("a"), words(error="EXIT"), words("b", error="EXIT"))
-        )
-        assert {"index": 1, "text": "", "number": None} in [event.data for event in outputs]
-        assert len(outputs) == 3
-        assert last.data["early_exit"] == [None, "nothing", "nothing"]
-
     def test_a_failed_item_ends_the_stream_with_its_number(self, client: httpx.Client) -> None:
         *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
         assert (last.name, last.data["code"]) == ("error", "model_error")
@@ -224,12 +176,3 @@ class TestDecoupledModels:
             "number": [[0, 1], [], [0], [0], [0], [0]],
             "early_exit": [None, "nothing", None, None, None, None],
         }
-
-    def test_a_model_that_is_not_decoupled_sends_an_event_for_each_part(self, client: httpx.Client) -> None:
-        *outputs, last = read_stream(client, "rows_stream", body_of(*numbered(6)))
-        found = sorted((event.data for event in outputs), key=lambda data: data["index"])
-        assert found == [
-            {"index": 0, "text": [f"item {i}" for i in range(4)], "numbers": [[i, i] for i in range(4)]},
-            {"index": 4, "text": ["item 4", "item 5"], "numbers": [[4, 4], [5, 5]]},
-        ]
-        assert last.data["early_exit"] is None

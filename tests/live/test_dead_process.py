@@ -147,16 +147,6 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
         assert gateway.log.count("was unloaded and loaded again") == 1
 
 
-@pytest.mark.full
-def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Only every second request fails, and the remaining process answers the sample."""
-    with gateway_of(own_triton, tmp_path, repair="true") as gateway:
-        os.kill(processes_of(own_triton.pid, "scripted")[0], signal.SIGKILL)
-        assert 503 in [ask(gateway).status_code for _ in range(3)]
-        eventually(lambda: "model 'scripted' works again" in gateway.log)
-        assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
-
-
 def test_an_engine_that_died_is_loaded_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Triton still reports the model as ready, and every request fails."""
 

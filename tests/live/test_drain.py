@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import time
 
 import httpx
 
@@ -80,26 +79,3 @@ def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) ->
         assert text.startswith("HTTP/1.1 503")
         assert '"code":"draining"' in text
     assert draining.process.wait(20) == 0
-
-
-def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, drain_s="3600")
-    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
-    running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1)
-    send_sigterm(gateway)
-    time.sleep(0.2)
-    assert gateway.process.poll() is None
-    gateway.process.send_signal(signal.SIGINT)
-    assert '"code":"draining"' in running.answer()
-    assert gateway.process.wait(20) == 0
-
-
-def test_sighup_drains_like_sigterm(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, drain_s="0.2")
-    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
-    running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1)
-    gateway.process.send_signal(signal.SIGHUP)
-    assert '"code":"draining"' in running.answer()
-    assert gateway.process.wait(20) == 0

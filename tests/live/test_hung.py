@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launcher import process as process_module
 from app.launcher.launch import EmbeddedOptions
-from tests.helm.rendering import render, triton_container
 from tests.live.test_dead_process import arguments_of, parent_of, processes_of
 from tests.toolkit.arenas import lock_arenas
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
@@ -168,56 +165,3 @@ def test_hung_models_of_another_triton_fail_its_liveness(
             killed = time.monotonic()
             measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), killed)
         eventually(lambda: liveness(gateway) == 200)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("arenas", [1, None], ids=["one-lock", "all-locks"])
-def test_an_embedded_triton_that_hangs_in_its_crash_handler_is_restarted(
-    tmp_path: Path, embedded: dict[str, str], arenas: int | None
-) -> None:
-    with running_gateway(tmp_path / "gateway", **embedded) as gateway:
-        assert [ask(gateway, name) for name in BOTH] == [200, 200]
-        triton = pid_of_triton(gateway)
-        lock_arenas(triton, arenas)
-        since = time.monotonic()
-        os.kill(triton, signal.SIGABRT)
-        measured("logged", lambda: "Signal (6) received." in gateway.log, since)
-        measured("killed", lambda: "it is killed" in gateway.log, since)
-        measured("not ready", lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 503, since)
-        measured("served", lambda: [ask(gateway, name) for name in BOTH] == [200, 200], since)
-
-
-def passes_probe(process: int) -> bool:
-    """Runs the part of the sidecar's liveness command that looks at threads; it sees one process of this machine."""
-    command = triton_container(render())["livenessProbe"]["exec"]["command"]
-    command[-1] = command[-1].partition("&&")[0].replace("/proc/[0-9]*/", f"/proc/{process}/")
-    return subprocess.run(command, check=False).returncode == 0
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("arenas", [1, None], ids=["one-lock", "all-locks"])
-def test_the_sidecars_probe_finds_a_triton_that_hangs_in_its_crash_handler(
-    tmp_path: Path, embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch, arenas: int | None
-) -> None:
-    """In place of the kubelet the test kills Triton."""
-    monkeypatch.setattr(process_module, "CRASH_S", 600.0)
-    options = EmbeddedOptions(Path(embedded["embedded_repository"]), Path(embedded["embedded_venv"]))
-    with (
-        running_triton(options, restarts=True) as triton,
-        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=embedded["config"]) as gateway,
-    ):
-        assert [ask(gateway, name) for name in BOTH] == [200, 200]
-        hung = triton.pid
-        assert hung is not None
-        assert passes_probe(hung)
-        lock_arenas(hung, arenas)
-        since = time.monotonic()
-        os.kill(hung, signal.SIGABRT)
-        measured("probe", lambda: not passes_probe(hung), since)
-        if arenas is None:
-            measured("not ready", lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 503, since)
-        time.sleep(2.0)
-        assert not passes_probe(hung)
-        os.kill(hung, signal.SIGKILL)
-        killed = time.monotonic()
-        measured("served", lambda: [ask(gateway, name) for name in BOTH] == [200, 200], killed)

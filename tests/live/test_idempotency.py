@@ -98,13 +98,3 @@ def test_a_lost_answer_runs_the_model_once(gateways: Gateways, cut: str, tmp_pat
     assert repeat(gateways[1], key, body) == url
     eventually(lambda: "run answered" in journal.read_text())
     assert runs_in(journal) == 1
-
-
-def test_another_body_is_422_at_each_gateway(gateways: Gateways, tmp_path: Path) -> None:
-    key = str(uuid.uuid4())
-    repeat(gateways[0], key, body_of(tmp_path / "one"))
-    headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-    other = body_of(tmp_path / "two")
-    for gateway in gateways:
-        answer = httpx.post(f"{gateway.url}/v1/streams", content=other, headers=headers)
-        assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_reused")

@@ -53,13 +53,6 @@ def test_every_variant_gives_the_same_answer(client: httpx.Client, text: str) ->
         assert same(answer(client, pipeline, text), whole), pipeline
 
 
-def test_text_beyond_the_models_limit_is_ignored(client: httpx.Client) -> None:
-    within = "The goalkeeper saved a penalty. " * 60
-    first, second = (answer(client, "embed", within + end) for end in ("", "Interest rates rose again. " * 40))
-    assert first["embedding"] == pytest.approx(second["embedding"], abs=1e-6)
-    assert sum(number * number for number in first["embedding"]) == pytest.approx(1, abs=1e-5)
-
-
 @pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
 def test_the_request_can_define_the_labels(client: httpx.Client, pipeline: str) -> None:
     text = "The curry was cold and the waiter was rude."

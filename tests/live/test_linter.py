@@ -16,11 +16,10 @@ from app.cli import main
 from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
 from app.launcher.models_venv import ModelEnvironment
 from app.launcher.process import GuardedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_triton
+from tests.live.conftest import GatewayProcess, running_triton
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S
 from tests.toolkit.refused_configurations import REFUSED, Refused, ident
-from tests.toolkit.waiting import eventually
 
 Outcomes = Callable[..., Awaitable[tuple[set[str], str]]]
 Triton = tuple[client.InferenceServerClient, Path]
@@ -162,20 +161,3 @@ def test_check_finds_nothing_in_the_running_reference_models(
     models, pipelines = len(list(repository.iterdir())), len(yaml.safe_load(config_path.read_text())["pipelines"])
     assert main(["check", "--triton", triton.grpc_url, "--config", str(config_path)]) == 0
     assert capsys.readouterr().out == f"{models} models, {pipelines} pipelines: no findings\n"
-
-
-@pytest.mark.full
-def test_serve_logs_the_findings_and_serves(
-    models_venv: Path, start_gateway: StartGateway, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    repository = Repository(tmp_path_factory.mktemp("unordered"))
-    sound(repository)
-    BROKEN["unordered-stream"].build(repository)
-
-    def found() -> list[dict[str, object]]:
-        return [line for line in gateway.json_lines() if line.get("code") == "unordered-stream"]
-
-    with running_triton(EmbeddedOptions(repository.path, models_venv)) as server:
-        gateway = start_gateway(triton_url=server.grpc_url)
-        eventually(lambda: bool(found()))
-    assert [(line["level"], line["model"], line["step"]) for line in found()] == [("WARNING", "broken", 2)]

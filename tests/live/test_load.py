@@ -55,19 +55,3 @@ async def test_requests_that_would_time_out_are_refused_and_not_sent(gateway: Ga
     assert "\ntriton_gateway_requests_running 0.0\n" in metrics
     assert "\ntriton_gateway_requests_waiting 0.0\n" in metrics
     assert 'triton_gateway_in_flight_limit{model="scripted"}' in metrics
-
-
-async def test_streams_above_the_limit_wait_or_are_refused(
-    gateway: GatewayProcess,
-) -> None:
-    body = {"pipeline": "scripted_kept", "inputs": script(responses=[{"text": "a"}])}
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
-        started = await asyncio.gather(*(client.post("/v1/streams", json=body) for _ in range(40)))
-        assert {answer.status_code for answer in started} <= {201, 429}
-        for answer in started:
-            if answer.status_code == 201:
-                text = (await client.get(answer.headers["location"])).text
-                assert text.count("event: done") + text.count("event: error") == 1
-        async with asyncio.timeout(30):
-            while "\ntriton_gateway_requests_running 0.0\n" not in await metrics_page(gateway):
-                await asyncio.sleep(0.1)

@@ -74,10 +74,6 @@ def proxied(proxies: Proxies) -> httpx.Client:
     return proxies.plain
 
 
-def test_this_nginx_compresses_other_answers(proxied: httpx.Client) -> None:
-    assert proxied.get("/v1/pipelines").headers["content-encoding"] == "gzip"
-
-
 def test_events_arrive_as_the_model_sends_them(proxied: httpx.Client, pinging: GatewayProcess) -> None:
     with proxied.stream("POST", STREAM, json=script(outputs=100, interval_s=0.3)) as answer:
         events = events_in(lines_of(answer))
@@ -129,14 +125,6 @@ def test_a_resumable_stream_resumes_through_the_proxy(proxied: httpx.Client) -> 
         events += events_in(lines_of(answer))
     assert len(checked(events)) == 7
     assert proxied.get(path, headers={"Last-Event-ID": "7"}).status_code == 204
-
-
-def test_a_stream_is_compressed_without_a_delay_if_every_type_is(proxies: Proxies, pinging: GatewayProcess) -> None:
-    with proxies.compresses_all.stream("POST", STREAM, json=script(outputs=100, interval_s=0.3)) as answer:
-        assert answer.headers["content-encoding"] == "gzip"
-        events = events_in(lines_of(answer))
-        assert [next(events).name for _ in range(3)] == ["output"] * 3
-        assert pinging.metric("active_streams") == 1, "nginx buffered the events until the end of the stream"
 
 
 class TestDocumentedServer:

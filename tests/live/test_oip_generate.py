@@ -1,7 +1,6 @@
 """Compares ``generate`` and ``generate_stream`` with Triton, with the cases of Triton's tests and further cases."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -69,12 +68,6 @@ def test_generate(both: Both) -> None:
     assert same_object(both, ONE) == DATA
     assert same_object(both, {**ONE, "STREAM": True}) == DATA
     assert same_object(both, {**ONE, "id": "7"}, "/v2/models/repeat_text/versions/1/generate") == {**DATA, "id": "7"}
-
-
-def test_the_time_in_triton_is_in_the_answer_of_a_stream(both: Both) -> None:
-    answer = both.gateway.post(STREAM, json=MANY)
-    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
-    assert float(parts["triton"]) > 0
 
 
 def test_generate_stream(both: Both) -> None:
@@ -222,14 +215,6 @@ def test_a_character_is_sent_when_its_last_byte_arrives(both: Both) -> None:
     assert [event.get("TEXT") for event in events_of(ours)] == ["a", "ü", "", "\ufffd"]
 
 
-def test_an_early_exit_is_an_error(both: Both) -> None:
-    script = json.dumps({"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}})
-    for verb in ("generate", "generate_stream"):
-        theirs, ours = both.post(f"/v2/models/scripted/{verb}", body_of({"SCRIPT": script}))
-        assert (theirs.status_code, ours.status_code) == (400, 400)
-        assert ours.headers["content-type"] == theirs.headers["content-type"]
-
-
 def test_unknown_models_and_versions_are_404(both: Both) -> None:
     for path in (
         "nope/generate",
@@ -242,21 +227,6 @@ def test_unknown_models_and_versions_are_404(both: Both) -> None:
         assert ours.json()["error"].startswith("Request for unknown model")
 
 
-def test_many_concurrent_requests(both: Both) -> None:
-    """Sends the load of Triton's test for a race condition."""
-    statuses: list[int] = []
-
-    def ask(request: dict[str, Any]) -> None:
-        statuses.append(httpx.post(f"{both.gateway.base_url}{STREAM}", json=request, timeout=60).status_code)
-
-    threads = [threading.Thread(target=ask, args=(request,)) for request in [ONE, MANY] * 50]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert statuses == [200] * 100
-
-
 def test_a_disconnect_cancels_the_request(gateway: GatewayProcess, tmp_path: Any) -> None:
     notice = tmp_path / "cancelled"
     script = json.dumps({"outputs": 100, "interval_s": 0.1, "notice": str(notice)})
@@ -267,13 +237,3 @@ def test_a_disconnect_cancels_the_request(gateway: GatewayProcess, tmp_path: Any
     while not notice.exists() and time.monotonic() < ends:
         time.sleep(0.05)
     assert notice.exists()
-
-
-def test_calls_are_counted_by_model_without_a_pipeline(both: Both, gateway: GatewayProcess) -> None:
-    before = gateway.metric("requests_total", pipeline="-", transport="stream", outcome="ok")
-    calls = gateway.metric("triton_calls_total", model="repeat_text", code="OK")
-    answer = both.gateway.post(STREAM, json=MANY)
-    assert gateway.metric("requests_total", pipeline="-", transport="stream", outcome="ok") == before + 1
-    assert gateway.metric("triton_calls_total", model="repeat_text", code="OK") == calls + 1
-    (line,) = gateway.log_lines(answer.headers["x-request-id"])
-    assert (line["path"], line["transport"], line["outcome"]) == (STREAM, "stream", "ok")

@@ -1,9 +1,7 @@
 """Compares ``/v2/models/{model}/infer`` with the HTTP endpoint of Triton: tensors and statuses."""
 
-import gzip
 import json
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,58 +113,6 @@ class TestDatatypes:
         assert found.tensors[f"{datatype}_OUT"][2] != np.array([1, 0, 0.5, 2], DTYPE_BY_DATATYPE[datatype]).tobytes()
         assert found.tensors["BYTES_OUT"][2] == raw_texts(b'NaN, [NaN] " NaN')
 
-    @pytest.mark.parametrize("size", [3, 150_528])
-    def test_each_literal_stays_at_its_place(self, both: Both, size: int) -> None:
-        numbers = np.arange(size, dtype=np.float32)
-        numbers[::7], numbers[1::501], numbers[-1] = np.nan, -np.inf, np.inf
-        shape = [3, size // 3]
-        request = {"name": "FP32", "datatype": "FP32", "shape": shape, "data": numbers.reshape(shape).tolist()}
-        body = json.dumps({"inputs": [request], "parameters": {"binary_data_output": True}}).encode()
-        assert b"NaN" in body
-        expected, found = (answer_of(each) for each in both.post(TYPED, body))
-        assert found == expected
-        assert found.tensors["FP32_OUT"][2] == numbers.tobytes()
-
-    @pytest.mark.parametrize(
-        "data",
-        [
-            *(
-                "[1, nan]",
-                "[1, NAN]",
-                "[1, +NaN]",
-                "[1, inf]",
-                "[1, +Infinity]",
-                "[1, NaN1]",
-                "[1, 1NaN]",
-                "[1, 1.NaN]",
-            ),
-            *("[1, --NaN]", "[1, NaN 1]", "[1 NaN]", "[1, NaN,]", "[, NaN]", "[NaN", "NaN", '["NaN", 1]', "[1, null]"),
-            *("[NaN, 1e999]", "[NaN, true]", '[NaN, "NaN"]', "[NaN, {}]", "[NaN, 1, 2]", "[1, InfinityNaN]"),
-        ],
-    )
-    def test_other_literals_are_refused(self, both: Both, data: str) -> None:
-        body = f'{{"inputs": [{{"name": "FP32", "datatype": "FP32", "shape": [1, 2], "data": {data}}}]}}'.encode()
-        theirs, ours = both.post(TYPED, body)
-        assert (theirs.status_code >= 400, ours.status_code) == (True, 400)
-
-    @pytest.mark.parametrize("datatype", ["INT32", "UINT8", "UINT64", "BOOL", "BYTES"])
-    def test_literals_in_other_data_are_refused(self, both: Both, datatype: str) -> None:
-        body = f'{{"inputs": [{{"name": "{datatype}", "datatype": "{datatype}", "shape": [1, 1], "data": [NaN]}}]}}'
-        theirs, ours = both.post(TYPED, body.encode())
-        assert (theirs.status_code, ours.status_code) == (500, 400)
-        assert ours.json() == {"error": "failed to parse the request JSON buffer: it is not JSON."}
-
-    @pytest.mark.parametrize(
-        "more",
-        [
-            *('"parameters": {"x": NaN}', '"id": NaN', '"x": NaN', '"outputs": [{"name": "FP32_OUT", "x": NaN}]'),
-            '"parameters": {"a": {"data": [NaN]}}',
-        ],
-    )
-    def test_literals_elsewhere_are_refused(self, both: Both, more: str) -> None:
-        tensor = '{"name": "FP32", "datatype": "FP32", "shape": [1, 1], "data": [NaN]}'
-        assert both.post(TYPED, f'{{"inputs": [{tensor}], {more}}}'.encode())[1].status_code == 400
-
     def test_json_and_binary_tensors_in_one_request(self, both: Both) -> None:
         binary = ["FP16", "BF16", "INT32", "BYTES"]
         raws = [raw_of(datatype) for datatype in binary]
@@ -229,25 +175,9 @@ class TestRequests:
         path = f"/v2/models/batched_echo{version}/infer"
         same_answer(both, path, json.dumps({"inputs": [input_x()], **changed}).encode())
 
-    def test_classes_have_the_labels_of_the_model(self, both: Both) -> None:
-        output = {"name": "Y", "parameters": {"classification": 2}}
-        answer = same_answer(both, BATCHED, json.dumps({"inputs": [input_x()], "outputs": [output]}).encode())
-        assert answer.tensors["Y"] == ("BYTES", [1, 2], ["3.000000:2:fox", "2.000000:1:dog"])
-
     def test_a_raw_body_is_the_only_input(self, both: Both) -> None:
         answer = same_answer(both, BATCHED, RAW, Inference_Header_Content_Length="0")
         assert answer.tensors["Y"] == ("FP32", [1, 3], RAW)
-
-    @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-    def test_compressed_bodies(self, both: Both, encoding: str, compress: Any) -> None:
-        body, headers = with_binary(
-            {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, RAW
-        )
-        same_answer(both, BATCHED, compress(body), **headers, Content_Encoding=encoding)
-
-    @pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "text/plain"])
-    def test_the_content_type_does_not_matter(self, both: Both, content_type: str) -> None:
-        same_answer(both, BATCHED, json.dumps({"inputs": [input_x()]}).encode(), Content_Type=content_type)
 
     def test_the_answer_has_only_the_requested_outputs(self, both: Both) -> None:
         script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
@@ -528,21 +458,6 @@ class TestDecoupledModels:
 
 class TestCalls:
     """Deadlines, disconnects, metrics and the log work as for all other requests."""
-
-    def test_a_deadline_that_passes_is_504(self, both: Both) -> None:
-        headers = {"X-Request-Timeout": "0.2"}
-        answer = both.gateway.post("/v2/models/scripted/infer", content=script(sleep_s=3), headers=headers)
-        assert (answer.status_code, list(answer.json())) == (504, ["error"])
-
-    def test_a_call_is_counted_and_logged(self, both: Both, gateway: GatewayProcess) -> None:
-        before = gateway.metric("requests_total", pipeline="-", transport="unary", outcome="ok")
-        calls = gateway.metric("triton_calls_total", model="scripted", code="OK")
-        answer = both.gateway.post("/v2/models/scripted/infer", content=script())
-        assert gateway.metric("requests_total", pipeline="-", transport="unary", outcome="ok") == before + 1
-        assert gateway.metric("triton_calls_total", model="scripted", code="OK") == calls + 1
-        (line,) = gateway.log_lines(answer.headers["x-request-id"])
-        assert (line["path"], line["pipeline"], line["outcome"]) == ("/v2/models/scripted/infer", "-", "ok")
-        assert line["triton_request_id"]
 
     def test_an_unknown_model_is_not_a_label(self, both: Both, gateway: GatewayProcess) -> None:
         both.gateway.post("/v2/models/made_up/infer", content=script())

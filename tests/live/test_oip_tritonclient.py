@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import pytest
 from tritonclient import grpc, http
@@ -104,23 +103,6 @@ async def test_the_asyncio_client(
     assert equal(ours, triton_grpc.infer("typed_echo", inputs, outputs=outputs), datatype)
 
 
-@pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compression(client: Any, triton_http: Any, compression: str) -> None:
-    inputs, outputs = request_for(http, "FP32", binary_in=True, binary_out=True)
-    options = {"request_compression_algorithm": compression, "response_compression_algorithm": compression}
-    ours, theirs = (each.infer("typed_echo", inputs, outputs=outputs, **options) for each in (client, triton_http))
-    assert equal(ours, theirs, "FP32")
-
-
-def test_missing_numbers_in_json(client: Any, triton_http: Any) -> None:
-    array = np.array([[1, np.nan, np.inf, -np.inf]], np.float32)
-    tensor = http.InferInput("FP32", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array, binary_data=False)
-    outputs = [http.InferRequestedOutput("FP32_OUT", binary_data=True)]
-    ours, theirs = (each.infer("typed_echo", [tensor], outputs=outputs) for each in (client, triton_http))
-    assert ours.as_numpy("FP32_OUT").tobytes() == theirs.as_numpy("FP32_OUT").tobytes() == array.tobytes()
-
-
 def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> None:
     tensor = http.InferInput("X", [1, 3], "FP32")
     tensor.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))
@@ -162,17 +144,3 @@ def test_errors_have_a_message_and_a_status(client: Any) -> None:
     for forbidden in (client.load_model, client.unload_model):
         with pytest.raises(InferenceServerException, match="404"):
             forbidden("typed_echo")
-
-
-def test_bodies_of_the_client_over_another_http_library(gateway: GatewayProcess) -> None:
-    """Sends the result of ``generate_request_body`` with httpx and reads the answer with ``parse_response_body``."""
-    inputs, outputs = request_for(http, "INT32", binary_in=True, binary_out=True)
-    body, size = http.InferenceServerClient.generate_request_body(inputs, outputs=outputs)
-    answer = httpx.post(
-        f"{gateway.url}/v2/models/typed_echo/infer",
-        content=body,
-        headers={"Inference-Header-Content-Length": str(size)},
-    )
-    header = int(answer.headers["inference-header-content-length"])
-    parsed = http.InferenceServerClient.parse_response_body(answer.content, header_length=header)
-    assert parsed.as_numpy("INT32_OUT").tolist() == [[1, 0]]

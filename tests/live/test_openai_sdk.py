@@ -56,13 +56,6 @@ class TestText:
         tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
         assert {"text": answer.choices[0].text, **tokens} == triton_text(triton.http_url, PROMPT)
 
-    def test_prompt_tokens_are_counted_by_the_tokenizer(self, sdk: openai.OpenAI) -> None:
-        counts = [
-            sdk.completions.create(model="write", prompt=prompt, max_tokens=1).usage
-            for prompt in ("The", PROMPT, PROMPT * 2)
-        ]
-        assert [each.prompt_tokens for each in counts if each is not None] == [1, 3, 6]
-
     def test_a_chat_applies_the_template_to_the_messages(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
         expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
         sampling = {**SAMPLING, "max_completion_tokens": SAMPLING["max_tokens"]}
@@ -86,22 +79,6 @@ class TestStreams:
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == SAMPLING["max_tokens"]
-
-    def test_the_stream_helper_of_the_client_joins_a_chat(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
-        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **SAMPLING) as stream:
-            completion = stream.get_final_completion()
-        assert completion.choices[0].message.content == expected["text"]
-        assert completion.choices[0].finish_reason == expected["finish_reason"]
-
-    async def test_the_async_client_reads_the_same_text(
-        self, async_sdk: openai.AsyncOpenAI, client: httpx.Client
-    ) -> None:
-        whole = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING)
-        stream = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, stream=True, **SAMPLING)
-        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-        assert "".join(pieces) == whole.choices[0].message.content
-        assert "".join(pieces) == pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)["text"]
 
     def test_the_client_raises_an_error_of_a_stream(self, sdk: openai.OpenAI) -> None:
         script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
@@ -202,23 +179,6 @@ class TestEmbeddings:
         answer = sdk.embeddings.create(model="embed", input=TEXTS[:2])
         vectors = np.float32([item.embedding for item in answer.data]).tolist()
         assert vectors == triton_vectors(triton.http_url, *TEXTS[:2])
-
-    def test_float_and_base64_vectors_are_the_same(self, sdk: openai.OpenAI) -> None:
-        numbers = sdk.embeddings.create(model="embed", input="A cat.", encoding_format="float")
-        base64 = sdk.embeddings.create(model="embed", input="A cat.")
-        assert np.array_equal(np.float32(numbers.data[0].embedding), np.float32(base64.data[0].embedding))
-        assert numbers.usage.prompt_tokens == base64.usage.prompt_tokens == 5
-
-    def test_texts_are_sent_to_the_model_in_batches(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
-        metric = "nv_inference_request_success"
-        before = settled_executions(triton, "text_embed", metric)
-        answer = sdk.embeddings.create(model="embed", input=TEXTS)
-        eventually(lambda: executions(triton, "text_embed", metric) == before + 3)
-        assert len({tuple(item.embedding) for item in answer.data}) == len(TEXTS)
-
-    async def test_the_asynchronous_client(self, async_sdk: openai.AsyncOpenAI) -> None:
-        answer = await async_sdk.embeddings.create(model="embed", input=["a", "b"], dimensions=384)
-        assert [len(item.embedding) for item in answer.data] == [384, 384]
 
 
 class TestErrors:

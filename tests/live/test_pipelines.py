@@ -33,20 +33,6 @@ class TestReadingText:
         answer = client.post(f"/v1/pipelines/{pipeline}", json={"image": base64.b64encode(sign).decode()})
         assert answer.json()["texts"] == LINES
 
-    def test_a_data_url_in_json(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
-        url = "data:image/png;base64," + base64.b64encode(sign).decode()
-        assert client.post(f"/v1/pipelines/{pipeline}", json={"image": url}).json()["texts"] == LINES
-
-    def test_the_raw_body(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}", content=sign, headers={"Content-Type": "image/png"})
-        assert answer.json()["texts"] == LINES
-
-    def test_no_text_is_an_ordinary_empty_result(self, client: httpx.Client, pipeline: str, blank: bytes) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": blank})
-        assert answer.status_code == 200
-        assert answer.json() == {"boxes": [], "texts": [], "scores": [], "early_exit": "no_text"}
-        assert answer.headers["X-Early-Exit"] == "no_text"
-
 
 def test_write_joins_its_outputs(client: httpx.Client) -> None:
     body = {"prompt": "The for statement", "max_tokens": 12, "seed": 7}

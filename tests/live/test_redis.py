@@ -85,16 +85,6 @@ def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path
     assert path.rpartition("/")[2] not in first.log + second.log
 
 
-@pytest.mark.full
-def test_a_reader_of_any_gateway_keeps_the_stream_running(pair: Pair, tmp_path: Path) -> None:
-    first, second = pair
-    assert read_all(second, start(first, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"
-    notice = tmp_path / "notice"
-    path = start(first, outputs=1000, interval_s=0.05, notice=str(notice))
-    eventually(lambda: notice.exists() and bool(notice.read_text()))
-    assert read_all(second, path)[-1].data["code"] == "cancelled"
-
-
 def test_a_lost_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:
     """One owner is killed. The other one is stopped, and writes nothing after the terminal event when it goes on."""
     stopped, second = pair

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.waiting import eventually
@@ -93,21 +92,3 @@ def test_an_invalid_edit_is_reported_and_a_valid_edit_applies(start_gateway: Sta
         eventually(lambda: gateway.metric("config_reload_failed") == 0)
         assert [ask(name).status_code for name in ("a", "b", "c", "good")] == [200, 200, 404, 404]
     assert readiness == {200}
-
-
-@pytest.mark.full
-def test_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: StartGateway, tmp_path: Path) -> None:
-    path = tmp_path / "gateway.yaml"
-    path.write_text(
-        "pipelines:" + pipeline("a", model="scriptd") + pipeline("b", sample='{"raise": "out of ink"}') + pipeline("c")
-    )
-    gateway = start_gateway(config=str(path), ready=False)
-    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is not a model" in gateway.log)
-    readiness = httpx.get(f"{gateway.url}/health/ready")
-    assert readiness.status_code == 503
-    assert readiness.json()["state_detail"] == {
-        "a": "Triton has no model 'scriptd'; did you mean 'scripted'?",
-        "b": "Its sample failed; see the log for the cause.",
-    }
-    write(path, "pipelines:" + pipeline("a"))
-    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200)

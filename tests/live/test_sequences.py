@@ -71,12 +71,6 @@ def test_a_sequence_keeps_its_state(client: httpx.Client, model: str) -> None:
         assert outputs(infer(client, model, "c", sequence_id=own_id, sequence_end=True)) == ("abc", str(own_id))
 
 
-@pytest.mark.parametrize(("model", "own_id"), [("seq_plain", "x"), ("seq_plain", "x" * 127), ("seq_text", "y" * 128)])
-def test_a_text_is_an_id(client: httpx.Client, model: str, own_id: str) -> None:
-    assert outputs(infer(client, model, "a", sequence_id=own_id, sequence_start=True)) == ("a", own_id)
-    assert outputs(infer(client, model, "b", sequence_id=own_id, sequence_end=True)) == ("ab", own_id)
-
-
 SOME, ALL = (1, 2, 4, 7, 8, 9, 16, 64, 127, 128), tuple(range(1, 129))
 """Lengths of texts, and numbers."""
 
@@ -119,28 +113,6 @@ def is_alive(triton: EmbeddedTriton) -> bool:
     """Whether Triton and the process of each model answer."""
     with httpx.Client(base_url=triton.http_url, timeout=20) as direct:
         return outputs(infer(direct, "seq_uint64", "a", sequence_id=9, **WHOLE)) == ("a", "9")
-
-
-@pytest.mark.parametrize("own_id", [1, "x", "x" * 127, 2**33])
-def test_no_other_dialect_takes_parameters_of_sequences(client: httpx.Client, own_id: Any) -> None:
-    given = {"text": "q", "sequence_id": own_id, **WHOLE}
-    answers = [
-        client.post("/v1/pipelines/session", json=given),
-        client.post("/v1/pipelines/session/stream", json=given),
-        client.post("/v1/streams", json={"pipeline": "session", "inputs": given}),
-        client.post("/v1/pipelines/session", data={"text": "q", "sequence_id": str(own_id)}),
-        client.post("/v1/completions", json={"model": "session", "prompt": "q", "sequence_id": own_id}),
-        client.post("/v1/pipelines/iterative", json={"TEXT": "q", "sequence_id": own_id}),
-    ]
-    assert all(answer.status_code in {400, 415, 422} for answer in answers), [answer.text for answer in answers]
-
-
-def test_parameters_of_wrong_types_are_400(client: httpx.Client) -> None:
-    for name in ("sequence_start", "sequence_end", "priority", "timeout"):
-        for value in ("x", 1.5, -1, True if name in {"priority", "timeout"} else 1):
-            assert infer(client, "seq_uint64", "q", sequence_id=3, **{name: value}).status_code == 400
-    for value in (2**63, 2**64):
-        assert infer(client, "seq_uint64", "q", sequence_id=3, priority=value, **WHOLE).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["ID", "START"])

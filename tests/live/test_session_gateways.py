@@ -1,6 +1,5 @@
 """Sessions of two gateways with one Triton, behind a real nginx as documented."""
 
-import asyncio
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,16 +8,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess, free_ports
-from tests.live.sessions import sessions_gateway, sessions_triton, step
+from tests.live.sessions import sessions_gateway, sessions_triton
 from tests.toolkit.certificates import Authority
 from tests.toolkit.nginx import documented_affinity, documented_server, running_nginx
-from tests.toolkit.waiting import eventually
-from tests.toolkit.websocket_client import opened
 
 PIPELINE = "text_oldest"
 PIPELINES = {PIPELINE: {"model": PIPELINE, "session": True}}
@@ -72,23 +68,6 @@ def proxies(
     with running_nginx(folder, require, ports[0], servers + affinity):
         tls = ssl.create_default_context(cafile=authority.path)
         yield Proxies(*[f"https://127.0.0.1:{port}" for port in ports[:2]], f"http://127.0.0.1:{ports[2]}", tls)
-
-
-async def test_pings_keep_a_session_over_a_websocket(proxies: Proxies) -> None:
-    async with opened(proxies.pinging, PIPELINE, ssl=proxies.tls) as client:
-        assert (await step(client, 1, 5))["SUM"] == 5
-        await asyncio.sleep(READ_TIMEOUT_S * 1.5)
-        assert (await step(client, 2, 6))["SUM"] == 11
-
-
-async def test_the_timeout_of_nginx_ends_a_silent_session(proxies: Proxies, silent: GatewayProcess) -> None:
-    async with opened(proxies.silent, PIPELINE, ssl=proxies.tls) as client:
-        assert (await step(client, 1, 5))["SUM"] == 5
-        with pytest.raises(ConnectionClosed):
-            await client.recv()
-        assert client.close_code == 1006
-    await asyncio.to_thread(eventually, lambda: silent.metric("open_sessions") == 0)
-    assert silent.metric("websockets_total", pipeline=PIPELINE, reason="lost") == 1
 
 
 def test_every_step_of_a_client_reaches_its_gateway(

@@ -3,12 +3,10 @@
 import asyncio
 import json
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -17,7 +15,7 @@ from tests.live.conftest import GatewayProcess
 from tests.live.session_models import MODELS
 from tests.live.sessions import sessions_gateway, sessions_triton, step
 from tests.toolkit.waiting import eventually
-from tests.toolkit.websocket_client import events_of, opened
+from tests.toolkit.websocket_client import opened
 
 PIPELINES: dict[str, Any] = {
     **{
@@ -57,24 +55,6 @@ async def test_each_websocket_has_its_own_state(gateway: GatewayProcess, pipelin
     await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
 
 
-async def test_steps_that_are_sent_together_run_in_order(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "int64_oldest") as client:
-        for _ in range(10):
-            await client.send(json.dumps({"NUMBER": 1}))
-        for number in range(1, 11):
-            (_, output), _ = await events_of(client, number)
-            assert output["SUM"] == number
-
-
-async def test_an_error_is_no_step(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "int64_oldest") as client:
-        assert (await step(client, 1, 5))["SUM"] == 5
-        await client.send('{"NUMBER": "five"}')
-        ((name, problem),) = await events_of(client, 2)
-        assert (name, problem["code"]) == ("error", "invalid_input")
-        assert (await step(client, 3, 5))["SUM"] == 10
-
-
 async def test_without_a_free_place_the_handshake_is_refused(gateway: GatewayProcess) -> None:
     """The place of a session without a step is free at once."""
     clients = [await opened(gateway, "few") for _ in range(2)]
@@ -105,14 +85,3 @@ async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) ->
     await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
     await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
     assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
-
-
-async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as draining:
-        async with opened(draining, "int64_oldest") as client:
-            await step(client, 1, 1)
-            draining.process.send_signal(signal.SIGTERM)
-            status = f"{draining.url}/health/ready"
-            await asyncio.to_thread(eventually, lambda: httpx.get(status).json()["status"] == "draining")
-            assert (await step(client, 2, 1))["SUM"] == 2
-        draining.process.wait(60)

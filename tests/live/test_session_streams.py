@@ -22,7 +22,6 @@ from tests.live.sessions import (
     wait_for_new_triton,
 )
 from tests.toolkit.events import Event, checked, events_in
-from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
@@ -165,14 +164,6 @@ def test_requests_that_do_not_fit_are_no_step(client: httpx.Client) -> None:
     assert client.delete(whole.url).status_code == 204
 
 
-def test_triton_forgets_the_sequence_of_a_step_that_is_too_long(client: httpx.Client) -> None:
-    session = Caller(client, "streamed_short")
-    answer = session.send(1, 100, 0.1)
-    last = checked(list(events_in(answer.text.splitlines())))[-1]
-    assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
-    eventually(lambda: code(session.send(1, 1)) == (410, "session_lost"))
-
-
 def test_a_killed_triton_ends_a_stream_and_its_session(
     client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
 ) -> None:
@@ -188,21 +179,6 @@ def test_a_killed_triton_ends_a_stream_and_its_session(
     lost = session.send(1, 1)
     assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
     wait_for_new_triton(gateway, triton, killed)
-
-
-async def test_a_websocket_gets_the_outputs_of_each_step(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "streamed_oldest") as client:
-        total = 0
-        for request, (number, count) in enumerate(((1, 3), (10, 1), (100, 5)), 1):
-            await client.send(json.dumps(body_of(number, count)))
-            *outputs, (name, done) = await events_of(client, request)
-            assert [values["SUM"] for _, values in outputs] == [total + number * each for each in range(1, count + 1)]
-            assert (name, done["outputs"]) == ("done", count)
-            total += number * count
-        await client.send(json.dumps({"NUMBER": "x"}))
-        ((name, problem),) = await events_of(client, 4)
-        assert (name, problem["code"]) == ("error", "invalid_input")
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
 
 
 async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:

@@ -171,16 +171,6 @@ def test_the_answers_of_a_session_over_http(client: httpx.Client) -> None:
     assert code(session.send(9)) == (404, "unknown_session")
 
 
-@pytest.mark.parametrize("pipeline", ["uint64_direct", "uint64_oldest"])
-def test_the_model_keeps_its_state_after_a_failed_first_step(client: httpx.Client, pipeline: str) -> None:
-    session = Caller(client, pipeline)
-    assert code(session.send(-1)) == (502, "model_error")
-    session.steps, session.sum = 1, -1
-    session.step(5)
-    session.step(1)
-    session.end()
-
-
 def test_a_first_step_that_fails_before_a_stateful_model_loses_the_session(client: httpx.Client) -> None:
     """The first model of the ensemble has a state, the second one has none: neither starts again."""
     session = Caller(client, "summing_chain")
@@ -426,19 +416,6 @@ async def test_several_workers_have_sessions_over_websockets(two_workers: Gatewa
     for client in clients:
         await client.close()
     await asyncio.to_thread(eventually, lambda: two_workers.metric("open_sessions") == 0)
-
-
-def test_another_gateway_does_not_have_the_session(
-    triton: EmbeddedTriton, tmp_path: Path, client: httpx.Client
-) -> None:
-    with sessions_gateway(triton, tmp_path, PIPELINES) as other:
-        session = Caller(client, "int64_oldest")
-        for path in (session.url, "/v1/sessions/abc", "/v1/sessions/00000000.1.x"):
-            for call in (httpx.delete, lambda url: httpx.post(url, json={"NUMBER": 1})):
-                assert code(call(other.url + path)) == (404, "unknown_session")
-        assert other.metric("requests_total", outcome="model_error") == 0
-        session.step(2)
-        session.end()
 
 
 def test_the_document_describes_sessions(gateway: GatewayProcess) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from app.core.errors import ContractViolation, DeadlineExceeded
+from app.core.errors import DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
@@ -196,25 +196,6 @@ class TestSlowModel:
         async with asyncio.timeout(PATIENCE_S):
             while transport._pool.retired:
                 await asyncio.sleep(0.02)
-
-    async def test_triton_works_after_many_abandoned_calls(
-        self, shared_memory: tuple[TritonEngine, SharedMemory]
-    ) -> None:
-        engine, transport = shared_memory
-        for _ in range(5):
-            calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
-            await asyncio.gather(*calls, return_exceptions=True)
-        async with asyncio.timeout(PATIENCE_S):
-            while transport._pool.retired:
-                await asyncio.sleep(0.05)
-        answer = await engine.infer(request(b"B"), Deadline.after(20))
-        assert answer.outputs["FILL"].array[0] == ord("B")
-
-    async def test_an_output_that_is_too_large_is_a_contract_violation(
-        self, shared_memory: tuple[TritonEngine, SharedMemory]
-    ) -> None:
-        with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
-            await shared_memory[0].infer(request(b"A", count=200_000), Deadline.after(20))
 
 
 @asynccontextmanager

@@ -23,12 +23,8 @@ from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
-    CLOSE,
-    TEXT,
-    RawSocket,
     event_of,
     events_of,
-    frame,
     handshake,
     opened,
     script,
@@ -74,23 +70,6 @@ async def test_a_message_is_a_request_and_its_events_are_those_of_sse(gateway: G
     assert (line["pipeline"], line["transport"], line["outcome"]) == ("scripted_stream", "websocket", "ok")
 
 
-async def test_unary_pipelines_answer_with_one_output(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "scripted") as client:
-        await client.send(script())
-        assert [name for name, _ in await events_of(client, 1)] == ["output", "done"]
-
-
-async def test_a_batch_has_an_output_for_each_part(start_gateway: StartGateway, tmp_path: Path) -> None:
-    inputs, outputs = {"script": {"tensor": "SCRIPT", "kind": "text"}}, {"numbers": {"tensor": "NUMBERS"}}
-    pipeline = {"model": "scripted_rows", "inputs": inputs, "outputs": outputs, "batch": {"parts": 1}}
-    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"rows": pipeline}}))
-    gateway = start_gateway(config=str(tmp_path / "gateway.yaml"))
-    async with opened(gateway, "rows") as client:
-        await client.send(json.dumps({"script": ["{}"] * 3}))
-        *parts, (name, _) = await events_of(client, 1)
-        assert (name, sorted(part["index"] for _, part in parts)) == ("done", [0, 1, 2])
-
-
 async def test_a_binary_message_is_the_only_file(gateway: GatewayProcess) -> None:
     """The parameters of binary messages are in the query."""
     async with opened(gateway, "scripted_large", "?sleep_ms=1") as client:
@@ -132,16 +111,6 @@ async def test_requests_run_at_the_same_time_and_further_ones_wait(gateway: Gate
         assert sorted(ended) == list(range(1, 11))
         assert sorted(begun) == sorted([*range(1, 11)] * 2)
         assert {9, 10}.isdisjoint(begun[:8])
-
-
-async def test_the_end_of_the_client_cancels_its_requests(gateway: GatewayProcess, tmp_path: Path) -> None:
-    client = await opened(gateway, "scripted_patient")
-    for number in range(2):
-        await client.send(script(**ENDLESS, notice=str(tmp_path / str(number))))
-    while {number for _, number, _ in [await event_of(client) for _ in range(4)]} != {1, 2}:
-        pass
-    await client.close()
-    await asyncio.to_thread(eventually, lambda: len(list(tmp_path.iterdir())) == 2)
 
 
 async def test_a_lost_connection_cancels_its_requests(gateway: GatewayProcess, tmp_path: Path) -> None:
@@ -238,19 +207,6 @@ def answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
     return received
 
 
-async def test_a_close_frame_may_come_between_fragments(gateway: GatewayProcess) -> None:
-    """RFC 6455, 5.4."""
-    with RawSocket(gateway, "scripted") as client:
-        client.send(frame(TEXT, b"{", fin=False), frame(CLOSE, (1001).to_bytes(2) + b"bye"))
-        assert client.close_code() == (1001, "bye")
-
-
-async def test_compression_is_not_negotiated(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "scripted", compression="deflate") as client:
-        assert client.response is not None
-        assert "Sec-WebSocket-Extensions" not in client.response.headers
-
-
 async def test_a_message_above_the_limit_of_the_pipeline(start_gateway: StartGateway, tmp_path: Path) -> None:
     document = yaml.safe_load((LIVE / "gateway.yaml").read_text())
     pipeline = document["pipelines"]["scripted_large"] | {"limits": {"body_bytes": 2_000_000}}
@@ -335,17 +291,6 @@ async def test_the_drain_ends_idle_websockets_and_waits_for_requests(start_gatew
         names = [name for name, _ in await events_of(busy, 1)]
         assert names == ["output"] * 19 + ["done"]
         assert await closed(busy) == (1001, "draining")
-
-
-async def test_the_end_of_the_drain_ends_requests_with_an_error(start_gateway: StartGateway) -> None:
-    draining = start_gateway(config=CONFIG, drain_s="0.5")
-    async with opened(draining, "scripted_patient") as client:
-        await client.send(script(**ENDLESS))
-        await event_of(client)
-        draining.process.send_signal(signal.SIGTERM)
-        name, problem = (await events_of(client, 1))[-1]
-        assert (name, problem["code"]) == ("error", "draining")
-        assert await closed(client) == (1001, "draining")
 
 
 def test_the_documented_client_works(gateway: GatewayProcess) -> None:

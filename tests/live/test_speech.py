@@ -129,15 +129,6 @@ def test_partial_text_grows_and_becomes_text(client: InferenceServerClient, spok
     assert len(text_of(answers[-1]).split()) >= 5
 
 
-def test_the_end_flag_ends_a_phrase(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
-    audio = room(silence(0.5), phrases[1])
-    half = len(audio) * 2 // 3 & ~1
-    sequence = Sequence(client, "transcribe")
-    before, last = sequence.step(audio[:half]), sequence.step(audio[half:], ends=True)
-    assert (text_of(before), partial_of(before) != "") == ("", True)
-    assert (len(text_of(last).split()) >= 5, partial_of(last)) == (True, "")
-
-
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: bytes, seed: int) -> None:
     expected = Sequence(client, "listen").steps([spoken])
@@ -148,32 +139,8 @@ def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: byt
     assert text_of(answers[-1]) == text_of(expected[-1])
 
 
-@pytest.mark.full
-def test_interleaved_sequences_do_not_mix(client: InferenceServerClient, phrases: list[np.ndarray]) -> None:
-    audios = [cut(room(silence(0.3 * number), phrases[number], silence(0.5))) for number in (0, 1)]
-    alone = [Sequence(client, "listen").steps(audio) for audio in audios]
-    sequences = [Sequence(client, "listen") for _ in audios]
-    together: list[list[Answer]] = [[] for _ in audios]
-    for parts in itertools.zip_longest(*audios):
-        for sequence, answers, part in zip(sequences, together, parts, strict=True):
-            if part is not None:
-                answers.append(sequence.step(part))
-    for sequence, answers in zip(sequences, together, strict=True):
-        answers.append(sequence.step(b"", ends=True))
-    assert [list(map(plain, each)) for each in together] == [list(map(plain, each)) for each in alone]
-
-
 def plain(answer: Answer) -> dict[str, list[object]]:
     return {name: array.tolist() for name, array in answer.items()}
-
-
-def test_a_long_step_is_rejected_and_the_sequence_goes_on(client: InferenceServerClient, spoken: bytes) -> None:
-    sequence = Sequence(client, "voice_activity")
-    sequence.step(spoken)
-    with pytest.raises(InferenceServerException, match="at most 30 seconds in a step") as refusal:
-        sequence.step(bytes(30 * BYTES_PER_S + 1))
-    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert len(sequence.step(b"", ends=True)["SEGMENTS"]) == 1
 
 
 @pytest.fixture

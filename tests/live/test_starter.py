@@ -49,17 +49,6 @@ def test_the_gateway_serves_the_pipelines_of_the_folder(started: GatewayProcess)
     assert sorted(each["name"] for each in listed) == ["count", "report", "words"]
 
 
-def test_the_ensemble_answers(started: GatewayProcess) -> None:
-    answer = ask(started, "report", " Hello   Triton gateway ")
-    assert answer.json() == {"count": 3, "longest": "gateway", "early_exit": None}
-
-
-def test_the_ensemble_exits_early(started: GatewayProcess) -> None:
-    answer = ask(started, "report", "   ")
-    assert (answer.status_code, answer.headers["X-Early-Exit"]) == (200, "no_text")
-    assert answer.json() == {"count": None, "longest": None, "early_exit": "no_text"}
-
-
 def test_the_requests_of_the_readme_work(started: GatewayProcess, models: Path, require: Require) -> None:
     require(shutil.which("curl"), "curl is not installed")
     (_, requests) = [text for language, text in blocks_of(models / "README.md") if language == "sh"]
@@ -70,19 +59,6 @@ def test_the_requests_of_the_readme_work(started: GatewayProcess, models: Path, 
     assert '"early_exit":"no_text"' in done.stdout
     assert done.stdout.count("event: output") == 5
     assert done.stdout.count("event: done") == 1
-
-
-def test_the_python_model_answers(started: GatewayProcess) -> None:
-    assert ask(started, "count", "two words").json() == {"count": 2, "longest": "words"}
-
-
-def test_the_decoupled_model_streams(started: GatewayProcess) -> None:
-    text = ask(started, "words/stream", "one word").text
-    assert [line for line in text.splitlines() if line.startswith("event")] == [
-        "event: output",
-        "event: output",
-        "event: done",
-    ]
 
 
 @pytest.mark.full

@@ -15,7 +15,6 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from tests.live.conftest import (
     GatewayProcess,
-    StartGateway,
     running_gateway,
     running_triton,
     scripted_models,
@@ -109,26 +108,6 @@ def test_the_total_deadline_ends_a_stream_with_one_terminal_event(own_gateway: G
     with httpx.Client(base_url=own_gateway.url, timeout=20) as client:
         events = read_stream(client, "short", script(outputs=1000, interval_s=0.5))
     check_ending(events, len(events) - 1, "error", "deadline_exceeded")
-
-
-def test_a_character_is_sent_when_its_last_byte_arrives(client: httpx.Client) -> None:
-    pieces = [byte.to_bytes().hex() for byte in "a\U0001f642é".encode()]
-    events = read_stream(client, "scripted_stream", script(outputs=len(pieces), texts=pieces))
-    texts = [event.data["text"] for event in events[:-1]]
-    assert texts == ["a", "", "", "", "\U0001f642", "", "é"]
-
-
-def test_drain_ends_a_stream_with_draining_and_status_0(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, drain_s="0.5")
-    with httpx.stream(
-        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=100, interval_s=0.1)
-    ) as answer:
-        lines = lines_of(answer)
-        first = [next(lines) for _ in range(4)]
-        gateway.process.send_signal(signal.SIGTERM)
-        events = checked(list(events_in([*first, *lines])))
-    assert (events[-1].name, events[-1].data["code"]) == ("error", "draining")
-    assert gateway.process.wait(10) == 0
 
 
 def test_a_stopped_triton_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:

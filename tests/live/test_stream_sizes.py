@@ -36,13 +36,6 @@ async def sizes_of(engine: TritonEngine, sizes: list[int], pauses: Random | None
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
-@pytest.mark.parametrize("sizes", WINDOW, ids=str)
-async def test_responses_a_little_larger_than_the_window(triton: EmbeddedTriton, kind: Kind, sizes: list[int]) -> None:
-    async with open_transport(triton.grpc_url, kind=kind) as transport:
-        assert await asyncio.wait_for(sizes_of(TritonEngine(transport), sizes), STALL_S) == sizes
-
-
-@pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
 @pytest.mark.parametrize("count", [50, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 async def test_streams_of_random_sizes(triton: EmbeddedTriton, kind: Kind, count: int) -> None:
     """Small sizes are as frequent as large sizes, from 1 byte to 4 MB."""

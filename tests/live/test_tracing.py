@@ -150,27 +150,6 @@ def test_the_span_of_a_stream_ends_with_the_stream(client: httpx.Client, collect
     assert not stream.is_error
 
 
-def test_a_resumable_stream_has_its_own_span(client: httpx.Client, collector: Collector) -> None:
-    caller = Caller()
-    started = client.post("/v1/streams", json={"pipeline": "write", "inputs": WRITE}, headers=caller.headers)
-    assert started.status_code == 201
-    with client.stream("GET", started.headers["Location"]) as reading:
-        assert "event: done" in reading.read().decode()
-    spans = collector.of(caller.trace_id, "POST /v1/streams", "stream write")
-    assert named(spans, "stream write").parent_id == named(spans, "POST /v1/streams").span_id
-    assert started.json()["id"] not in str(spans)
-
-
-def test_probes_pages_and_warm_ups_have_no_spans(client: httpx.Client, collector: Collector) -> None:
-    caller = Caller()
-    for path in ("/health/ready", "/v1/pipelines", "/openapi.json"):
-        client.get(path, headers=caller.headers)
-    _, spans = complete_trace(collector, send_insights(client), count=ALL_OF_INSIGHTS)
-    assert not [span for span in collector.spans if span.trace_id == caller.trace_id]
-    assert [span.name for span in spans if span.name.startswith("POST")] == ["POST /v1/pipelines/{name}"]
-    assert all(span.parent_id for span in collector.spans if span.service == "triton-inference-server")
-
-
 def test_spans_contain_no_values_of_tensors(client: httpx.Client, collector: Collector) -> None:
     secret = "velvet-" + secrets.token_hex(8)
 

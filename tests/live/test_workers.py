@@ -88,15 +88,6 @@ def lines_by_worker(gateway: GatewayProcess) -> Counter[object]:
     return Counter(line["worker"] for line in gateway.json_lines() if line.get("pipeline") == "scripted")
 
 
-async def test_every_worker_answers_with_the_statistics_of_all(pair: GatewayProcess) -> None:
-    counted = pair.metric("requests_total", **COUNTED)
-    async with connections_to_each(pair, 1) as connections:
-        assert len(connections) == 2
-        for [connection] in connections.values():
-            statistics = await connection.get("/v1/statistics")
-            assert statistics["pipelines"]["scripted"]["unary"]["outcomes"]["client_error"] == counted > 0
-
-
 async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     async with connections_to_each(pair, 2) as connections:
         for each in connections.values():
@@ -114,16 +105,6 @@ def test_resumable_streams_are_501_and_the_log_says_so_once(pair: GatewayProcess
     answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
     assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
     assert sum("resumable_streams_off" in str(line["message"]) for line in pair.json_lines()) == 1
-
-
-def test_the_default_is_one_process(gateway: GatewayProcess) -> None:
-    assert psutil.Process(gateway.process.pid).children() == []
-    assert "workers" not in readiness(gateway)
-
-
-def test_readiness_on_the_admin_port_lists_the_workers(pair: GatewayProcess) -> None:
-    assert readiness(pair)["workers"] == {"1": "ready", "2": "ready"}
-    assert "workers" not in httpx.get(f"{pair.url}/health/ready").json()
 
 
 def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> None:

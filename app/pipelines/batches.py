@@ -1,14 +1,12 @@
 """The answer of a pipeline with ``batch``: the items run as parts, and the answers are joined in order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from app.core.answer import Answer, Ending, Values
 from app.core.batch import Batch, BatchPart, JoinedRows, check_rows
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
-from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
 from app.pipelines.spec import INDEX
@@ -73,24 +71,17 @@ class PipelineBatch(StreamedBatch):
         assert isinstance(answer, _PartAnswer)
         (values,) = ending.outputs  # of a model that is not decoupled, each is a list or an array of rows
         for field in self._pipeline.outputs:
-            value = values[field.name]
+            value, has_exit = values[field.name], ending.early_exit is not None
             if self._pipeline.config.decoupled:
                 value = [value]
-            elif len(value) == 0:
-                rows = answer.rows.get(field.tensor.name, 0)
-                value = self._empty_items(field, items, rows, has_exit=ending.early_exit is not None)
+            elif len(value) == 0 and (has_exit or self.has_several):
+                if not has_exit:
+                    check_rows(field.tensor.name, answer.rows.get(field.tensor.name, 0), items)
+                value = [field.empty_item] * len(items)
             elif self.has_several:
                 check_rows(field.tensor.name, len(value), items)
             self._joined[field.name].put(items, value)
         super().put(items, answer, ending)
-
-    def _empty_items(self, field: OutputField, items: range, rows: int, *, has_exit: bool) -> Sequence[Any]:
-        """The empty value of each item. Raises ContractViolation for an output without rows."""
-        if not has_exit and not self.has_several:
-            return []
-        if not has_exit:
-            check_rows(field.tensor.name, rows, items)
-        return [field.empty_item] * len(items)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         ending = super().finish(error)

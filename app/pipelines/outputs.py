@@ -7,7 +7,7 @@ import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from app.codecs.kinds import (
     FromArray,
@@ -160,18 +160,13 @@ class OutputField:
             raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
         return None if self.spec.none is not None and value == self.spec.none else value
 
-    def text_decoder(self) -> "TextDecoder":
+    def text_decoder(self) -> "codecs.IncrementalDecoder | TextDifferences":
         """Returns a decoder for the pieces of one text."""
         return TextDifferences(self.tensor.name) if self.spec.accumulates else _UTF8("replace")
 
 
 _NUMPY = {"bool": "np.bool_", "object": "np.object_", "bfloat16": "ml_dtypes.bfloat16"}
 """How Python names the types whose numpy name is not that of an attribute."""
-
-
-class TextDecoder(Protocol):
-    def decode(self, raw: bytes, final: bool = False) -> str:
-        """Returns the complete characters of the next piece."""
 
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")

@@ -5,8 +5,10 @@ A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a una
 """
 
 import asyncio
+import functools
 import logging
 import math
+import operator
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -167,62 +169,52 @@ class WholeAnswer(Collector):
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(pipeline, request)
-        self._values: Values = {}
-        if self._decoupled:
-            for field in self._fields:
-                is_single = field.join in ("last", "sum") or field.is_count
-                self._values[field.name] = field.empty_value if is_single else []
+        self._pieces: dict[str, list[Any]] = {field.name: [] for field in self._fields}
+        """By output, the values that are not None; only the last one if they are not joined."""
 
     def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
         values = super().add(response)
-        if not self._decoupled:
-            self._values = values or self._values
-        elif values is not None:
-            self._join(values)
+        if values is not None:
+            self._take(values)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`Collector.finish`."""
         ending = super().finish(error)
-        if not self._decoupled:
-            return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
-            self._join(rest)
-        return Ending(
-            ending.early_exit, ({field.name: _whole(field, self._values[field.name]) for field in self._fields},)
-        )
+            self._take(rest)
+        return Ending(ending.early_exit, ({field.name: self._joined(field) for field in self._fields},))
 
-    def _join(self, values: Values) -> None:
+    def _take(self, values: Values) -> None:
         for field in self._fields:
-            self._values[field.name] = _joined(field, self._values[field.name], values[field.name])
+            if (value := values[field.name]) is not None:
+                pieces = self._pieces[field.name]
+                if self._is_last_of(field):
+                    pieces.clear()
+                pieces.append(value)
+
+    def _is_last_of(self, field: OutputField) -> bool:
+        return not self._decoupled or field.join == "last" or field.is_count
+
+    def _joined(self, field: OutputField) -> Any:
+        """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
+        pieces = self._pieces[field.name]
+        if self._is_last_of(field) or field.join == "sum":
+            return functools.reduce(operator.add, pieces) if pieces else field.empty_value
+        if field.is_text_run:
+            return "".join(pieces)
+        has_lists = not field.is_bare or field.join == "concatenate"
+        items = [item for each in pieces for item in (each if has_lists and isinstance(each, list) else [each])]
+        if not items or not isinstance(items[0], np.ndarray):
+            return items
+        if len({array.shape[1:] for array in items}) == 1:
+            return np.concatenate(items)
+        return [item for array in items for item in array]
 
 
 def _not_written(tensor: str) -> ContractViolation:
     hint = "If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml."
     return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
-
-
-def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
-    if value is None:
-        return so_far
-    if field.join == "last" or field.is_count:
-        return value
-    if field.join == "sum":
-        return value if so_far is None else so_far + value
-    is_several = isinstance(value, list) and (not field.is_bare or field.join == "concatenate")
-    so_far.extend(value if is_several else [value])
-    return so_far
-
-
-def _whole(field: OutputField, joined: Any) -> Any:
-    """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
-    if isinstance(joined, list) and field.is_text_run:
-        return "".join(joined)
-    if not isinstance(joined, list) or not joined or not isinstance(joined[0], np.ndarray):
-        return joined
-    if len({array.shape[1:] for array in joined}) == 1:
-        return np.concatenate(joined)
-    return [item for array in joined for item in array]
 
 
 async def run(

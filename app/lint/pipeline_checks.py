@@ -100,12 +100,12 @@ def _of_session(
 
 def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[Fault]:
     assert spec.preset is not None
-    absent, other = left_out(spec, config), recognized(config)
-    if absent.tensors:
-        *first, last = [f"'{name}'" for name in absent.tensors]
+    (tensors, fields), other = left_out(spec, config), recognized(config)
+    if tensors:
+        *first, last = [f"'{name}'" for name in tensors]
         named = f"{', '.join(first)} and {last}" if first else last
         text = f"the preset {spec.preset} uses {named}, which the model does not have"
-        text += f": the pipeline has no {', '.join(absent.fields)}" if absent.fields else ""
+        text += f": the pipeline has no {', '.join(fields)}" if fields else ""
         text += f"; the model has the tensors of the preset {other}" if other not in (None, spec.preset) else ""
         yield "preset-mismatch", text
     if spec.stream is None:

@@ -171,7 +171,14 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor):
-        raise PipelineMismatch((*location, "kind"), _kind_problem(given.kind, tensor))
+        text = f"'{given.kind}' does not fit {tensor.datatype}"
+        if given.kind == "number":
+            text = f"is missing, and {tensor.datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
+        elif tensor.datatype in ("UINT8", "INT8") and given.kind != "json":
+            text += f" {shape_text(tensor.dims)}: a file or text needs the dims [-1]"
+        else:
+            text += ": leave `kind` out for a tensor of numbers"
+        raise PipelineMismatch((*location, "kind"), text)
     if not given.single or is_one_content(given.kind, tensor):
         return tensor
     if tensor.dims not in ((-1,), (1,), ()):
@@ -180,22 +187,19 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
     return replace(tensor, dims=(1,))  # which every check and schema knows as a single value
 
 
-def _kind_problem(kind: str, tensor: TensorSpec) -> str:
-    if kind == "number":
-        return f"is missing, and {tensor.datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
-    if tensor.datatype in ("UINT8", "INT8") and kind != "json":
-        return f"'{kind}' does not fit {tensor.datatype} {shape_text(tensor.dims)}: a file or text needs the dims [-1]"
-    return f"'{kind}' does not fit {tensor.datatype}: leave `kind` out for a tensor of numbers"
-
-
 def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
     """Checks across fields: duplicate names, missing or duplicate inputs, and a missing batch dimension."""
     _check_members(parameters)
-    fields: list[InputField | ParameterField] = [*inputs, *parameters]
-    for field in fields:
-        _check_optional(field, ("inputs" if isinstance(field, InputField) else "parameters", field.name, "optional"))
+    fields: list[tuple[str, InputField | ParameterField]] = [("inputs", each) for each in inputs]
+    for key, field in [*fields, *(("parameters", each) for each in parameters)]:
+        needed = field.tensor
+        if needed is not None and not needed.optional and field.spec.optional and field.spec.default is None:
+            # Triton would pass a request without the tensor to the model.
+            default = "`default: []`" if -1 in needed.dims and key == "inputs" else "a `default`"
+            text = f"is true, and the model requires '{needed.name}': set {default}"
+            raise PipelineMismatch((key, field.name, "optional"), f"{text}, or `optional` in the model's config.pbtxt")
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
@@ -215,17 +219,6 @@ def _check_whole(
         _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
         sent = [field for field in parameters if field.tensor is None and field.json_tensor is None]
         _check_limit(contract.max_items, ("contract", name, "max_items"), sent)
-
-
-def _check_optional(field: InputField | ParameterField, location: tuple[str, ...]) -> None:
-    """Rejects a field that may be missing over an input that may not: Triton passes such a request to the model."""
-    tensor = field.tensor
-    if tensor is not None and not tensor.optional and field.spec.optional and field.spec.default is None:
-        default = "`default: []`" if -1 in tensor.dims and isinstance(field, InputField) else "a `default`"
-        text = (
-            f"is true, and the model requires '{tensor.name}': set {default}, or `optional` in the model's config.pbtxt"
-        )
-        raise PipelineMismatch(location, text)
 
 
 def _check_members(parameters: list[ParameterField]) -> None:

@@ -31,10 +31,20 @@ class EarlyExitRules:
 
     def reason_of_error(self, error: UpstreamError, request_id: str) -> str | None:
         """Returns the reason of the first ``error`` rule that matches Triton's error."""
-        message = self.bare(error.message, request_id)
-        return next(
-            (rule.reason for rule in self.rules if self._holds(rule, error.grpc_code, message, request_id)), None
-        )
+        message, code = self.bare(error.message, request_id), error.grpc_code
+        for rule in self.rules:
+            match = rule.error
+            if match is None or match.code not in ("any", code if code or not match.signed else match.code):
+                continue
+            if match.signed:
+                holds = self._is_signed(message, rule.reason, request_id)
+            elif match.message is not None:
+                holds = message == match.message
+            else:
+                holds = re.fullmatch(match.message_pattern or "", message) is not None
+            if holds:
+                return rule.reason
+        return None
 
     def reason_but_for_code(self, error: UpstreamError, request_id: str) -> str | None:
         """The reason of a rule with the same message but another code, which BLS scripts and streams lose."""
@@ -60,18 +70,6 @@ class EarlyExitRules:
             if rule.empty is not None and all(name in empty for name in rule.empty):
                 return rule.reason
         return None
-
-    def _holds(self, rule: EarlyExitRule, grpc_code: str | None, message: str, request_id: str) -> bool:
-        match = rule.error
-        if match is None:
-            return False
-        if match.signed:
-            return match.code in ("any", grpc_code or match.code) and self._is_signed(message, rule.reason, request_id)
-        if match.code not in ("any", grpc_code):
-            return False
-        if match.message is not None:
-            return message == match.message
-        return re.fullmatch(match.message_pattern or "", message) is not None
 
     def _is_signed(self, message: str, reason: str, request_id: str) -> bool:
         found = _SIGNED.fullmatch(message)

@@ -30,10 +30,6 @@ class GraphStep:
     def model(self) -> str:
         return self.config.name
 
-    @property
-    def decoupled(self) -> bool:
-        return self.config.decoupled
-
 
 @dataclass(frozen=True, slots=True)
 class EdgeEnd:
@@ -49,15 +45,6 @@ class Edge:
     target: EdgeEnd
     name: str
     """The tensor's name in the target's ensemble."""
-
-    @property
-    def datatype(self) -> str:
-        return self.source.tensor.datatype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As declared by the source, without the batch dimension; -1 is any size."""
-        return self.source.tensor.dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +85,46 @@ class Graph:
 
 def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: str = "") -> Graph:
     """``models``: the models that a request uses, by name. Steps of other models, and above MAX_STEPS, are omitted."""
-    builder = _Builder(models)
-    written = builder.run(config, {spec.name: (EdgeEnd(None, spec), spec.name) for spec in config.inputs}, "", version)
+    steps, edges, left = list[GraphStep](), list[Edge](), MAX_STEPS
+
+    def run(
+        config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
+    ) -> dict[str, EdgeEnd]:
+        """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
+        nonlocal left
+        if not config.is_ensemble:
+            places = sum(step.model == config.name for step in steps) + 1
+            name = config.name if places == 1 else f"{config.name}#{places}"
+            calls = tuple(models[model] for model in config.bls_calls if model in models)
+            steps.append(step := GraphStep(name, config, ensemble, version, calls))
+            for spec in config.inputs:
+                if spec.name in given:
+                    source, edge_name = given[spec.name]
+                    edges.append(Edge(source, EdgeEnd(step, spec), edge_name))
+            return {spec.name: EdgeEnd(step, spec) for spec in config.outputs}
+        ends = {tensor: end for tensor, (end, _) in given.items()}
+        for index in config.runnable_steps(ends):
+            if not left:
+                break
+            left -= 1
+            each = config.steps[index]
+            child = models.get(each.model)
+            inputs = {name: (ends[tensor], tensor) for name, tensor in each.input_map if tensor in ends}
+            outputs = run(child, inputs, config.name, each.version) if child is not None else {}
+            ends |= {tensor: outputs[name] for name, tensor in each.output_map if name in outputs}
+        return ends
+
+    written = run(config, {spec.name: (EdgeEnd(None, spec), spec.name) for spec in config.inputs}, "", version)
     answered = [
         Edge(written[spec.name], EdgeEnd(None, spec), spec.name) for spec in config.outputs if spec.name in written
     ]
     return Graph(
-        steps=tuple(builder.steps),
-        edges=(*builder.edges, *answered),
+        steps=tuple(steps),
+        edges=(*edges, *answered),
         models=frozenset(models),
         tensors=frozenset(spec.name for each in models.values() for spec in (*each.inputs, *each.outputs)),
         ensembles=frozenset(name for name, each in models.items() if each.is_ensemble),
     )
-
-
-class _Builder:
-    def __init__(self, models: Mapping[str, ModelConfig]) -> None:
-        self._models = models
-        self._left = MAX_STEPS
-        self.steps: list[GraphStep] = []
-        self.edges: list[Edge] = []
-
-    def run(
-        self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
-    ) -> dict[str, EdgeEnd]:
-        """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
-        return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble, version)
-
-    def _add(
-        self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
-    ) -> dict[str, EdgeEnd]:
-        places = sum(step.model == config.name for step in self.steps) + 1
-        name = config.name if places == 1 else f"{config.name}#{places}"
-        calls = tuple(self._models[model] for model in config.bls_calls if model in self._models)
-        step = GraphStep(name, config, ensemble, version, calls)
-        self.steps.append(step)
-        for spec in config.inputs:
-            if spec.name in given:
-                source, edge_name = given[spec.name]
-                self.edges.append(Edge(source, EdgeEnd(step, spec), edge_name))
-        return {spec.name: EdgeEnd(step, spec) for spec in config.outputs}
-
-    def _open(self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]]) -> dict[str, EdgeEnd]:
-        ends = {tensor: end for tensor, (end, _) in given.items()}
-        for index in config.runnable_steps(ends):
-            if not self._left:
-                break
-            self._left -= 1
-            step = config.steps[index]
-            child = self._models.get(step.model)
-            inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map if tensor in ends}
-            outputs = self.run(child, inputs, config.name, step.version) if child is not None else {}
-            ends |= {tensor: outputs[name] for name, tensor in step.output_map if name in outputs}
-        return ends
 
 
 def _is(end: EdgeEnd, model: str, tensor: str, ensemble: str) -> bool:

@@ -1,8 +1,7 @@
 """Fits the declaration of a pipeline over an LLM backend to its model, before it is compiled."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from app.core.model import ModelConfig
 from app.llm.tokenizer import read_folder
@@ -44,20 +43,13 @@ def with_recognized_preset(spec: PipelineSpec, config: ModelConfig) -> PipelineS
     return spec if name is None else PipelineSpec.model_validate({"model": spec.model, "preset": name})
 
 
-class LeftOut(NamedTuple):
-    """The tensors of a preset that a model does not have, and the fields that callers therefore do not have."""
-
-    tensors: Sequence[str]
-    fields: Sequence[str]
-
-
-def left_out(spec: PipelineSpec, config: ModelConfig) -> LeftOut:
-    """Compares the preset of a pipeline with its model.
+def left_out(spec: PipelineSpec, config: ModelConfig) -> tuple[list[str], list[str]]:
+    """The tensors of its preset that a model does not have, and the fields that callers therefore do not have.
 
     Omits hidden parameters and optional inputs: many models of a backend have no adapters and no images.
     """
     if spec.preset is None:
-        return LeftOut([], [])
+        return [], []
     preset = preset_of(spec.preset)
     fitted = _fitted(spec, config, preset)
     absent: list[tuple[str, ParameterSpec | OutputSpec]] = [
@@ -67,7 +59,7 @@ def left_out(spec: PipelineSpec, config: ModelConfig) -> LeftOut:
     ]
     absent += [(name, each) for name, each in (spec.outputs or {}).items() if name not in (fitted.outputs or {})]
     known = [name for name, each in absent if isinstance(each, OutputSpec) or each.send is None]
-    return LeftOut(list(dict.fromkeys(str(_tensor_of(each)) for _, each in absent)), list(dict.fromkeys(known)))
+    return list(dict.fromkeys(str(_tensor_of(each)) for _, each in absent)), list(dict.fromkeys(known))
 
 
 def _fitted(spec: PipelineSpec, config: ModelConfig, preset: Preset) -> PipelineSpec:

@@ -56,7 +56,17 @@ def session_terms_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[st
     ids, stateful = sequence_ids_of(config, models), stateful_models(config, models)
     if not stateful and any(step.model not in models for step in config.steps):
         return None  # a step that is not known may be stateful
-    refusal = _refusal(ids, [each.name for each in stateful])
+    refusal = ""
+    if ids.made_for:
+        refusal = (
+            f"model '{ids.made_for}' has `iterative_sequence`, which needs no session: each request is a sequence of "
+            "its own. Remove `session`"
+        )
+    elif not stateful:
+        refusal = "no model that a request runs through has `sequence_batching`"
+    elif not ids.max_number and not ids.takes_text:
+        names = ", ".join(each.name for each in stateful)
+        refusal = f"the models {names} take no common form of sequence id: texts and numbers"
     if refusal:
         raise PipelineMismatch(("session",), f"is on, but {refusal}")
     idle_s = [each.sequence.idle_s for each in stateful if each.sequence is not None]
@@ -69,16 +79,3 @@ def session_terms_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[st
         longest_idle_s=max(idle_s),
         max_open=spec.session.max_open,
     )
-
-
-def _refusal(ids: SequenceIds, stateful: list[str]) -> str:
-    if ids.made_for:
-        return (
-            f"model '{ids.made_for}' has `iterative_sequence`, which needs no session: each request is a sequence of "
-            "its own. Remove `session`"
-        )
-    if not stateful:
-        return "no model that a request runs through has `sequence_batching`"
-    if not ids.max_number and not ids.takes_text:
-        return f"the models {', '.join(stateful)} take no common form of sequence id: texts and numbers"
-    return ""

@@ -487,10 +487,10 @@ class TestAskingTriton:
     async def test_a_changed_step_rebuilds_the_graph(self, engine: FakeEngine, path: Path) -> None:
         engine.configs["whole"] = ensemble("whole", PLAIN)
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: whole}\n")
-        assert [step.decoupled for step in catalog.pipeline("p").graph.steps] == [False]
+        assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [False]
         engine.configs["plain"] = dataclasses.replace(PLAIN, decoupled=True)
         await turn(catalog)
-        assert [step.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
+        assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
 
     async def test_the_error_names_a_missing_step(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture

@@ -14,7 +14,8 @@ def named(end: EdgeEnd) -> str:
 
 
 def arrow(edge: Edge) -> str:
-    return f"{named(edge.source)} > {named(edge.target)} {edge.name} {edge.datatype}{list(edge.shape)}"
+    tensor = edge.source.tensor
+    return f"{named(edge.source)} > {named(edge.target)} {edge.name} {tensor.datatype}{list(tensor.dims)}"
 
 
 @pytest.fixture

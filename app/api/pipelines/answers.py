@@ -36,8 +36,8 @@ def graph_described(pipeline: Pipeline) -> dict[str, Any]:
                 "from": _end(edge.source),
                 "to": _end(edge.target),
                 "tensor": edge.name,
-                "datatype": edge.datatype,
-                "shape": edge.shape,
+                "datatype": edge.source.tensor.datatype,
+                "shape": edge.source.tensor.dims,
             }
             for edge in graph.edges
         ],

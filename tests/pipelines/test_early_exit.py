@@ -8,8 +8,10 @@ import hashlib
 import hmac
 import itertools
 import json
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -301,43 +303,20 @@ def check_surrounded(prefix: str, text: str, tail: str) -> None:
         assert reason(SIGNED, message) is None
 
 
-QUICK = settings(max_examples=150, deadline=None)
-LONG = settings(max_examples=15_000, deadline=None, suppress_health_check=list(HealthCheck))
+ASCII = st.text(alphabet=st.characters(codec="ascii", min_codepoint=32), max_size=40)
 
 
-class TestAnyMessage:
-    @QUICK
-    @given(PREFIX, USER_TEXT)
-    def test_composed_text_is_not_an_exit(self, prefix: str, text: str) -> None:
-        check_hostile(prefix + text)
-
-    @QUICK
-    @given(PREFIX, USER_TEXT, st.sampled_from(SPOOFS))
-    def test_a_marker_within_other_text_is_not_an_exit(self, prefix: str, text: str, tail: str) -> None:
-        check_surrounded(prefix, text, tail)
-
-    @QUICK
-    @given(PREFIX, st.integers(0, 10**6), st.text(alphabet=st.characters(codec="ascii", min_codepoint=32), max_size=40))
-    def test_genuine_exits_are_found(self, prefix: str, page: int, step: str) -> None:
-        check_genuine(prefix, page, step)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-class TestAHundredThousandMessages:
-    """15,000 single messages and 15,000 groups of six messages, each checked with every kind of rule."""
-
-    @LONG
-    @given(PREFIX, USER_TEXT)
-    def test_composed_text_is_not_an_exit(self, prefix: str, text: str) -> None:
-        check_hostile(prefix + text)
-
-    @LONG
-    @given(PREFIX, USER_TEXT, st.sampled_from(SPOOFS))
-    def test_a_marker_within_other_text_is_not_an_exit(self, prefix: str, text: str, tail: str) -> None:
-        check_surrounded(prefix, text, tail)
-
-    @LONG
-    @given(PREFIX, st.integers(0, 10**6), st.text(alphabet=st.characters(codec="ascii", min_codepoint=32), max_size=40))
-    def test_genuine_exits_are_found(self, prefix: str, page: int, step: str) -> None:
-        check_genuine(prefix, page, step)
+@pytest.mark.parametrize("most", [150, pytest.param(15_000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    ("check", "strategies"),
+    [
+        (check_hostile, [st.builds(operator.add, PREFIX, USER_TEXT)]),
+        (check_surrounded, [PREFIX, USER_TEXT, st.sampled_from(SPOOFS)]),
+        (check_genuine, [PREFIX, st.integers(0, 10**6), ASCII]),
+    ],
+    ids=["composed", "surrounded", "genuine"],
+)
+def test_only_genuine_messages_are_exits(check: Callable[..., None], strategies: list[Any], most: int) -> None:
+    """Each message is checked with every kind of rule."""
+    quiet = settings(max_examples=most, deadline=None, suppress_health_check=list(HealthCheck))
+    quiet(given(*strategies)(check))()

@@ -64,9 +64,6 @@ def test_the_deadline_cannot_use_a_reserved_parameter(name: str) -> None:
 class TestEarlyExitOfAnError:
     P = pipeline(CONFIG, early_exit=[{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}])
 
-    def test_an_error_that_matches_a_rule_is_an_exit(self) -> None:
-        assert self.P.early_exit_of(refusal("EXIT"), "rid") == "no"
-
     def test_an_error_without_upstream_is_raised_unchanged(self) -> None:
         error = UpstreamUnavailable("gone")
         with pytest.raises(UpstreamUnavailable) as caught:

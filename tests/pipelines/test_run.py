@@ -44,69 +44,54 @@ def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool 
     )
 
 
+def part(text: bytes, ids: tuple[int, ...] = (1,)) -> InferenceResponse:
+    return whole(text, ids, is_final=False)
+
+
+PLAIN = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=RULES)
+DECOUPLED = pipeline(model([], OUTPUTS, decoupled=True), outputs=WORDS, early_exit=RULES)
+NOTHING = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "none", "missing": ["IDS"]}])
+END = InferenceResponse({})
+FULL = {"text": "hi", "ids": [1, 2], "reason": "stop", "score": 0.5}
+ONE = {"text": "a", "ids": [1], "reason": "stop", "score": [0.5]}
+TWO = [0.5, 0.5]
 EMPTY = {"text": None, "ids": [], "reason": None, "score": None}
+HALF_A_CHARACTER = "\u20ac".encode()[:1]
 
 
-class TestAnOrdinaryModel:
-    P = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=RULES)
+@pytest.mark.parametrize(
+    ("p", "answers", "values", "reason"),
+    [
+        (PLAIN, [whole()], FULL, None),
+        (PLAIN, [refusal("EXIT")], EMPTY, "nothing"),
+        (NOTHING, [END], EMPTY, "none"),
+        (NOTHING, [response(tensor("TEXT", BYTES, [b"hi"]))], {**EMPTY, "text": "hi"}, "none"),
+        (DECOUPLED, [part(b"a"), part(b"b", (2, 3)), END], {**ONE, "text": "ab", "ids": [1, 2, 3], "score": TWO}, None),
+        (DECOUPLED, [END], {"text": "", "ids": [], "reason": None, "score": []}, None),
+        (DECOUPLED, [part(b"a"), refusal("EXIT")], ONE, "nothing"),
+        (DECOUPLED, [part(HALF_A_CHARACTER), END], {**ONE, "text": "\ufffd"}, None),
+    ],
+)  # fmt: skip
+async def test_responses_become_one_answer(p: Pipeline, answers: list[Answer], values: Any, reason: str | None) -> None:
+    assert await ran(p, *answers) == (values, reason)
 
-    async def test_one_response_is_the_result(self) -> None:
-        assert await ran(self.P, whole()) == ({"text": "hi", "ids": [1, 2], "reason": "stop", "score": 0.5}, None)
 
-    async def test_an_incomplete_character_is_replaced(self) -> None:
-        assert (await ran(self.P, whole("hi€".encode()[:-1])))[0]["text"] == "hi\ufffd"
-
-    async def test_an_early_exit_is_the_empty_result(self) -> None:
-        assert await ran(self.P, refusal("EXIT")) == (EMPTY, "nothing")
-
-    async def test_an_error_that_matches_no_rule_is_raised(self) -> None:
-        with pytest.raises(ModelError):
-            await ran(self.P, refusal("EXIT "))
-        with pytest.raises(ModelError):
-            await ran(self.P, refusal("EXIT", "INTERNAL"))
-
-    async def test_a_missing_output_is_a_violation(self) -> None:
-        with pytest.raises(ContractViolation, match="'IDS' was not written"):
-            await ran(self.P, response(tensor("TEXT", BYTES, [b"hi"])))
-
-    async def test_a_partial_result_keeps_the_written_outputs(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}])
-        answer = response(tensor("TEXT", BYTES, [b"hi"]), tensor("SCORE", "FP32", [0.5]))
-        assert await ran(p, answer) == ({"text": "hi", "ids": [], "reason": None, "score": 0.5}, "no_ids")
-
-    async def test_a_response_without_outputs_can_be_an_exit(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "none", "missing": ["IDS", "TEXT"]}])
-        assert await ran(p, InferenceResponse({})) == (EMPTY, "none")
+@pytest.mark.parametrize(
+    ("p", "answer", "error"),
+    [
+        (PLAIN, refusal("EXIT "), ModelError),
+        (PLAIN, refusal("EXIT", "INTERNAL"), ModelError),
+        (DECOUPLED, UpstreamUnavailable("gone"), UpstreamUnavailable),
+    ],
+)
+async def test_other_errors_and_missing_outputs_are_raised(
+    p: Pipeline, answer: Answer, error: type[GatewayError]
+) -> None:
+    with pytest.raises(error):
+        await ran(p, answer)
 
 
 class TestADecoupledModel:
-    CONFIG = model([], OUTPUTS, decoupled=True)
-    P = pipeline(CONFIG, outputs=WORDS, early_exit=RULES)
-
-    async def test_each_output_is_joined_as_declared(self) -> None:
-        answers = [whole(b"a", (1,), is_final=False), whole(b"b", (2, 3), is_final=False), InferenceResponse({})]
-        assert await ran(self.P, *answers) == (
-            {"text": "ab", "ids": [1, 2, 3], "reason": "stop", "score": [0.5, 0.5]},
-            None,
-        )
-
-    async def test_zero_responses_are_an_ordinary_end(self) -> None:
-        assert await ran(self.P, InferenceResponse({})) == ({"text": "", "ids": [], "reason": None, "score": []}, None)
-
-    async def test_an_exit_keeps_the_previous_responses(self) -> None:
-        values, reason = await ran(self.P, whole(b"a", (1,), is_final=False), refusal("EXIT"))
-        assert (values["text"], values["ids"], reason) == ("a", [1], "nothing")
-
-    async def test_a_character_in_two_pieces_is_joined(self) -> None:
-        first, second = "€".encode()[:1], "€".encode()[1:]
-        values, _ = await ran(self.P, whole(first, is_final=False), whole(second))
-        assert values["text"] == "€"
-
-    async def test_an_incomplete_last_character_is_replaced(self) -> None:
-        values, _ = await ran(self.P, whole("€".encode()[:2], is_final=False), InferenceResponse({}))
-        assert values["text"] == "\ufffd"
-        assert values["score"] == [0.5]
-
     async def test_lists_are_joined_by_item(self) -> None:
         p = pipeline(
             model([], ["WORDS BYTES [-1]", "BOXES FP32 [-1,2]", "DOC BYTES [1]"], decoupled=True),
@@ -129,7 +114,7 @@ class TestADecoupledModel:
         }
 
     async def test_a_contract_violation_closes_the_call(self) -> None:
-        p = pipeline(self.CONFIG, outputs=WORDS, contract={"IDS": {"max_items": 1}})
+        p = pipeline(DECOUPLED.config, outputs=WORDS, contract={"IDS": {"max_items": 1}})
         engine = FakeEngine(answers=[whole(ids=(1,), is_final=False), whole(ids=(1, 2), is_final=False), 3600.0])
         with pytest.raises(ContractViolation):
             await run_with(engine, p)
@@ -137,7 +122,7 @@ class TestADecoupledModel:
 
     async def test_a_cancellation_closes_the_call(self) -> None:
         engine = FakeEngine(answers=[whole(is_final=False), 3600.0])
-        work = asyncio.create_task(run_with(engine, self.P))
+        work = asyncio.create_task(run_with(engine, DECOUPLED))
         await asyncio.sleep(0)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -154,22 +154,6 @@ def test_examples_have_the_form_of_the_sample() -> None:
     assert PipelineSpec(model="m").examples == {}
 
 
-@pytest.mark.parametrize("name", ["", "Dark", "a b", "a.b", "a/b", "ä", "a\n", "a" * 65])
-def test_invalid_names_of_examples_are_rejected(name: str) -> None:
-    assert "String should match pattern" in error_of(PipelineSpec, model="m", examples={name: {}})
-
-
-def test_the_name_sample_is_reserved_for_the_sample() -> None:
-    assert "reserved for the pipeline's sample" in error_of(PipelineSpec, model="m", examples={"sample": {}})
-
-
-def test_a_pipeline_has_at_most_16_examples() -> None:
-    many: dict[str, Any] = {f"e{index}": {} for index in range(17)}
-    assert "at most 16" in error_of(PipelineSpec, model="m", examples=many)
-    many.popitem()
-    assert len(PipelineSpec(model="m", examples=many).examples) == 16
-
-
 @pytest.mark.parametrize("pattern", ["(", "", "x" * 1025])
 def test_an_engine_error_is_a_regular_expression(pattern: str) -> None:
     assert PipelineSpec(model="m", engine_errors=["EngineDeadError"]).engine_errors == ["EngineDeadError"]

@@ -100,7 +100,7 @@ async def off_loop(
     """
     if len(body) < LARGE_BYTES and not is_slow:
         return read(body)
-    is_message = exchange.work.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
+    is_message = exchange.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
     with nullcontext() if is_message else CancelledOnDisconnect(exchange):
         is_long = is_slow or len(body) >= LONG_BYTES
         return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)

@@ -26,28 +26,6 @@ class BrowserRules:
     origins: frozenset[str] = frozenset()
     refuses_cross_site: bool = True
 
-    def check(self, exchange: Exchange) -> None:
-        """Raises InvalidRequest. A request without the headers of a browser passes."""
-        header, server = exchange.header(b"host"), exchange.scope["server"]
-        host = None if header is None else host_of(header)
-        # The address that the connection was made to is served too: probes use it, and a page cannot take it.
-        if (
-            host is not None
-            and host not in self.hosts
-            and not _is_loopback(host)
-            and (server is None or server[0] != host)
-        ):
-            raise InvalidRequest(
-                "The gateway does not answer for the host of this request.",
-                hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
-            )
-        if exchange.scope["method"] == "POST" and exchange.header(b"sec-fetch-site") == "cross-site":
-            origin = exchange.header(b"origin")
-            if self.refuses_cross_site and origin not in self.origins and "*" not in self.origins:
-                raise InvalidRequest(
-                    "A page of another site sent this request.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
-                )
-
 
 class BrowserGuard:
     """Must run inside EntryPoint. Applies the rules before anything else of the application."""
@@ -58,14 +36,28 @@ class BrowserGuard:
         self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request without the headers of a browser passes."""
         exchange: Exchange = scope["state"]["exchange"]
-        try:
-            self._rules.check(exchange)
-        except InvalidRequest as error:
+        rules, header, server, error = self._rules, exchange.header(b"host"), scope["server"], None
+        host = None if header is None else host_of(header)
+        # The address that the connection was made to is served too: probes use it, and a page cannot take it.
+        is_own = host is None or host in rules.hosts or _is_loopback(host) or (server is not None and server[0] == host)
+        if not is_own:
+            error = InvalidRequest(
+                "The gateway does not answer for the host of this request.",
+                hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
+            )
+        elif scope["method"] == "POST" and exchange.header(b"sec-fetch-site") == "cross-site":
+            is_listed = exchange.header(b"origin") in rules.origins or "*" in rules.origins
+            if rules.refuses_cross_site and not is_listed:
+                error = InvalidRequest(
+                    "A page of another site sent this request.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
+                )
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
             exchange.record.fail(error)
             await self._forms(scope["path"])(error, exchange.record.request_id)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 @lru_cache(maxsize=128)

@@ -88,7 +88,7 @@ class Inference:
             check_pipeline(exchange, self.catalog, name)
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
-        self.workload.begin(exchange.work)
+        self.workload.begin(exchange)
         for admitted in self.admitted:
             admitted(exchange, pipeline)
         return pipeline
@@ -96,7 +96,7 @@ class Inference:
     def admit_step(self, exchange: Exchange, pipeline: Pipeline) -> None:
         """A step of an open session, which the gateway also runs while it drains."""
         exchange.record.transport, exchange.record.pipeline = "unary", pipeline.name
-        self.workload.add(exchange.work)
+        self.workload.add(exchange)
         for admitted in self.admitted:
             admitted(exchange, pipeline)
 
@@ -118,9 +118,9 @@ class Inference:
 
         Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
         """
-        deadline, claim = deadline_of(exchange, timeout_s), self.admission_of(target).claim_of(exchange.caller)
-        claim.check(deadline)
-        return InferenceCall(target, claim, deadline, exchange.record)
+        call = self.call(exchange, target, deadline_of(exchange, timeout_s))
+        call.claim.check(call.deadline)
+        return call
 
     def call(self, exchange: Exchange, target: Target, deadline: Deadline) -> InferenceCall:
         return InferenceCall(target, self.admission_of(target).claim_of(exchange.caller), deadline, exchange.record)
@@ -177,7 +177,8 @@ class Inference:
     def show_load(self) -> None:
         """Brings the gauges of admission up to date."""
         admissions = self.admission.pipelines.values()
-        unary = self.workload.unary_requests()
+        records = [work.record for work in self.workload.running if isinstance(work, Exchange)]
+        unary = Counter(record.pipeline for record in records if record.transport == "unary")
         in_flight = {each.name: unary[each.name] for each in admissions}
         load = Counter[str](), Counter[str]()
         for admission in admissions:
@@ -206,7 +207,8 @@ class Inference:
             raise
         finally:
             record.triton_s = time.perf_counter() - started
-            _note_sending(record, request)
+            if request.extensions:
+                _note_sending(record, request)
             if (tokens := answer.tokens) is not None:
                 record.add_tokens(tokens)
             if is_abandoned or answer.has_enough:
@@ -254,7 +256,7 @@ class Inference:
         started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(ResumableRecorder(self, call, slot), store.new_log())
+        stream = Stream(StreamRecorder(self, call, slot, is_resumable=True), store.new_log())
         try:
             stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key, start)
         except BaseException as exc:
@@ -329,18 +331,17 @@ def _note_sending(record: RequestRecord, request: InferenceRequest) -> None:
             record.sent_as, record.triton_request_id = sent_as, sent_as.request_id
 
 
-def _nothing() -> None: ...
-
-
 class StreamRecorder(StreamPlan):
     """Tells metrics, trace, record and admission what happens to one stream.
 
     ``slot``: the stream's slot, which it gives back. Each part of a batch has its own, which knows its outputs.
+    ``is_resumable``: its request has been answered already: the end of the stream also closes its record.
     """
 
-    def __init__(self, inference: Inference, call: InferenceCall, slot: Slot) -> None:
+    def __init__(self, inference: Inference, call: InferenceCall, slot: Slot, *, is_resumable: bool = False) -> None:
         target, record = call.target, call.record
         self._inference, self._call, self._record, self._slot = inference, call, record, slot
+        self._is_resumable = is_resumable
         record.triton_request_id, record.triton_at = call.requests[0].request_id, time.perf_counter()
         self.span = inference.tracer.start(f"stream {target.name}", SpanKind.INTERNAL, record.trace)
         super().__init__(
@@ -352,7 +353,7 @@ class StreamRecorder(StreamPlan):
             progress_s=target.stream_terms.progress_s,
             lag_s=target.stream_terms.lag_s,
             problem_of=call.problem_of,
-            responded=_nothing if isinstance(call.answer, Batch) else slot.output,
+            responded=(lambda: None) if isinstance(call.answer, Batch) else slot.output,
         )
         call.requests = [each.without_inputs() for each in call.requests]
         metrics = inference.metrics.of_pipeline(target.name)
@@ -390,11 +391,5 @@ class StreamRecorder(StreamPlan):
         if stream.error is not None:
             record.fail(stream.error)
         self._slot.leave(stream.error)
-
-
-class ResumableRecorder(StreamRecorder):
-    """For a stream whose request has been answered already: the end of the stream also closes its record."""
-
-    def ended(self, stream: Stream) -> None:
-        super().ended(stream)
-        self._record.close(self._inference.metrics)
+        if self._is_resumable:
+            record.close(self._inference.metrics)

@@ -17,7 +17,7 @@ class CancelledOnDisconnect:
 
     def __init__(self, exchange: Exchange) -> None:
         self._connection = exchange.connection
-        self._task = exchange.work.task
+        self._task = exchange.task
         self._is_lost = False
 
     def __enter__(self) -> None:

@@ -3,6 +3,7 @@
 The entry point of each port: creates a request's record, its span and the headers of its answer.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from mmap import mmap
@@ -12,7 +13,8 @@ from websockets.server import ServerProtocol
 
 from app.admission.keys import ANYONE, Caller, Key
 from app.api.body_memory import ByteBudget
-from app.api.workload import RequestWork, Workload
+from app.api.workload import Workload
+from app.core.errors import GatewayError
 from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.metrics import Metrics
@@ -23,10 +25,11 @@ Header = tuple[bytes, bytes]
 
 
 class Exchange:
-    """Created and closed by :class:`app.api.exchange.EntryPoint` for each request."""
+    """Created and closed by :class:`app.api.exchange.EntryPoint` for each request, which the current task handles."""
 
     __slots__ = (
         "_budget",
+        "_cause",
         "_headers",
         "_held_bytes",
         "_memory",
@@ -35,11 +38,12 @@ class Exchange:
         "caller",
         "connection",
         "cors_headers",
+        "is_answering",
         "key",
         "receive",
         "record",
         "scope",
-        "work",
+        "task",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
@@ -58,7 +62,12 @@ class Exchange:
         if b"upgrade" in self._headers and any("websocket" in each.lower() for each in self._all(b"upgrade")):
             self.connection.end_after_answer()  # a proxy may pass on the bytes after a refused handshake unread
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
-        self.work = RequestWork(self.record)
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.is_answering = False
+        """True after the status was sent: the request is not interrupted any more."""
+        self._cause: GatewayError | None = None
         if b"traceparent" in self._headers:
             self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
 
@@ -66,6 +75,21 @@ class Exchange:
         """Returns the first header with this name; ``name`` is in lower case."""
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def end(self, cause: GatewayError) -> None:
+        """Cancels the task, whose failure is then ``cause``. Implements :class:`app.api.workload.Work`."""
+        if self._cause is None and not self.is_answering:
+            self._cause = cause
+            self.task.cancel()
+
+    def cause_of_cancellation(self) -> GatewayError | None:
+        """Returns why :meth:`end` cancelled the task; None if something else cancelled it.
+
+        Clears the task's cancellation, so that it can answer.
+        """
+        if self._cause is not None:
+            self.task.uncancel()
+        return self._cause
 
     def hold(self, size: int) -> None:
         """Counts bytes of the body until the exchange ends. Raises TooManyRequests."""
@@ -102,19 +126,19 @@ class Exchange:
         """Adds the headers of every answer to the start of the answer."""
         if message["type"] == "http.response.start":
             message["headers"] = self._headers_of(message["status"], message["headers"])
-            self.work.is_answering = True
+            self.is_answering = True
         await self._send(message)
 
     def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
         """Makes the connection a WebSocket. Raises the errors of :meth:`HttpConnection.upgrade`."""
         websocket = self.connection.upgrade(protocol, self._headers_of(101, headers), terms)
-        self.work.is_answering = True
+        self.is_answering = True
         return websocket
 
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
         headers = self._headers_of(200, headers)
-        self.work.is_answering = True
+        self.is_answering = True
         if not self.connection.answer(200, headers, body):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
@@ -170,6 +194,6 @@ class EntryPoint:
             exchange.connection.after_writing(partial(self._close, exchange))
 
     def _close(self, exchange: Exchange) -> None:
-        self._workload.remove(exchange.work)
+        self._workload.remove(exchange)
         exchange.close()
         exchange.record.log()

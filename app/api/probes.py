@@ -12,7 +12,7 @@ from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.responses import JsonResponse
 from app.api.workload import Workload
-from app.pipelines.catalog import Catalog, CatalogEntry
+from app.pipelines.catalog import Catalog
 from app.pipelines.version import VersionState
 
 
@@ -79,33 +79,23 @@ class Probes:
 
         For a readiness probe. The answer has the state of each pipeline, with 200 and with 503.
         """
-        is_draining, entries = self.workload.is_shutting_down, self._entries_for(exchange)
-        processes = self.processes
-        is_ready = self.catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
+        is_draining, processes, catalog = self.workload.is_shutting_down, self.processes, self.catalog
+        entries = catalog.entries
+        if self.access is not None:
+            key = self.access.key_of(exchange)
+            entries = {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
+        is_ready = catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
         readiness = AdminReadiness(
             status="ready" if is_ready else "draining" if is_draining else "not_ready",
-            triton="up" if self.catalog.triton_is_up else "down",
+            triton="up" if catalog.triton_is_up else "down",
             pipelines={name: entry.state for name, entry in entries.items()},
             state_detail={name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
             workers=UNSET if processes is None else processes.states,
         )
-        if self.triton_is_stuck is not None:
-            self._add_tritons(readiness)
-        return JsonResponse(readiness, 200 if is_ready else 503)
-
-    def _entries_for(self, exchange: Exchange) -> Mapping[str, CatalogEntry]:
-        entries = self.catalog.entries
-        if self.access is None:
-            return entries
-        key = self.access.key_of(exchange)
-        return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
-
-    def _add_tritons(self, readiness: AdminReadiness) -> None:
-        """The state of each of several Tritons, and the pipelines that are missing there. Not for the main port."""
-        catalog = self.catalog
-        if states := catalog.engine.states():
+        if self.triton_is_stuck is not None and (states := catalog.engine.states()):
             absences = {name: catalog.missing_at(entry) for name, entry in catalog.entries.items()}
             readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
+        return JsonResponse(readiness, 200 if is_ready else 503)
 
     async def triton(self, _exchange: Exchange, _found: Found) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""

@@ -25,14 +25,10 @@ class JsonResponse(Response):
 async def send_json(exchange: Exchange, values: Mapping[str, Any], *headers: Header) -> None:
     """The answer of a short route, with the status 200."""
     if is_large(values):
-        await _send_in_turns(exchange, values, headers)
+        await send_parts(exchange, await json_in_turns(values), (JSON, *headers))
         return
     body = json_of(values)
     await exchange.answer((JSON, (b"content-length", b"%d" % len(body)), *headers), body)
-
-
-async def _send_in_turns(exchange: Exchange, values: Mapping[str, Any], headers: Iterable[Header]) -> None:
-    await send_parts(exchange, await json_in_turns(values), (JSON, *headers))
 
 
 async def send_parts(exchange: Exchange, parts: MutableSequence[Any], headers: Iterable[Header]) -> None:

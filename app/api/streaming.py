@@ -12,7 +12,7 @@ from typing import Protocol, Self, get_args
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.concurrency import iterate_in_threadpool
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ROW_BY_ERROR
@@ -20,7 +20,6 @@ from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
-from app.http1.protocol import HttpConnection
 from app.streams.events import STALL_S, TERMINAL, Event, EventName
 from app.streams.stream import Stream
 
@@ -119,22 +118,22 @@ class StreamResponse(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
-        client = _Client(exchange.connection, send, self._events, self._send_s, self._on_left)
+        self._connection, self._send = exchange.connection, send
         try:
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 exchange.forget_request()
-                await client.send(self._opening or self.ping)
+                await self._deliver(self._opening or self.ping)
                 self._opening = b""  # is not kept
                 error: type[GatewayError] | None = None
                 try:
-                    await self._relay(client)
+                    await self._relay()
                 except (StreamEvicted, UpstreamUnavailable) as exc:  # the events end without a terminal event
                     error = type(exc)
                 error = error or self.error_of(exchange)
                 if error is not None and ROW_BY_ERROR[error].is_of_replica:
                     exchange.connection.end_after_answer()
-                await client.send(b"", more_body=False)
+                await self._deliver(b"", more_body=False)
         except ClientClosedRequest as exc:
             self._on_left(exc)
         finally:
@@ -148,7 +147,7 @@ class StreamResponse(EventSourceResponse):
         error = exchange.record.error
         return None if error is None else type(error)
 
-    async def _relay(self, client: "_Client") -> None:
+    async def _relay(self) -> None:
         """Sends the events up to the terminal event, and heartbeats while the stream is idle."""
         while not self._has_ended:
             try:
@@ -156,11 +155,11 @@ class StreamResponse(EventSourceResponse):
                     while not self._has_ended:
                         body = self._frames_of(await self._events.read(self._after))
                         silence.pause()
-                        await client.send(body)
+                        await self._deliver(body)
                         del body  # otherwise it stays in memory until the next event
                         silence.renew()
             except TimeoutError:
-                await client.send(self.ping)
+                await self._deliver(self.ping)
 
     def _frames_of(self, events: Sequence[Event]) -> bytes:
         """The next frames to send."""
@@ -168,52 +167,29 @@ class StreamResponse(EventSourceResponse):
             self._after, self._has_ended = events[-1].id, events[-1].name in TERMINAL
         return b"".join(map(self.frame_of, events))
 
+    async def _deliver(self, body: bytes, *, more_body: bool = True) -> None:
+        """Ends the stream with `slow_consumer` if the client makes no progress, and later aborts the connection.
 
-class _Client:
-    """Sends as fast as the client reads, and ends the stream if the client does not read."""
-
-    __slots__ = ("_connection", "_events", "_on_left", "_send", "_send_s")
-
-    def __init__(
-        self,
-        connection: HttpConnection,
-        send: Send,
-        events: Events,
-        send_s: float,
-        on_left: Callable[[GatewayError], None],
-    ) -> None:
-        self._connection = connection
-        self._send = send
-        self._events = events
-        self._send_s = send_s
-        self._on_left = on_left
-
-    async def send(self, body: bytes, *, more_body: bool = True) -> None:
-        """Ends the stream with `slow_consumer` if the client makes no progress, and later aborts the connection."""
+        No progress: no byte was sent for `send_s`, or for STALL_S while the stream waits for this client.
+        """
         message = {"type": "http.response.body", "body": body, "more_body": more_body}
-        if not self._connection.unsent_bytes:  # then the connection accepts the message at once
+        connection, send_s, still_s = self._connection, self._send_s, 0.0
+        if not connection.unsent_bytes:  # then the connection accepts the message at once
             await self._send(message)
             return
-        if await self._is_taken(message):
-            return
-        self._on_left(SlowConsumer("The client did not read the stream."))
-        try:
-            async with asyncio.timeout(self._send_s):
-                await self._send(message)
-        except TimeoutError:
-            self._connection.abort()
-            raise ClientClosedRequest("The client stopped reading and was disconnected.") from None
-
-    async def _is_taken(self, message: Message) -> bool:
-        """False if no byte was sent for `send_s`, or for STALL_S while the stream waits for this client."""
-        send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
-            before = self._connection.unsent_bytes
+            before = connection.unsent_bytes
             try:
                 async with asyncio.timeout(step_s):
                     await self._send(message)
-                    return True
+                    return
             except TimeoutError:
-                still_s = 0.0 if self._connection.unsent_bytes < before else still_s + step_s
-        return False
+                still_s = 0.0 if connection.unsent_bytes < before else still_s + step_s
+        self._on_left(SlowConsumer("The client did not read the stream."))
+        try:
+            async with asyncio.timeout(send_s):
+                await self._send(message)
+        except TimeoutError:
+            connection.abort()
+            raise ClientClosedRequest("The client stopped reading and was disconnected.") from None

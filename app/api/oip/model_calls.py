@@ -56,7 +56,7 @@ class ModelCalls:
         exchange.record.transport = transport
         check_model(exchange, self.inference.catalog, model)
         signature = self._signature_of(model)
-        self.inference.workload.begin(exchange.work)
+        self.inference.workload.begin(exchange)
         unary_s = self.inference.catalog.context.timeout_s
         timeout_s = signature.stream_terms.timeout_s if transport == "stream" else unary_s
         return signature, self.inference.begin(exchange, signature, timeout_s)

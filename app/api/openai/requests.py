@@ -104,7 +104,7 @@ class Door(ABC, Generic[Form]):
         """
         inference, limits = self.inference, self.limits
         exchange.record.transport = "unary"
-        inference.workload.begin(exchange.work)
+        inference.workload.begin(exchange)
         inference.check_load_of_any(exchange, self._timeout_of)
         served = (each for each in inference.allowed(exchange) if self._timeout_of(each) is not None)
         body = await read_json_of_any(exchange, limits, served)

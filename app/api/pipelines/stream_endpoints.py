@@ -55,7 +55,7 @@ class StreamEndpoints:
         """
         exchange.record.transport = "stream"
         store = self._store
-        self._inference.workload.begin(exchange.work)
+        self._inference.workload.begin(exchange)
         key = idempotency_key_of(exchange)
         if key is not None:
             return await self._start_once(exchange, store, key)
@@ -108,7 +108,7 @@ class StreamEndpoints:
         Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it.
         """
         store, after = self._store, _last_event_id(exchange)
-        self._inference.workload.add(exchange.work)
+        self._inference.workload.add(exchange)
         await _check_owner(store, found["id"], exchange)
         reader = await store.reader(found["id"])
         try:

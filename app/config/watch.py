@@ -41,14 +41,18 @@ class FollowedFile(Generic[Content]):
         return content
 
     async def read_if_changed(self) -> Content | None:
+        """Looks in a thread."""
+        return await asyncio.to_thread(self.look)
+
+    def look(self) -> Content | None:
         """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing."""
+        stamps = {path: stamp_of(path) for path in (self.path, *self._stamps)}
+        if stamps == self._stamps and not (self.has_failed and self._backoff.is_due):
+            return None
+        if stamps != self._stamps:
+            self._backoff.reset()
         try:
-            stamps = await asyncio.to_thread(self._stamps_now)
-            if stamps == self._stamps and not (self.has_failed and self._backoff.is_due):
-                return None
-            if stamps != self._stamps:
-                self._backoff.reset()
-            content = await asyncio.to_thread(self.read, self.path)
+            content = self.read(self.path)
         except ConfigError as exc:
             self._fail(stamps, str(exc))
         except Exception as exc:
@@ -57,9 +61,6 @@ class FollowedFile(Generic[Content]):
             self._stamps, self.has_failed, self._problem = self._stamps_of(stamps[self.path], content), False, ""
             return content
         return None
-
-    def _stamps_now(self) -> Mapping[Path, Stamp]:
-        return {path: stamp_of(path) for path in (self.path, *self._stamps)}
 
     def _stamps_of(self, stamp: Stamp, content: Content) -> Mapping[Path, Stamp]:
         """``stamp``: of the file itself, before it was read."""

@@ -274,12 +274,14 @@ class Unavailable(GatewayError, outcome=Outcome.UNAVAILABLE):
 
     retryable = True
     retry_after_s = 1
-    was_answered = False
-    """Whether it is the answer of a Triton that works, which would say the same again."""
 
-    def __init__(self, detail: str, *, was_sent: bool = True, retry_after_s: int = 1) -> None:
+    def __init__(
+        self, detail: str, *, was_sent: bool = True, was_answered: bool = False, retry_after_s: int = 1
+    ) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
         self.was_sent = was_sent
+        self.was_answered = was_answered
+        """Whether it is the answer of a Triton that works, which would say the same again."""
 
 
 class UpstreamUnavailable(Unavailable, code="upstream_unavailable", title="Triton is not available"): ...

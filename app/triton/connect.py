@@ -8,7 +8,7 @@ from app.core.errors import UpstreamUnavailable
 from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import Transport
-from app.triton.credentials import NO_CREDENTIALS, Credentials, TlsFiles, TokenTransport
+from app.triton.credentials import NO_CREDENTIALS, Credentials, TokenTransport
 from app.triton.fleet.addresses import addresses_of
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.member import TritonServer
@@ -43,26 +43,22 @@ async def open_transport(
     Raises:
         CredentialsUnusable: If a credentials file is invalid.
     """
-    opened = _asyncio if kind == "asyncio" else _grpcio
-    transport = opened(url, authority or url, credentials.tls, fast_pings=fast_pings)
+    tls = credentials.tls
+    transport: Transport
+    if kind == "asyncio":
+        pings = FAST_PINGS if fast_pings else SLOW_PINGS
+        context = None if tls is None else tls.followed()
+        transport = Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority or url))
+    else:
+        options = FAST_PING_OPTIONS if fast_pings else SLOW_PING_OPTIONS
+        named = () if authority in {"", url} else (("grpc.default_authority", authority),)
+        transport = GrpcioTransport(url, (*options, *named), None if tls is None else tls.channel_credentials())
     if credentials.token_file is not None:
         transport = TokenTransport(transport, credentials.token_file)
     try:
         yield transport
     finally:
         await transport.close()
-
-
-def _asyncio(url: str, authority: str, tls: TlsFiles | None, *, fast_pings: bool) -> Transport:
-    pings = FAST_PINGS if fast_pings else SLOW_PINGS
-    context = None if tls is None else tls.followed()
-    return Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority))
-
-
-def _grpcio(url: str, authority: str, tls: TlsFiles | None, *, fast_pings: bool) -> Transport:
-    pings = FAST_PING_OPTIONS if fast_pings else SLOW_PING_OPTIONS
-    named = () if authority == url else (("grpc.default_authority", authority),)
-    return GrpcioTransport(url, (*pings, *named), None if tls is None else tls.channel_credentials())
 
 
 @asynccontextmanager
@@ -72,23 +68,13 @@ async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[Infer
     If there are several addresses, their models are compared. Raises UpstreamUnavailable with
     the address, ValueError or CredentialsUnusable.
     """
-    try:
-        async with _opened(url, credentials) as engine:
-            yield engine
-    except UpstreamUnavailable as exc:
-        raise UpstreamUnavailable(f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?") from exc
-
-
-@asynccontextmanager
-async def _opened(url: str, credentials: Credentials) -> AsyncIterator[InferenceServer]:
+    balancer = Balancer()
     async with AsyncExitStack() as stack:
-        engines = {
-            address: TritonEngine(await stack.enter_async_context(open_transport(address, credentials=credentials)))
-            for address in addresses_of(url)
-        }
-        if len(engines) == 1:
-            yield next(iter(engines.values()))
-            return
-        balancer = Balancer()
-        balancer.servers += [TritonServer(address, engine) for address, engine in engines.items()]
-        yield balancer
+        for address in addresses_of(url):
+            transport = await stack.enter_async_context(open_transport(address, credentials=credentials))
+            balancer.servers.append(TritonServer(address, TritonEngine(transport)))
+        try:
+            yield balancer.servers[0].engine if len(balancer.servers) == 1 else balancer
+        except UpstreamUnavailable as exc:
+            text = f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?"
+            raise UpstreamUnavailable(text) from exc

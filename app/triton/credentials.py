@@ -1,17 +1,17 @@
 """Credentials for a remote Triton: TLS, mutual TLS and a bearer token."""
 
-import logging
 import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import grpc
 
-from app.config.watch import stamp_of
+from app.config.document import ConfigError
+from app.config.watch import FollowedFile, stamp_of
 from app.grpc.rpc import Metadata, StreamCall, Transport, UnaryCall
 
 CHECK_S = 1.0
@@ -21,10 +21,8 @@ _TOKEN = re.compile(r"[!-~]+")
 
 Content = TypeVar("Content")
 
-_log = logging.getLogger(__name__)
 
-
-class CredentialsUnusable(Exception):
+class CredentialsUnusable(ConfigError):
     """A credentials file is invalid or cannot be read. The message names the file, but never contains its content."""
 
 
@@ -39,11 +37,10 @@ class TlsFiles:
 
     def followed(self) -> Callable[[], ssl.SSLContext]:
         """Returns a function that creates the context, and reloads changed files. Raises CredentialsUnusable."""
-        return Followed(self._paths, lambda: self.context("h2"))
-
-    @property
-    def _paths(self) -> list[Path]:
-        return [path for path in (self.authorities, self.certificate, self.key) if path is not None]
+        if paths := [path for path in (self.authorities, self.certificate, self.key) if path is not None]:
+            return Followed(paths, lambda: self.context("h2"))
+        context = self.context("h2")
+        return lambda: context
 
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Creates a TLS context that offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
@@ -77,43 +74,30 @@ class TlsFiles:
         return text
 
 
-@dataclass(slots=True)
 class Followed(Generic[Content]):
-    """A value read from files. Changed files are read again; if they are invalid, the old value is kept.
+    """Content of files, for callers that cannot wait. Changed files are read again; if invalid, the old value is kept.
 
     ``read`` may raise CredentialsUnusable.
     """
 
-    paths: Sequence[Path]
-    read: Callable[[], Content]
-    content: Content = field(init=False)
-    _stamp: object = None
-    _checked_at: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, paths: Sequence[Path], read: Callable[[], Content]) -> None:
         """Raises CredentialsUnusable."""
-        self._stamp, self._checked_at = self._stamp_now(), time.monotonic()
-        self.content = self.read()
+        self._file = FollowedFile(
+            paths[0],
+            lambda _: ({path: stamp_of(path) for path in paths}, read()),
+            "a file of credentials for Triton",
+            others_of=lambda found: found[0],
+        )
+        self._content = self._file.read_first()[1]
+        self._checked_at = time.monotonic()
 
     def __call__(self) -> Content:
         now = time.monotonic()
         if now - self._checked_at >= CHECK_S:
             self._checked_at = now
-            self._read_if_changed()
-        return self.content
-
-    def _read_if_changed(self) -> None:
-        stamp = self._stamp_now()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self.content = self.read()
-        except CredentialsUnusable as exc:
-            _log.error("credentials for Triton changed and cannot be used; the old ones stay: %s", exc)
-
-    def _stamp_now(self) -> object:
-        return [stamp_of(path) for path in self.paths]
+            if (found := self._file.look()) is not None:
+                self._content = found[1]
+        return self._content
 
 
 def token_in(path: Path) -> str:

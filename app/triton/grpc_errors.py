@@ -3,10 +3,9 @@
 The texts are those of Triton 2.51. They are not forwarded to callers. The most specific row of a table comes first.
 """
 
-import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -31,59 +30,90 @@ from app.core.inference import OpenSequence
 from app.grpc.rpc import BrokenExchange, RpcError
 from app.triton.service import MAX_MESSAGE_BYTES
 
+REPAIR_S = 3
+"""``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""
+_LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
+_LONGEST_MESSAGE = 4096
+
 _MODEL = r"'(?P<model>[^']*)'"
+_INPUT = r"input '(?P<tensor>[^']*)'"
 _SHAPE = r"\[[-\d,]*\]"
 _FAILED_SCRIPT = (
     r"Failed to process the request\(s\) for model (?:instance )?'(?P<model>[^']*?)(?:_\d+_\d+)?', message: "
 )
-
 _CHILD = r"(?:in ensemble '[^']*', |Error when running inference: )(?:\[request id: [^\]]*\] )?"
 """What precedes a text about a request that a step or a BLS script sent, not the caller."""
-
-_PATTERN_BY_KIND = (
-    (
-        FaultKind.NOT_GIVEN,
+_BROKEN_TENSOR = partial(ContractViolation, tensor=NO_TENSOR)
+_FAULTS: dict[FaultKind, tuple[Callable[[str], GatewayError], str, str]] = {
+    FaultKind.NOT_GIVEN: (
+        _BROKEN_TENSOR,
+        "A step did not receive a required input.",
         rf"expected \d+ inputs but got \d+ inputs for model {_MODEL}\..*"
         r"missing required input\(s\) \['(?P<tensor>[^']*)'",
     ),
-    (
-        FaultKind.SHAPE,
-        rf"unexpected shape for input '(?P<tensor>[^']*)' for model {_MODEL}\. "
-        rf"Expected (?P<expected>{_SHAPE}), got (?P<seen>{_SHAPE})",
+    FaultKind.SHAPE: (
+        _BROKEN_TENSOR,
+        "A step received an input whose shape is not the declared shape.",
+        rf"unexpected shape for {_INPUT} for model {_MODEL}\. Expected (?P<expected>{_SHAPE}), got (?P<seen>{_SHAPE})",
     ),
-    (
-        FaultKind.DATATYPE,
-        rf"inference input '(?P<tensor>[^']*)' data-type is '(?P<seen>[A-Z0-9]+)', but model {_MODEL} "
-        r"expects '(?P<expected>[A-Z0-9]+)'",
+    FaultKind.DATATYPE: (
+        _BROKEN_TENSOR,
+        "A step received an input whose datatype is not the declared datatype.",
+        rf"inference {_INPUT} data-type is '(?P<seen>[A-Z0-9]+)', but model {_MODEL} expects '(?P<expected>[A-Z0-9]+)'",
     ),
-    (
-        FaultKind.ITEMS,
-        rf"too many items in input '(?P<tensor>[^']*)' for model {_MODEL}\. "
+    FaultKind.ITEMS: (
+        _BROKEN_TENSOR,
+        "A step received more items than its contract allows.",
+        rf"too many items in {_INPUT} for model {_MODEL}\. "
         rf"Expected at most (?P<expected>\d{{1,9}}), got (?P<seen>{_SHAPE})",
     ),
-    (
-        FaultKind.NO_ROWS,
-        rf"{_CHILD}input byte size mismatch for input '(?P<tensor>[^']*)' for model {_MODEL}\. Expected \d+, got 0\b",
+    FaultKind.NO_ROWS: (
+        _BROKEN_TENSOR,
+        "A step received a batch without rows.",
+        rf"{_CHILD}(?:input byte size mismatch for|expected \d+ string elements for inference) {_INPUT} "
+        rf"for model {_MODEL}(?:\. Expected \d+)?, got 0\b",
     ),
-    (
-        FaultKind.NO_ROWS,
-        rf"{_CHILD}expected \d+ string elements for inference input '(?P<tensor>[^']*)' for model {_MODEL}, got 0\b",
+    FaultKind.MANY_ROWS: (
+        _BROKEN_TENSOR,
+        "A step received more rows than its `max_batch_size`.",
+        rf"{_CHILD}inference request batch-size must be <= (?P<expected>\d{{1,9}}) for {_MODEL}",
     ),
-    (FaultKind.MANY_ROWS, rf"{_CHILD}inference request batch-size must be <= (?P<expected>\d{{1,9}}) for {_MODEL}"),
-    (FaultKind.SPLIT, r"failed to split the output tensor '(?P<tensor>[^']*)' in responses"),
-    (FaultKind.RESPONSE_COUNT, rf"{_FAILED_SCRIPT}Number of InferenceResponse objects do not match"),
-    (
-        FaultKind.RETURNED_DECOUPLED,
+    FaultKind.SPLIT: (
+        _BROKEN_TENSOR,
+        "An output could not be split among the requests of its batch.",
+        r"failed to split the output tensor '(?P<tensor>[^']*)' in responses",
+    ),
+    FaultKind.RESPONSE_COUNT: (
+        ModelError,
+        "A model's script did not return exactly one response for each request.",
+        rf"{_FAILED_SCRIPT}Number of InferenceResponse objects do not match",
+    ),
+    FaultKind.RETURNED_DECOUPLED: (
+        ModelError,
+        "The script of a decoupled model returned its responses; it must send them.",
         rf"{_FAILED_SCRIPT}Python model '[^']*' is using the decoupled mode and the execute function must return None",
     ),
-    (FaultKind.DEADLOCK, r"unexpected deadlock, at least one output is not set"),
-    (FaultKind.CHILD_DECOUPLED, r"Model (?P<model>[^ ]+) - Error when running inference: .* is using the decoupled"),
-    (FaultKind.CHILD_NOT_READY, r"Model (?P<model>[^ ]+) - Error when running inference: .* is not ready"),
-    (FaultKind.RAISED, _FAILED_SCRIPT),
-)
-_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERN_BY_KIND)
-_LONGEST_MESSAGE = 4096
-_ENSEMBLE = re.compile(r"in ensemble '([^']*)', ")
+    FaultKind.DEADLOCK: (
+        ModelError,
+        "An output of an ensemble was never set.",
+        r"unexpected deadlock, at least one output is not set",
+    ),
+    FaultKind.CHILD_DECOUPLED: (
+        ModelError,
+        "A BLS script called a decoupled model as if it had one response.",
+        r"Model (?P<model>[^ ]+) - Error when running inference: .* is using the decoupled",
+    ),
+    FaultKind.CHILD_NOT_READY: (
+        ModelError,
+        "A BLS script called a model that is not ready.",
+        r"Model (?P<model>[^ ]+) - Error when running inference: .* is not ready",
+    ),
+    FaultKind.RAISED: (ModelError, "A model's script raised an exception.", _FAILED_SCRIPT),
+}
+"""Faults inside a chain of models: the error, its text, and Triton's message."""
+_PATTERNS = {kind: re.compile(pattern) for kind, (_, _, pattern) in _FAULTS.items()}
+_FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
+"""Codes of faults inside a chain of models. A BLS model loses the code of the model that it called."""
 
 
 def fault_in(message: str) -> Fault | None:
@@ -95,28 +125,108 @@ def fault_in(message: str) -> Fault | None:
     matching row wins.
     """
     message = message[:_LONGEST_MESSAGE]
-    for kind, pattern in _PATTERNS:
+    for kind, pattern in _PATTERNS.items():
         if found := pattern.search(message):
-            return Fault(kind, _innermost_ensemble(message[: found.end()]), **found.groupdict())
+            ensembles = re.findall(r"in ensemble '([^']*)', ", message[: found.end()])
+            return Fault(kind, ensembles[-1] if ensembles else "", **found.groupdict())
     return None
 
 
-def _innermost_ensemble(prefix: str) -> str:
-    names: list[str] = _ENSEMBLE.findall(prefix)
-    return names[-1] if names else ""
-
-
-REPAIR_S = 3
-"""``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""
-
-
-@contextmanager
-def triton_errors(model: str = "") -> Iterator[None]:
-    """Converts every gRPC error in the block to a GatewayError with ``upstream`` set."""
-    try:
-        yield
-    except (RpcError, DecodeError) as exc:
-        raise error_of_call(exc, model) from exc
+_PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
+_SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
+_DEAD_SOMEWHERE = re.compile(r"Stub process (?:'[^']*' )?is not healthy\.")
+_DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
+_NOT_STARTED = re.compile(
+    _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
+)
+_TOO_LARGE = f"The request's tensors are larger than {_LIMIT}, the limit of a message to Triton."
+_TEXTS: tuple[tuple[str, str, Callable[[re.Match[str]], GatewayError]], ...] = (
+    (
+        "UNAVAILABLE",
+        rf"{_PREFIX}Exceeds maximum queue size\Z",
+        lambda _: TooManyRequests("The model's queue in Triton is full."),
+    ),
+    (
+        "UNAVAILABLE",
+        rf"{_PREFIX}Request timeout expired\Z",
+        lambda _: UpstreamUnavailable("The request waited too long in the model's queue in Triton.", was_answered=True),
+    ),
+    (
+        "INVALID_ARGUMENT",
+        _NOT_STARTED.pattern,
+        lambda _: InvalidInput(
+            "inference request must specify the START flag on the first request of the sequence.",
+            hint="Send `sequence_start: true` with the first request. Triton also ends a sequence that is idle for "
+            "`max_sequence_idle_microseconds`.",
+        ),
+    ),
+    (
+        "INVALID_ARGUMENT",
+        rf"{_PREFIX}inference request to model '[^']*' must specify batch-size 1 due to requirements of",
+        lambda _: InvalidInput("inference request must specify batch-size 1 due to requirements of sequence batcher."),
+    ),
+    (
+        "UNAVAILABLE",
+        r"\A(?:Server is stopping|Server not ready)",
+        lambda _: UpstreamUnavailable("Triton is shutting down.", was_sent=False),
+    ),
+    (
+        "NOT_FOUND UNAVAILABLE",
+        rf"{_PREFIX}Request for unknown model: '",
+        # If the model is a step of an ensemble, earlier steps may have run, so the request counts as sent.
+        lambda found: ModelNotReady(
+            "Triton has no ready version of the model.", was_sent=found[0].startswith("in ensemble")
+        ),
+    ),
+    (
+        "INTERNAL",
+        _DEAD_PROCESS.pattern,
+        lambda _: ModelError(
+            "The process of a model died, and Triton does not start it again.",
+            hint="Set GATEWAY_TRITON_REPAIR=true, or unload and load the model in Triton. "
+            "Triton's log says why the process ended.",
+        ),
+    ),
+    (
+        "INTERNAL",
+        rf"{_PREFIX}{_SCRIPT}(?:Failed to increase the shared memory pool size|No space left on device)",
+        lambda _: ModelError(
+            "The process of a model found no room for a tensor in its shared memory, /dev/shm.",
+            hint="Make /dev/shm larger: `triton.shmSize` of the chart, `--shm-size` of Docker. It needs about three "
+            "times the size of the largest tensors that run at the same time.",
+        ),
+    ),
+    (
+        "INTERNAL",
+        rf"{_PREFIX}shared memory size specified with the request for output '([^']*)' \(\d+ bytes\) should be",
+        lambda found: ContractViolation(f"Output '{found[1]}' is larger than declared.", tensor=found[1]),
+    ),
+    (
+        "RESOURCE_EXHAUSTED",
+        r"metadata size exceeds",
+        lambda _: ModelError(
+            "The model failed with an error text that is too long for gRPC.",
+            hint="Keep the texts of a model's errors under 4 KiB.",
+        ),
+    ),
+    (
+        "RESOURCE_EXHAUSTED",
+        r"CLIENT: Received message larger than max|\Aa message of \d+ bytes",
+        lambda _: ModelError(
+            f"The model's response is larger than {_LIMIT}, the limit of a message from Triton.",
+            hint="Make the outputs smaller, or send them in several responses of a decoupled model.",
+        ),
+    ),
+    (
+        "RESOURCE_EXHAUSTED",
+        r"(?:Received|Sent) message larger than max",
+        lambda _: PayloadTooLarge(_TOO_LARGE),
+    ),
+)
+"""The codes of an error, Triton's or gRPC's text, and the error of the gateway."""
+_ERRORS = tuple((frozenset(codes.split()), re.compile(pattern), error) for codes, pattern, error in _TEXTS)
+_OF_GRPC = frozenset({"RESOURCE_EXHAUSTED"})
+"""Only gRPC itself writes texts with this code. They never occur inside a stream."""
 
 
 def error_of_call(exc: RpcError | DecodeError, model: str, *, is_repaired: bool = False) -> GatewayError:
@@ -139,81 +249,33 @@ def gateway_error_of(grpc_code: str | None, message: str, model: str, *, is_repa
         model: the called model.
         is_repaired: whether the gateway loads a model again whose process died.
     """
-    error = (
-        (_process_is_replaced(grpc_code, message) if is_repaired else None)
-        or _error_by_text(grpc_code, message)
-        or _error_by_fault(grpc_code, message)
-        or _ERROR_BY_CODE.get(grpc_code or "", _model_failed)(model)
-    )
+    error = _error_of(grpc_code, message, model, is_repaired=is_repaired)
     error.upstream = UpstreamError(grpc_code, message)
     return error
 
 
-def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
-    """Returns an error without names; app.pipelines.error_hints later adds the step and the tensor."""
-    fault = fault_in(message) if grpc_code in _FAULT_CODES else None
-    if fault is None:
-        return None
-    broken = _BROKEN_TENSOR.get(fault.kind)
-    error = ContractViolation(broken, tensor=NO_TENSOR) if broken else ModelError(_FAILED_MODEL[fault.kind])
-    error.fault = fault
-    return error
-
-
-def _error_by_text(grpc_code: str | None, message: str) -> GatewayError | None:
-    table = _ERROR_BY_TEXT if grpc_code is None else _ERROR_BY_TEXT + _ERROR_BY_GRPC_TEXT
-    for codes, pattern, error_of in table:
-        found = pattern.search(message)
-        if found and (grpc_code is None or grpc_code in codes):
+def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: bool) -> GatewayError:
+    if is_repaired and grpc_code in {"INTERNAL", None} and _DEAD_PROCESS.search(message):
+        text = "The process of a model died; the gateway loads the model again."
+        return ModelNotReady(text, retry_after_s=REPAIR_S, was_answered=True)
+    for codes, pattern, error_of in _ERRORS:
+        is_possible = codes != _OF_GRPC if grpc_code is None else grpc_code in codes
+        if is_possible and (found := pattern.search(message)):
             return error_of(found)
-    return None
+    if grpc_code in _FAULT_CODES and (fault := fault_in(message)):
+        error_of_fault, text, _ = _FAULTS[fault.kind]
+        error = error_of_fault(text)
+        error.fault = fault  # app.pipelines.error_hints later adds the step and the tensor
+        return error
+    if grpc_code == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(f"Model '{model}' did not answer before the deadline.")
+    if grpc_code == "UNAVAILABLE":
+        return UpstreamUnavailable("Triton cannot be reached.")
+    return ModelError(f"Model '{model}' failed.")
 
 
-def _queue_full(_found: re.Match[str]) -> GatewayError:
-    return TooManyRequests("The model's queue in Triton is full.")
-
-
-def _queue_timeout(_found: re.Match[str]) -> GatewayError:
-    error = UpstreamUnavailable("The request waited too long in the model's queue in Triton.")
-    error.was_answered = True
-    return error
-
-
-def _sequence_not_started(_found: re.Match[str]) -> GatewayError:
-    return InvalidInput(
-        "inference request must specify the START flag on the first request of the sequence.",
-        hint="Send `sequence_start: true` with the first request. Triton also ends a sequence that is idle for "
-        "`max_sequence_idle_microseconds`.",
-    )
-
-
-def _sequence_in_batch(_found: re.Match[str]) -> GatewayError:
-    return InvalidInput("inference request must specify batch-size 1 due to requirements of sequence batcher.")
-
-
-def _is_stopping(_found: re.Match[str]) -> GatewayError:
-    return UpstreamUnavailable("Triton is shutting down.", was_sent=False)
-
-
-def _not_loaded(found: re.Match[str]) -> GatewayError:
-    """If the model is a step of an ensemble, earlier steps may have run, so the request counts as sent."""
-    return ModelNotReady("Triton has no ready version of the model.", was_sent=found[0].startswith("in ensemble"))
-
-
-def _process_died(_found: re.Match[str]) -> GatewayError:
-    return ModelError(
-        "The process of a model died, and Triton does not start it again.",
-        hint="Set GATEWAY_TRITON_REPAIR=true, or unload and load the model in Triton. "
-        "Triton's log says why the process ended.",
-    )
-
-
-def _process_is_replaced(grpc_code: str | None, message: str) -> GatewayError | None:
-    if grpc_code not in {"INTERNAL", None} or not _DEAD_PROCESS.search(message):
-        return None
-    error = ModelNotReady("The process of a model died; the gateway loads the model again.", retry_after_s=REPAIR_S)
-    error.was_answered = True
-    return error
+def request_too_large() -> GatewayError:
+    return PayloadTooLarge(_TOO_LARGE)
 
 
 def is_dead_process(error: GatewayError) -> bool:
@@ -229,141 +291,14 @@ def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:
     """
     text = "" if error.upstream is None else error.upstream.message
     is_forgotten = _NOT_STARTED.search(text) is not None or is_dead_process(error)
-    if is_forgotten or _is_state_unknown(error, text):
-        sequence.is_lost, sequence.is_forgotten = True, is_forgotten
-
-
-def _is_state_unknown(error: GatewayError, text: str) -> bool:
     if isinstance(error, TooManyRequests):
-        return text.startswith("in ensemble")
-    if isinstance(error, Unavailable):
-        return error.was_sent or error.upstream is not None
-    return isinstance(error, DeadlineExceeded | UpstreamProtocol)
-
-
-def _text_too_long(_found: re.Match[str]) -> GatewayError:
-    return ModelError(
-        "The model failed with an error text that is too long for gRPC.",
-        hint="Keep the texts of a model's errors under 4 KiB.",
-    )
-
-
-def _request_too_large(_found: re.Match[str]) -> GatewayError:
-    return request_too_large()
-
-
-def request_too_large() -> GatewayError:
-    return PayloadTooLarge(f"The request's tensors are larger than {_LIMIT}, the limit of a message to Triton.")
-
-
-def _response_too_large(_found: re.Match[str]) -> GatewayError:
-    return ModelError(
-        f"The model's response is larger than {_LIMIT}, the limit of a message from Triton.",
-        hint="Make the outputs smaller, or send them in several responses of a decoupled model.",
-    )
-
-
-def _output_too_large(found: re.Match[str]) -> GatewayError:
-    name = found[1]
-    return ContractViolation(f"Output '{name}' is larger than declared.", tensor=name)
-
-
-def _no_shared_memory(_found: re.Match[str]) -> GatewayError:
-    return ModelError(
-        "The process of a model found no room for a tensor in its shared memory, /dev/shm.",
-        hint="Make /dev/shm larger: `triton.shmSize` of the chart, `--shm-size` of Docker. It needs about three times "
-        "the size of the largest tensors that run at the same time.",
-    )
-
-
-def _model_failed(model: str) -> GatewayError:
-    return ModelError(f"Model '{model}' failed.")
-
-
-def _deadline_passed(model: str) -> GatewayError:
-    return DeadlineExceeded(f"Model '{model}' did not answer before the deadline.")
-
-
-def _unreachable(_model: str) -> GatewayError:
-    return UpstreamUnavailable("Triton cannot be reached.")
-
-
-_PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
-
-_SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
-_LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
-_DEAD_SOMEWHERE = re.compile(r"Stub process (?:'[^']*' )?is not healthy\.")
-_NOT_STARTED = re.compile(
-    _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
-)
-_DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
-
-_ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
-    (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),
-    (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Request timeout expired\Z"), _queue_timeout),
-    (
-        frozenset({"INVALID_ARGUMENT"}),
-        _NOT_STARTED,
-        _sequence_not_started,
-    ),
-    (
-        frozenset({"INVALID_ARGUMENT"}),
-        re.compile(_PREFIX + r"inference request to model '[^']*' must specify batch-size 1 due to requirements of"),
-        _sequence_in_batch,
-    ),
-    (frozenset({"UNAVAILABLE"}), re.compile(r"\A(?:Server is stopping|Server not ready)"), _is_stopping),
-    (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
-    (frozenset({"INTERNAL"}), _DEAD_PROCESS, _process_died),
-    (
-        frozenset({"INTERNAL"}),
-        re.compile(_PREFIX + _SCRIPT + r"(?:Failed to increase the shared memory pool size|No space left on device)"),
-        _no_shared_memory,
-    ),
-    (
-        frozenset({"INTERNAL"}),
-        re.compile(
-            _PREFIX + r"shared memory size specified with the request for output '([^']*)' \(\d+ bytes\) should be"
-        ),
-        _output_too_large,
-    ),
-)
-
-_ERROR_BY_GRPC_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
-    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"metadata size exceeds"), _text_too_long),
-    (
-        frozenset({"RESOURCE_EXHAUSTED"}),
-        re.compile(r"CLIENT: Received message larger than max|\Aa message of \d+ bytes"),
-        _response_too_large,
-    ),
-    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"(?:Received|Sent) message larger than max"), _request_too_large),
-)
-"""Texts of gRPC itself. They never occur inside a stream."""
-
-_FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
-"""Codes of faults inside a chain of models. A BLS model loses the code of the model that it called."""
-
-_BROKEN_TENSOR = {
-    FaultKind.NOT_GIVEN: "A step did not receive a required input.",
-    FaultKind.SHAPE: "A step received an input whose shape is not the declared shape.",
-    FaultKind.DATATYPE: "A step received an input whose datatype is not the declared datatype.",
-    FaultKind.ITEMS: "A step received more items than its contract allows.",
-    FaultKind.NO_ROWS: "A step received a batch without rows.",
-    FaultKind.MANY_ROWS: "A step received more rows than its `max_batch_size`.",
-    FaultKind.SPLIT: "An output could not be split among the requests of its batch.",
-}
-_FAILED_MODEL = {
-    FaultKind.RESPONSE_COUNT: "A model's script did not return exactly one response for each request.",
-    FaultKind.RETURNED_DECOUPLED: "The script of a decoupled model returned its responses; it must send them.",
-    FaultKind.DEADLOCK: "An output of an ensemble was never set.",
-    FaultKind.CHILD_DECOUPLED: "A BLS script called a decoupled model as if it had one response.",
-    FaultKind.CHILD_NOT_READY: "A BLS script called a model that is not ready.",
-    FaultKind.RAISED: "A model's script raised an exception.",
-}
-
-_ERROR_BY_CODE: dict[str, Callable[[str], GatewayError]] = {
-    "DEADLINE_EXCEEDED": _deadline_passed,
-    "UNAVAILABLE": _unreachable,
-}
+        is_unknown = text.startswith("in ensemble")
+    elif isinstance(error, Unavailable):
+        is_unknown = error.was_sent or error.upstream is not None
+    else:
+        is_unknown = isinstance(error, DeadlineExceeded | UpstreamProtocol)
+    if is_forgotten or is_unknown:
+        sequence.is_lost, sequence.is_forgotten = True, is_forgotten
 
 
 _OF_TLS = re.compile(r"\bssl\b|\btls|handshake|certificate|verification", re.IGNORECASE)
@@ -377,39 +312,15 @@ _CAUSES = (
     (r"wrong.?version", "the server does not speak TLS at this port"),
     (r"unknown.?ca", "the server does not trust the certificate in GATEWAY_TRITON_CERT"),
     (r"verify.?failed", "no authority in GATEWAY_TRITON_CA signed the certificate of the server"),
+    ("", "the TLS connection failed"),
 )
 """Error texts of OpenSSL and grpcio, most specific first -> the cause or the remedy."""
-_MAX_TEXT = 300
-
-_log = logging.getLogger(__name__)
 
 
-class Refusals:
-    """Explains why Triton, or a proxy in front of it, refuses the gateway's connection or token.
-
-    Tracks the refusals of one Triton, and logs each cause once.
-    """
-
-    def __init__(self) -> None:
-        self._logged = ""
-
-    def note(self, error: RpcError) -> None:
-        """Logs the error if it is a refusal with a new cause."""
-        cause = cause_of(error)
-        if cause and cause != self._logged:
-            self._logged = cause
-            _log.error("Triton refuses the gateway: %s", cause, extra={"error": error.details[:_MAX_TEXT]})
-
-    def clear(self) -> None:
-        """Call this when Triton answers, so that the next refusal is logged."""
-        self._logged = ""
-
-
-def cause_of(error: RpcError) -> str:
-    """Returns the cause of a refusal; empty if the error is not a refusal."""
+def cause_of_refusal(error: RpcError) -> str:
+    """Why Triton, or a proxy in front of it, refuses the gateway's connection or token; empty for another error."""
     if error.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
         return "the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
     if error.code != "UNAVAILABLE" or not _OF_TLS.search(error.details):
         return ""
-    known = (cause for pattern, cause in _CAUSES if re.search(pattern, error.details, re.IGNORECASE))
-    return next(known, "the TLS connection failed")
+    return next(cause for pattern, cause in _CAUSES if re.search(pattern, error.details, re.IGNORECASE))

@@ -5,11 +5,12 @@ see the end of a stream. Each request has a gRPC stream of its own, so that the 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from msgspec import structs
 from tritonclient.grpc import service_pb2
 
@@ -22,42 +23,30 @@ from app.core.errors import (
     ModelNotReady,
     Unavailable,
     UnknownModel,
-    UpstreamError,
     UpstreamProtocol,
-    UpstreamUnavailable,
 )
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
 from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.shared_memory.leases import Lease, SharedMemory
-from app.triton.cancellation import SELF_END_S, PacedCancels, Settling, cancel_abandoned, cancel_unanswered
-from app.triton.codec import (
-    RepeatedHeads,
-    document_of,
-    document_request,
-    request_parts,
-    response_of,
-    stream_request_parts,
-    trace_metadata,
-)
+from app.triton.cancellation import SELF_END_S, PacedCancels
+from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_parts, trace_metadata
 from app.triton.config import model_config_of
 from app.triton.grpc_errors import (
-    Refusals,
+    cause_of_refusal,
     error_of_call,
     gateway_error_of,
     note_lost_sequence,
     request_too_large,
-    triton_errors,
 )
 from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth
 from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
-_CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
-"""The codes of errors with which the gateway itself ended a stream."""
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
 _TOGETHER_S = 0.001
 """Responses of a call that arrive within this time count as one answer."""
+_log = logging.getLogger(__name__)
 
 
 class WatchedCall:
@@ -91,39 +80,34 @@ class WatchedCall:
         self._observed.response(response)
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        health, request = self._health, self.request
         if exc is None:
             self.ended("OK", None)
-            self._health.succeeded(self.request.model)
+            health.succeeded(request.model)
+            return
+        if isinstance(exc, RpcError | DecodeError):
+            error = error_of_call(exc, request.model, is_repaired=health.may_reload)
         elif isinstance(exc, GatewayError):
-            error = self._of_engine(exc)
-            self._failed(error)
-            if error is not exc:
-                raise error from exc
-        elif isinstance(exc, RpcError | DecodeError):
-            repaired = self._health.may_reload
-            error = self._of_engine(error_of_call(exc, self.request.model, is_repaired=repaired))
-            self._failed(error)
-            raise error from exc
+            error = exc
         else:
             is_cancelled = isinstance(exc, asyncio.CancelledError | GeneratorExit)
             self.ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
-
-    def _of_engine(self, error: GatewayError) -> GatewayError:
-        """Returns the retryable error of a dead engine if the pipeline declares that the message means that."""
-        model, upstream = self.request.model, error.upstream
-        if type(error) is not ModelError or upstream is None:
-            return error
-        return engine_died(model, upstream) if self._health.is_engine_error(model, upstream.message) else error
-
-    def _failed(self, error: GatewayError) -> None:
-        if self.request.sequence is not None:
-            note_lost_sequence(self.request.sequence, error)
-        if error.upstream is not None:
-            self._health.suspect(
-                self.request.model, error.upstream.message, self._began, is_probe=self.request.is_probe
-            )
-        code = error.upstream.grpc_code if error.upstream else _CODE_WITHOUT_TRITON.get(type(error))
+            return
+        upstream = error.upstream
+        if upstream is not None:
+            if type(error) is ModelError and health.is_engine_error(request.model, upstream.message):
+                # Only the engine of this Triton is dead, which would say the same again.
+                text = f"The engine of model '{request.model}' has died."
+                error = ModelNotReady(text, retry_after_s=ENGINE_RETRY_S, was_answered=True)
+                error.upstream = upstream
+            health.suspect(request.model, upstream.message, self._began, is_probe=request.is_probe)
+        if (sequence := request.sequence) is not None:
+            note_lost_sequence(sequence, error)
+        # The gateway itself ends streams with Unavailable.
+        code = upstream.grpc_code if upstream else "UNAVAILABLE" if isinstance(error, Unavailable) else None
         self.ended(code or "UNKNOWN", error)
+        if error is not exc:
+            raise error from exc
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         self._observed.ended(code, error)
@@ -224,7 +208,8 @@ class TritonEngine(InferenceServer):
         self.streams: set[RunningStream] = set()
         """The running streams, without probes."""
         self._cancelling = BackgroundTasks()
-        self._refusals = Refusals()
+        self._refusal = ""
+        """The cause for which Triton refused the last calls, which is logged once."""
         self._heads = RepeatedHeads()
         self._streamed_heads = RepeatedHeads()
 
@@ -236,45 +221,32 @@ class TritonEngine(InferenceServer):
         try:
             reply = await call_control(self._transport, service_pb2.ServerLiveRequest(), CONTROL_TIMEOUT_S)
         except RpcError as exc:
-            self._refusals.note(exc)
+            cause = cause_of_refusal(exc)
+            if cause and cause != self._refusal:
+                self._refusal = cause
+                _log.error("Triton refuses the gateway: %s", cause, extra={"error": exc.details[:300]})
             return False
         except DecodeError:
             return False
-        self._refusals.clear()
+        self._refusal = ""
         return bool(reply.live)
 
     def fault(self, model: str) -> str:
         return self._health.fault(model)
 
     async def models(self) -> Sequence[ModelState]:
-        with triton_errors():
-            reply = await call_control(self._transport, service_pb2.RepositoryIndexRequest(), CONTROL_TIMEOUT_S)
+        reply = await self._ask(service_pb2.RepositoryIndexRequest())
         return [ModelState(model.name, model.version, model.state == "READY", model.reason) for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
         """Returns False also while the model hangs, or a Python process that it needs is dead."""
         if not self._health.is_ready(model):
             return False
-        with triton_errors(model):
-            reply = await call_control(
-                self._transport,
-                service_pb2.ModelReadyRequest(name=model, version=version),
-                CONTROL_TIMEOUT_S,
-            )
-        return bool(reply.ready)
+        return bool((await self._ask(service_pb2.ModelReadyRequest(name=model, version=version), model)).ready)
 
     async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        try:
-            with triton_errors(model):
-                reply = await call_control(
-                    self._transport,
-                    service_pb2.ModelConfigRequest(name=model, version=version),
-                    CONTROL_TIMEOUT_S,
-                )
-        except GatewayError as exc:
-            if not _is_about_model(exc):
-                raise
-            raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
+        unknown = ModelNotReady(f"Triton has no ready model '{model}'.")
+        reply = await self._ask(service_pb2.ModelConfigRequest(name=model, version=version), model, unknown)
         config = model_config_of(reply.config)
         self._health.learn(config)
         if self._shared_memory is not None:
@@ -282,60 +254,58 @@ class TritonEngine(InferenceServer):
         return config
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
-        request = document_request(document, model, version)
-        try:
-            with triton_errors(model):
-                return document_of(await call_control(self._transport, request, CONTROL_TIMEOUT_S))
-        except GatewayError as exc:
-            if not _is_about_model(exc):
-                raise
-            raise UnknownModel.named(model, version) from exc
+        request = DOCUMENT_REQUESTS[document](name=model, version=version)
+        return document_of(await self._ask(request, model, UnknownModel.named(model, version)))
 
     async def reload_model(self, model: str) -> None:
         """Unloads and loads the model. Models that run it are unavailable in the meantime."""
-        with triton_errors(model):
-            await call_control(
-                self._transport,
-                service_pb2.RepositoryModelUnloadRequest(model_name=model),
-                CONTROL_TIMEOUT_S,
-            )
-            await call_control(
-                self._transport,
-                service_pb2.RepositoryModelLoadRequest(model_name=model),
-                LOAD_TIMEOUT_S,
-            )
+        await self._ask(service_pb2.RepositoryModelUnloadRequest(model_name=model), model)
+        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        await self._ask(load, model, timeout_s=LOAD_TIMEOUT_S)
+
+    async def _ask(
+        self,
+        request: Message,
+        model: str = "",
+        unknown: GatewayError | None = None,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> Any:
+        """Calls a method other than inference. Raises ``unknown`` if Triton does not have the model or the version."""
+        try:
+            return await call_control(self._transport, request, timeout_s)
+        except (RpcError, DecodeError) as exc:
+            error = error_of_call(exc, model)
+            code = None if error.upstream is None else error.upstream.grpc_code
+            if unknown is not None and code in {"NOT_FOUND", "INVALID_ARGUMENT"}:
+                raise unknown from error
+            raise error from exc
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        timeout_s = _timeout_s(deadline, request.model)
+        timeout_s, shared_memory, response = _timeout_s(deadline, request.model), self._shared_memory, None
         try:
             with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
-                if self._shared_memory is None:
-                    response = await self._answer(watched.request, timeout_s)
-                else:
-                    response = await self._answer_by_shared_memory(self._shared_memory, watched.request, deadline)
+                request = watched.request
+                lease = None if shared_memory is None else await shared_memory.lease(request)
+                if lease is not None and shared_memory is not None:
+                    with lease:
+                        lease.fill(request)
+                        try:
+                            response = await self._answer(request, _timeout_s(deadline, request.model), lease)
+                        except RpcError as exc:
+                            if exc.code in _PROVE_THE_END:
+                                lease.settle()
+                            if not shared_memory.is_lost(lease, exc.details):
+                                raise
+                            timeout_s = _timeout_s(deadline, request.model)
+                if response is None:
+                    response = await self._answer(request, timeout_s)
                 watched.response(response)
                 return response
         except ModelError as exc:
-            if _stopped_at(deadline, exc):
+            is_cancelled = exc.upstream is not None and exc.upstream.grpc_code == "CANCELLED"
+            if is_cancelled and deadline.remaining_s() <= EARLY_S:  # the model knows the deadline
                 raise DeadlineExceeded(f"Model '{request.model}' stopped at the deadline.") from exc
             raise
-
-    async def _answer_by_shared_memory(
-        self, shared_memory: SharedMemory, request: InferenceRequest, deadline: Deadline
-    ) -> InferenceResponse:
-        """Sends large tensors through shared memory; falls back to the wire if that is not possible."""
-        lease = await shared_memory.lease(request)
-        if lease is not None:
-            with lease:
-                lease.fill(request)
-                try:
-                    return await self._answer(request, _timeout_s(deadline, request.model), lease)
-                except RpcError as exc:
-                    if exc.code in _PROVE_THE_END:
-                        lease.settle()
-                    if not shared_memory.is_lost(lease, exc.details):
-                        raise
-        return await self._answer(request, _timeout_s(deadline, request.model))
 
     async def _answer(
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
@@ -347,31 +317,30 @@ class TritonEngine(InferenceServer):
             answer = await call.response()
         finally:
             if not call.done():
-                settling = self._settling(request.model, began)
-                self._cancelling.start(cancel_unanswered(call, self._cancels, settling))
+                answers_s = self._health.models[request.model].recent_s
+                self._cancelling.start(self._cancels.end_unary(call, request.model, began, answers_s))
         if lease is not None:
             lease.settle()
-        response = _decoded(answer)
-        return self._heads.response_of(request.model, response) if lease is None else response_of(response, lease)
+        return self._heads.response_of(request.model, service_pb2.ModelInferResponse.FromString(answer), lease)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        timeout_s = _timeout_s(deadline, request.model)
+        timeout_s, model = _timeout_s(deadline, request.model), request.model
         inputs, request = request.inputs, request.without_inputs()
         with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, self._health) as watched:
-            message = _joined(stream_request_parts(structs.replace(watched.request, inputs=inputs)))
+            message = _joined(request_parts(structs.replace(watched.request, inputs=inputs), streamed=True))
             call = await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(watched.request))
             del inputs, message  # frees the memory before the responses arrive
-            running = RunningStream(request.model, call)
+            running, is_over = RunningStream(model, call), False
             if not request.is_probe:
                 self.streams.add(running)
-            is_over = False
             try:
                 async for answer in call:
                     parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
                     if parsed.error_message:
                         is_over = True  # whatever the final flag says
-                        raise self._error_in_stream(parsed.error_message, request.model)
-                    response = self._streamed_heads.response_of(request.model, parsed.infer_response, streamed=True)
+                        is_repaired = self._health.may_reload
+                        raise gateway_error_of(None, parsed.error_message, model, is_repaired=is_repaired)
+                    response = self._streamed_heads.response_of(model, parsed.infer_response, streamed=True)
                     del parsed
                     is_over = response.is_final
                     if call.is_behind:
@@ -386,47 +355,16 @@ class TritonEngine(InferenceServer):
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
             finally:
                 self.streams.discard(running)
-                self._stop(call, running, SELF_END_S if is_over or request.ends_by_hook else 0.0)
-
-    def _error_in_stream(self, message: str, model: str) -> GatewayError:
-        return gateway_error_of(None, message, model, is_repaired=self._health.may_reload)
-
-    def _stop(self, call: StreamCall, running: RunningStream, self_end_s: float) -> None:
-        """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
-        if call.done():
-            call.close()
-        else:
-            settling = self._settling(running.model, running.began)
-            self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s, settling))
-
-    def _settling(self, model: str, began: float) -> Settling:
-        return self._cancels.settling(model, began, self._health.models[model].recent_s)
+                if call.done():
+                    call.close()
+                else:
+                    self_end_s = SELF_END_S if is_over or request.ends_by_hook else 0.0
+                    answers_s = self._health.models[model].recent_s
+                    self._cancelling.start(self._cancels.end_stream(call, model, running.began, answers_s, self_end_s))
 
     async def close(self) -> None:
         """Waits until every abandoned call has ended or is cancelled."""
         await self._cancelling.close()
-
-
-def engine_died(model: str, upstream: UpstreamError) -> ModelNotReady:
-    """The error of a call that found a dead engine. Only the engine of this Triton, which would say the same again."""
-    error = ModelNotReady(f"The engine of model '{model}' has died.", retry_after_s=ENGINE_RETRY_S)
-    error.upstream, error.was_answered = upstream, True
-    return error
-
-
-def _stopped_at(deadline: Deadline, error: ModelError) -> bool:
-    """Whether a model that knows the deadline answered CANCELLED shortly before the call itself would have ended."""
-    is_cancelled = error.upstream is not None and error.upstream.grpc_code == "CANCELLED"
-    return is_cancelled and deadline.remaining_s() <= EARLY_S
-
-
-def _decoded(answer: bytes) -> service_pb2.ModelInferResponse:
-    return service_pb2.ModelInferResponse.FromString(answer)
-
-
-def _is_about_model(error: GatewayError) -> bool:
-    """Whether Triton refused a call because it does not have the model or the version."""
-    return error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", "INVALID_ARGUMENT"}
 
 
 def _joined(parts: Sequence[Buffer]) -> bytes:

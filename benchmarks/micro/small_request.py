@@ -17,7 +17,7 @@ from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
-from app.triton.codec import RepeatedHeads, request_parts, response_of
+from app.triton.codec import RepeatedHeads, request_parts
 from app.triton.triton_engine import TritonEngine
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
@@ -96,7 +96,9 @@ def parts() -> dict[str, Part]:
         "of that: the response of the answer's bytes": _repeated(
             lambda: heads.response_of("identity", from_bytes(answer))
         ),
-        "the same by protobuf, without a known head": _repeated(lambda: response_of(from_bytes(answer))),
+        "the same by protobuf, without a known head": _repeated(
+            lambda: RepeatedHeads().response_of("identity", from_bytes(answer))
+        ),
         "the answer's JSON": _repeated(lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)),
     }
 

@@ -9,14 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from app.grpc.rpc import RpcError, StreamCall, Transport
-from app.triton.cancellation import (
-    LONGEST_SETTLE_S,
-    SETTLE_S,
-    PacedCancels,
-    Settling,
-    cancel_abandoned,
-    cancel_unanswered,
-)
+from app.triton.cancellation import LONGEST_SETTLE_S, SETTLE_S, PacedCancels
 from app.triton.connect import open_transport
 from app.triton.grpcio import GrpcioStreamCall
 from app.triton.service import Kind, path_of
@@ -26,9 +19,9 @@ from tests.toolkit.triton import FakeTriton, piece, serving
 FLOOD = 100
 
 
-def settling(cancels: PacedCancels | None = None, answers_s: float = 0.0) -> Settling:
-    """For a call that starts now. ``answers_s``: the longest recent answer time of its model."""
-    return (cancels or PacedCancels()).settling("m", time.monotonic(), answers_s)
+async def abandon(call: StreamCall, self_end_s: float = 0.0) -> None:
+    """Abandons a stream that starts now."""
+    await PacedCancels().end_stream(call, "m", time.monotonic(), 0.0, self_end_s)
 
 
 def large(number: int) -> pb.ModelStreamInferResponse:
@@ -149,13 +142,13 @@ class LateCall:
 async def test_cancelling_a_slow_reader_ignores_the_previous_pace(is_behind: bool) -> None:
     """The pace of buffered messages does not predict the next response of the model."""
     call = LateCall(is_behind=is_behind)
-    await cancel_abandoned(call, due=0.0, settling=settling())
+    await abandon(call)
     assert call.has_message is not is_behind
 
 
 async def test_a_call_is_not_cancelled_in_the_middle_of_a_response() -> None:
     call = LateCall(is_receiving=True)
-    await cancel_abandoned(call, due=0.0, settling=settling())
+    await abandon(call)
     assert not call.has_message
 
 
@@ -203,7 +196,7 @@ def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0) -> 
         for _ in range(read):
             await anext(call)  # type: ignore[call-overload]
         call.stall_s = stall_s
-        await cancel_abandoned(call, due=0.0, settling=settling())  # type: ignore[arg-type]
+        await abandon(call)  # type: ignore[arg-type]
         return call
 
     return simulated(run())
@@ -262,7 +255,7 @@ async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
     before = asyncio.all_tasks()
     call = await started(transport)
     await anext(call)
-    await cancel_abandoned(call, due=0.0, settling=settling())
+    await abandon(call)
     assert call.done()
     for _ in range(500):
         if not {task for task in asyncio.all_tasks() - before if "grpcio" in str(task.get_coro())}:
@@ -275,7 +268,7 @@ async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
 async def test_a_closed_transport_ends_an_abandoned_call(transport: Transport, triton: FakeTriton) -> None:
     triton.streamed = _silent
     call = await started(transport)
-    cancelling = asyncio.create_task(cancel_abandoned(call, due=time.monotonic() + 60, settling=settling()))
+    cancelling = asyncio.create_task(abandon(call, 60.0))
     await asyncio.sleep(0.05)
     await transport.close()
     await asyncio.wait_for(cancelling, 5)
@@ -328,11 +321,8 @@ def times_of_cancellations(
         cancels, times = PacedCancels(), list[float | None]()
         for _ in range(calls):
             call = UnansweredCall(answer_s, deadline_s=0.3)
-            settles = settling(cancels, answers_s)
-            if kind == "unary":
-                await cancel_unanswered(call, cancels, settles)
-            else:
-                await cancel_abandoned(call, cancels.turn(), settles)  # type: ignore[arg-type]
+            end = cancels.end_unary if kind == "unary" else cancels.end_stream
+            await end(call, "m", time.monotonic(), answers_s)  # type: ignore[arg-type]
             times.append(call.cancelled_after_s)
         return times
 

@@ -13,8 +13,17 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from app.core.errors import UpstreamProtocol
-from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Buffer, InferenceRequest, RequestedOutput, Tensor, bytes_array
-from app.triton.codec import request_parts, response_of, stream_request_parts, streamed_response_of
+from app.core.inference import (
+    BYTES,
+    DTYPE_BY_DATATYPE,
+    Buffer,
+    InferenceRequest,
+    InferenceResponse,
+    RequestedOutput,
+    Tensor,
+    bytes_array,
+)
+from app.triton.codec import RepeatedHeads, request_parts
 
 NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
 
@@ -31,6 +40,14 @@ def echoed(*tensors: Tensor) -> service_pb2.ModelInferResponse:
     for each in request.inputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
     return answer
+
+
+def decoded(
+    message: service_pb2.ModelInferResponse, heads: RepeatedHeads | None = None, *, streamed: bool = False
+) -> InferenceResponse:
+    """Decodes a copy of the response, as the first one of its model without ``heads``."""
+    received = service_pb2.ModelInferResponse.FromString(message.SerializeToString())
+    return (heads or RepeatedHeads()).response_of("m", received, streamed=streamed)
 
 
 def answer(datatype: str, shape: list[int], raw: bytes) -> service_pb2.ModelInferResponse:
@@ -52,7 +69,7 @@ def numeric_tensors(draw: st.DrawFn) -> Tensor:
 
 @given(numeric_tensors())
 def test_numbers_survive_a_round_trip(tensor: Tensor) -> None:
-    back = response_of(echoed(tensor)).outputs["Y"]
+    back = decoded(echoed(tensor)).outputs["Y"]
     assert back.datatype == tensor.datatype
     assert back.shape == tensor.shape
     assert back.array.dtype == tensor.array.dtype
@@ -62,7 +79,7 @@ def test_numbers_survive_a_round_trip(tensor: Tensor) -> None:
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([(-1,), (1, -1), (-1, 1, 1)]))
 def test_bytes_survive_a_round_trip(values: list[bytes], form: tuple[int, ...]) -> None:
     shape = tuple(len(values) if side == -1 else side for side in form)
-    back = response_of(echoed(Tensor("Y", BYTES, bytes_array(values, shape)))).outputs["Y"]
+    back = decoded(echoed(Tensor("Y", BYTES, bytes_array(values, shape)))).outputs["Y"]
     assert back.shape == shape
     assert list(back.array.flat) == values
 
@@ -76,7 +93,7 @@ def test_bytes_are_encoded_like_in_tritonclient(values: list[bytes]) -> None:
 
 def test_a_view_is_written_row_by_row() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3).T
-    back = response_of(echoed(Tensor("Y", "INT32", array))).outputs["Y"].array
+    back = decoded(echoed(Tensor("Y", "INT32", array))).outputs["Y"].array
     assert back.tolist() == array.tolist()
 
 
@@ -85,7 +102,7 @@ def test_a_view_is_written_row_by_row() -> None:
 def test_a_large_tensor_is_written_row_by_row(datatype: str, is_contiguous: bool) -> None:
     array = np.arange(150 * 120).reshape(150, 120).astype(DTYPE_BY_DATATYPE[datatype])
     sent = array if is_contiguous else array.T
-    back = response_of(echoed(Tensor("Y", datatype, sent))).outputs["Y"].array
+    back = decoded(echoed(Tensor("Y", datatype, sent))).outputs["Y"].array
     assert back.shape == sent.shape
     assert back.tobytes() == sent.tobytes()
 
@@ -95,7 +112,7 @@ def test_bytes_of_any_size_survive_a_round_trip(size: int) -> None:
     """The size is encoded with a variable length."""
     values = bytes_array([b"a" * size, b"b"], (2,))
     small = Tensor("Z", "INT32", np.array([7], np.int32))
-    back = response_of(echoed(Tensor("Y", BYTES, values), small)).outputs
+    back = decoded(echoed(Tensor("Y", BYTES, values), small)).outputs
     assert back["Y"].array.tolist() == values.tolist()
     assert back["Z"].array.tolist() == [7]
 
@@ -110,7 +127,7 @@ def test_requests_of_one_signature_differ_in_values_and_id() -> None:
 
 def test_bfloat16_is_not_mistaken_for_float16() -> None:
     array = np.array([1.0, -2.5, 3e38], dtype=ml_dtypes.bfloat16)
-    assert response_of(echoed(Tensor("Y", "BF16", array))).outputs["Y"].array.tolist() == array.tolist()
+    assert decoded(echoed(Tensor("Y", "BF16", array))).outputs["Y"].array.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(
@@ -144,20 +161,20 @@ def test_bfloat16_is_not_mistaken_for_float16() -> None:
 )
 def test_bytes_that_do_not_match_their_shape_are_rejected(datatype: str, shape: list[int], raw: bytes) -> None:
     with pytest.raises(UpstreamProtocol, match="do not fit its shape"):
-        response_of(answer(datatype, shape, raw))
+        decoded(answer(datatype, shape, raw))
 
 
 @pytest.mark.parametrize("datatype", ["", "FP8", "STRING", "fp32", "JSON"])
 def test_an_unknown_datatype_is_rejected(datatype: str) -> None:
     with pytest.raises(UpstreamProtocol, match="datatype"):
-        response_of(answer(datatype, [1], b"\0\0\0\0"))
+        decoded(answer(datatype, [1], b"\0\0\0\0"))
 
 
 def test_tensors_without_raw_contents_are_rejected() -> None:
     message = answer("FP32", [1], b"\0\0\0\0")
     del message.raw_output_contents[:]
     with pytest.raises(UpstreamProtocol, match="without their raw contents"):
-        response_of(message)
+        decoded(message)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +206,11 @@ def test_a_request_has_its_model_version_and_id() -> None:
 def test_only_a_stream_requests_a_final_flag() -> None:
     request = InferenceRequest("m", ())
     assert not message_of(request_parts(request)).parameters
-    assert message_of(stream_request_parts(request)).parameters["triton_enable_empty_final_response"].bool_param
+    assert message_of(request_parts(request, streamed=True)).parameters["triton_enable_empty_final_response"].bool_param
 
 
 def test_a_unary_response_is_final() -> None:
-    assert response_of(echoed()).is_final
+    assert decoded(echoed()).is_final
 
 
 @pytest.mark.parametrize("flag", [None, False, True])
@@ -201,7 +218,7 @@ def test_a_streamed_response_is_final_only_with_the_flag(flag: bool | None) -> N
     message = echoed()
     if flag is not None:
         message.parameters["triton_final_response"].bool_param = flag
-    assert streamed_response_of(message).is_final is bool(flag)
+    assert decoded(message, streamed=True).is_final is bool(flag)
 
 
 dimensions = st.one_of(st.integers(0, 4), st.sampled_from([-1, -(2**63), 2**31, 2**40, 2**62, 2**63 - 1]))
@@ -221,7 +238,7 @@ def hostile_messages(draw: st.DrawFn) -> service_pb2.ModelInferResponse:
 def test_a_hostile_response_is_read_or_rejected(message: service_pb2.ModelInferResponse) -> None:
     """The number of lists in the JSON of an output is limited by the size of the message."""
     try:
-        response = streamed_response_of(message)
+        response = decoded(message, streamed=True)
     except UpstreamProtocol:
         return
     for tensor in response.outputs.values():
@@ -232,7 +249,7 @@ def test_the_name_of_an_output_is_cut_in_the_error() -> None:
     message = answer("FP32", [1], b"")
     message.outputs[0].name = "Y" * 10_000
     with pytest.raises(UpstreamProtocol) as caught:
-        response_of(message)
+        decoded(message)
     assert len(caught.value.detail) < 500
 
 
@@ -247,5 +264,44 @@ def test_requested_outputs_are_sent_with_classification() -> None:
 def test_a_response_has_the_version_of_the_model() -> None:
     message = answer("FP32", [1], b"\0" * 4)
     message.model_version = "7"
-    assert response_of(message).version == "7"
-    assert streamed_response_of(message).version == "7"
+    assert decoded(message).version == "7"
+
+
+def summary_of(message: service_pb2.ModelInferResponse, heads: RepeatedHeads | None = None) -> object:
+    """What is decoded from the response of a stream, or the error."""
+    try:
+        response = decoded(message, heads, streamed=True)
+    except UpstreamProtocol as exc:
+        return str(exc)
+    outputs = response.outputs.items()
+    tensors = {name: (each.datatype, each.array.dtype, each.shape, each.array.tolist()) for name, each in outputs}
+    return response.is_final, response.version, tensors
+
+
+@st.composite
+def similar_messages(draw: st.DrawFn) -> service_pb2.ModelInferResponse:
+    """Messages that are nearly the same, with tensors that are nearly valid."""
+    made = service_pb2.ModelInferResponse(model_name="m", id=draw(st.sampled_from(["a", "ab", "b\x1a\x01a"])))
+    made.model_version = draw(st.sampled_from(["1", "2"]))
+    made.parameters["triton_final_response"].bool_param = draw(st.booleans())
+    for name in draw(st.lists(st.sampled_from(["X", "Y"]), max_size=2)):
+        made.outputs.add(name=name, datatype=draw(st.sampled_from(["INT32", "BYTES"])), shape=[draw(st.integers(0, 2))])
+        elements = [draw(st.sampled_from([b"\0\0\0\0", b"\x01\0\0\0x"]))] * made.outputs[-1].shape[0]
+        made.raw_output_contents.append(b"".join(elements))
+    return made
+
+
+@given(st.lists(similar_messages(), min_size=2, max_size=20))
+def test_every_response_is_decoded_as_without_earlier_ones(received: list[service_pb2.ModelInferResponse]) -> None:
+    heads = RepeatedHeads()
+    for each in received:
+        assert summary_of(each, heads) == summary_of(each)
+
+
+def test_the_heads_of_models_do_not_mix() -> None:
+    heads, other = RepeatedHeads(), answer("INT32", [1], b"\7\0\0\0")
+    other.outputs[0].name = "OTHER"
+    assert list(heads.response_of("m", answer("FP32", [1], b"\0" * 4)).outputs) == ["Y"]
+    assert list(heads.response_of("n", other).outputs) == ["OTHER"]
+    array = decoded(answer("FP32", [1], b"\0\0\x80?"), heads).outputs["Y"].array
+    assert (array.tolist(), array.flags.aligned) == ([1.0], True)

@@ -8,6 +8,7 @@ from grpc.aio import AioRpcError, Metadata
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
+    Fault,
     FaultKind,
     GatewayError,
     ModelError,
@@ -19,7 +20,7 @@ from app.core.errors import (
 )
 from app.core.inference import OpenSequence
 from app.grpc.rpc import RpcError
-from app.triton.grpc_errors import gateway_error_of, note_lost_sequence, triton_errors
+from app.triton.grpc_errors import error_of_call, fault_in, gateway_error_of, note_lost_sequence
 from app.triton.grpcio import rpc_error_of
 
 PREFIXES = [
@@ -152,9 +153,9 @@ def test_full_shared_memory_gets_a_hint(prefix: str, code: str | None) -> None:
     ],
 )
 def test_only_a_failed_connection_means_nothing_was_sent(text: str, was_sent: bool) -> None:
-    with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
-        raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), text))
-    assert caught.value.was_sent is was_sent
+    error = error_of_call(failed(grpc.StatusCode.UNAVAILABLE, text), "m")
+    assert isinstance(error, UpstreamUnavailable)
+    assert error.was_sent is was_sent
 
 
 def test_a_text_of_grpc_inside_a_stream_is_a_model_error() -> None:
@@ -183,26 +184,20 @@ def test_the_text_of_triton_is_not_shown(code: str | None) -> None:
         assert "/abs" not in shown
 
 
-class TestTritonErrors:
-    def test_a_failed_call_is_converted(self) -> None:
-        with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
-            raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed"))
-        assert isinstance(caught.value.__cause__, RpcError)
+def failed(code: grpc.StatusCode, text: str | None) -> RpcError:
+    return rpc_error_of(AioRpcError(code, Metadata(), Metadata(), text))
 
-    def test_a_failed_call_without_a_message_is_a_model_error(self) -> None:
-        with pytest.raises(ModelError), triton_errors("m"):
-            raise rpc_error_of(AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), None))
 
-    @pytest.mark.parametrize(
-        "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
-    )
-    def test_errors_of_the_grpc_library_are_protocol_errors(self, broken: Exception) -> None:
-        with pytest.raises(UpstreamProtocol), triton_errors("m"):
-            raise broken if isinstance(broken, DecodeError) else rpc_error_of(broken)
+def test_a_failed_call_without_a_message_is_a_model_error() -> None:
+    assert type(error_of_call(failed(grpc.StatusCode.INTERNAL, None), "m")) is ModelError
 
-    def test_errors_of_the_gateway_are_not_converted(self) -> None:
-        with pytest.raises(DeadlineExceeded), triton_errors("m"):
-            raise DeadlineExceeded("it passed")
+
+@pytest.mark.parametrize(
+    "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
+)
+def test_errors_of_the_grpc_library_are_protocol_errors(broken: Exception) -> None:
+    exc = broken if isinstance(broken, DecodeError) else rpc_error_of(broken)
+    assert type(error_of_call(exc, "m")) is UpstreamProtocol
 
 
 NOT_STARTED = (
@@ -238,3 +233,118 @@ def test_a_refusal_of_the_gateway_itself_loses_no_sequence() -> None:
     assert not sequence.is_lost
     note_lost_sequence(sequence, UpstreamUnavailable("The stream was ended."))
     assert sequence.is_lost
+
+
+UNFIT = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,320], got [0]. "
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (
+            f"in ensemble 'outer', in ensemble 'chain', [request id: 1] {NOT_GIVEN}",
+            Fault(FaultKind.NOT_GIVEN, "chain", "ident", "X"),
+        ),
+        (
+            f"in ensemble 'chain', [request id: 1] {UNFIT}",
+            Fault(FaultKind.SHAPE, "chain", "ident", "X", "[-1,3,320,320]", "[0]"),
+        ),
+        (
+            f"Failed to process the request(s) for model 'bls_0_0', message: TritonModelException: {UNFIT}\n\nAt:\n",
+            Fault(FaultKind.SHAPE, "", "ident", "X", "[-1,3,320,320]", "[0]"),
+        ),
+        (
+            "in ensemble 'c', inference input 'X' data-type is 'FP64', but model 'ident' expects 'FP32'",
+            Fault(FaultKind.DATATYPE, "c", "ident", "X", "FP32", "FP64"),
+        ),
+        (
+            "in ensemble 'c', too many items in input 'IDS' for model 'post'. Expected at most 1, got [2].",
+            Fault(FaultKind.ITEMS, "c", "post", "IDS", "1", "[2]"),
+        ),
+        (
+            "in ensemble 'o', in ensemble 'c', [request id: 1] input byte size mismatch for input 'crop' for model "
+            "'e'. Expected 48, got 0",
+            Fault(FaultKind.NO_ROWS, "c", "e", "crop"),
+        ),
+        (
+            "in ensemble 'c', [request id: 1] expected 1 string elements for inference input 't' for model 'e', got 0",
+            Fault(FaultKind.NO_ROWS, "c", "e", "t"),
+        ),
+        (
+            "Model e - Error when running inference: [request id: <id_unknown>] inference request batch-size must be "
+            "<= 16 for 'e'",
+            Fault(FaultKind.MANY_ROWS, "", "e", expected="16"),
+        ),
+        (
+            "in ensemble 'c', failed to split the output tensor 'dets' in responses: expected batch size of at least 2 "
+            "in model output, got 1",
+            Fault(FaultKind.SPLIT, "c", tensor="dets"),
+        ),
+        (
+            "Failed to process the request(s) for model 'a_b_0_0', message: Number of InferenceResponse objects do not "
+            "match the number of InferenceRequest objects.",
+            Fault(FaultKind.RESPONSE_COUNT, model="a_b"),
+        ),
+        (
+            "Failed to process the request(s) for model 'gen_0_1', message: Python model 'gen_0_1' is using the "
+            "decoupled mode and the execute function must return None.",
+            Fault(FaultKind.RETURNED_DECOUPLED, model="gen"),
+        ),
+        (
+            "in ensemble 'c', [request id: 1] unexpected deadlock, at least one output is not set while no more "
+            "ensemble steps can be made",
+            Fault(FaultKind.DEADLOCK, "c"),
+        ),
+        (
+            "Model gen - Error when running inference: Model gen is using the decoupled. The current BLS request call "
+            "doesn't support models using the decoupled transaction policy.",
+            Fault(FaultKind.CHILD_DECOUPLED, model="gen"),
+        ),
+        (
+            "Model gone - Error when running inference: Failed for execute the inference request. Model 'gone' is not "
+            "ready.",
+            Fault(FaultKind.CHILD_NOT_READY, model="gone"),
+        ),
+        (
+            "Failed to process the request(s) for model instance 'm_0_0', message: ValueError: a user's words",
+            Fault(FaultKind.RAISED, model="m"),
+        ),
+    ],
+)
+def test_a_message_of_triton_is_parsed(message: str, fault: Fault) -> None:
+    assert fault_in(message) == fault
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[request id: 1] inference request batch-size must be <= 16 for 'e'",
+        "[request id: 1] input byte size mismatch for input 'crop' for model 'e'. Expected 48, got 0",
+    ],
+)
+def test_the_rows_of_the_callers_own_request_are_no_fault_of_a_step(message: str) -> None:
+    assert fault_in(message) is None
+
+
+@pytest.mark.parametrize("message", ["", "no boxes", "internal", "EARLY_EXIT[no_text]"])
+def test_a_message_of_a_model_is_not_a_fault(message: str) -> None:
+    assert fault_in(message) is None
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", None])
+def test_a_fault_is_recognized_without_its_code(code: str | None) -> None:
+    assert gateway_error_of(code, UNFIT, "ident").code == "contract_violation"
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "CANCELLED"])
+def test_other_codes_are_not_faults(code: str) -> None:
+    assert gateway_error_of(code, UNFIT, "ident").fault is None
+
+
+def test_names_in_a_message_are_not_shown() -> None:
+    error = gateway_error_of("INVALID_ARGUMENT", UNFIT.replace("ident", "<b>"), "m")
+    assert "<b>" not in f"{error.detail}{error.hint}"
+
+
+def test_a_huge_message_is_parsed_quickly() -> None:
+    assert fault_in("expected 1 inputs but got 0 inputs for model 'x'." * 100_000) is None

@@ -95,12 +95,13 @@ class WatchedCall:
             return
         upstream = error.upstream
         if upstream is not None:
-            if type(error) is ModelError and health.is_engine_error(request.model, upstream.message):
+            dead_part = health.dead_part(request.model, upstream.message)
+            health.suspect(request.model, dead_part, self._began, is_probe=request.is_probe)
+            if type(error) is ModelError and dead_part == (ModelFault.ENGINE, request.model):
                 # Only the engine of this Triton is dead, which would say the same again.
                 text = f"The engine of model '{request.model}' has died."
                 error = ModelNotReady(text, retry_after_s=ENGINE_RETRY_S, was_answered=True)
                 error.upstream = upstream
-            health.suspect(request.model, upstream.message, self._began, is_probe=request.is_probe)
         if (sequence := request.sequence) is not None:
             note_lost_sequence(sequence, error)
         # The gateway itself ends streams with Unavailable.

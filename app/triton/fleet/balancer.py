@@ -1,24 +1,37 @@
 """Distributes requests over several Tritons. If a server did not receive its request, another server gets it.
 
-``Balancer`` is an engine over several engines. ``DirectEngine`` is the engine for a single Triton, without a balancer;
-it repeats failed calls at the same Triton. docs/decisions/0014-health-of-triton.md has the reasons.
+``Balancer`` is an engine over several engines, which answers for their models as one. ``DirectEngine`` is the engine
+for a single Triton, without a balancer; it repeats failed calls at the same Triton.
+docs/decisions/0014-health-of-triton.md has the reasons.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from app.core.engine import Document, discard_stream
+from app.core.engine import Document, InferenceServer, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.triton.fleet.consensus import SeveralServers, no_address
+from app.core.model import ModelConfig, ModelKey, ModelState
 from app.triton.fleet.member import TritonServer
 from app.triton.triton_engine import TritonEngine
+
+T = TypeVar("T")
+Signature = tuple[object, ...]
+OTHER_SIGNATURE = "other_signature"
+ANSWER_S = 3.0
+"""Timeout of a query about a model."""
+LIVE_S = 1.0
+"""Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
+MOST = 10_000
+"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
+_log = logging.getLogger(__name__)
 
 
 def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
@@ -32,14 +45,12 @@ def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
     return not error.was_sent or (request.idempotent and not error.was_answered)
 
 
-MOST = 10_000
-"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
-LIVE_S = 1.0
-"""Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
-_log = logging.getLogger(__name__)
+def signature_of(config: ModelConfig) -> Signature:
+    """Returns the parts of a configuration that determine how requests are sent and responses are read."""
+    return config.inputs, config.outputs, config.max_batch_size, config.decoupled
 
 
-class Balancer(SeveralServers):
+class Balancer(InferenceServer):
     """Distributes requests over servers. :mod:`app.triton.fleet.ejection` updates the states of the servers."""
 
     def __init__(
@@ -51,7 +62,9 @@ class Balancer(SeveralServers):
 
         ``repeated``: called before a request is sent again.
         """
-        super().__init__()
+        self.servers: list[TritonServer] = []
+        self._chosen: dict[ModelKey, Signature] = {}
+        """Of each model whose configuration was requested."""
         self._places: OrderedDict[str, TritonServer] = OrderedDict()
         """Request id -> the Triton that received the request, so that a ``cancel`` model is called there."""
         self._changed = changed
@@ -59,16 +72,30 @@ class Balancer(SeveralServers):
         self.suspected = asyncio.Event()
         """Set when a call failed in a way that indicates a fault of its server."""
 
+    # The servers
+
+    @property
+    def _staying(self) -> list[TritonServer]:
+        return [server for server in self.servers if not server.is_leaving]
+
     def states(self) -> Mapping[str, str]:
         return {server.address: server.state for server in self.servers}
 
-    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
-        key = (model, version)
-        return {server.address: server.absences[key] for server in self._staying if key in server.absences}
+    def tell(self, ejected: str = "") -> None:
+        """Call this after each change of a state."""
+        self._changed(self.states(), ejected)
 
-    def fault(self, model: str) -> str:
-        """The fault at the first Triton that has one."""
-        return next(filter(None, (server.engine.fault(model) for server in self._staying)), "")
+    def eject(self, server: TritonServer) -> None:
+        _log.error("Triton at %s is not used: it is %s", server.address, server.state)
+        self.tell(server.address)
+
+    def put_down(self, server: TritonServer) -> None:
+        """Uses a server no more that does not answer. Its requests that may be repeated go to another server."""
+        server.is_up = False
+        for each in server.movable:
+            each.reschedule(asyncio.get_running_loop().time())
+        server.movable.clear()
+        self.eject(server)
 
     async def is_live(self) -> bool:
         """Whether any Triton answers."""
@@ -76,7 +103,7 @@ class Balancer(SeveralServers):
         return any(server.is_up for server in self.servers)
 
     async def look_at(self, server: TritonServer) -> None:
-        """Checks whether the server is live. If it has returned, queries its models before using it."""
+        """Checks whether the server is live. If it has returned, queries its models in use before using it."""
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(LIVE_S):
@@ -85,26 +112,48 @@ class Balancer(SeveralServers):
             is_live = server.health.is_heard_since(asked_at)
         if is_live and not server.is_up:
             with suppress(GatewayError):
-                await self.introduce(server)
+                await asyncio.gather(*(_in_time(self._read_config(server, key)) for key in self._chosen))
                 if any(each.is_up for each in self.servers):
                     server.start_slowly()
                 server.is_up = True
                 _log.info("Triton at %s answers", server.address)
                 self.tell()
         elif server.is_up and not is_live:
-            self._put_down(server)
+            self.put_down(server)
 
-    def _put_down(self, server: TritonServer) -> None:
-        server.go_down()
-        self.eject(server)
+    # Their models, as those of one server
 
-    def eject(self, server: TritonServer) -> None:
-        _log.error("Triton at %s is not used: it is %s", server.address, server.state)
-        self.tell(server.address)
+    async def models(self) -> Sequence[ModelState]:
+        """Returns the models of all servers. A model is ready if it is ready on at least one server."""
+        rows: dict[tuple[str, str], ModelState] = {}
+        for _, states in await self._ask(lambda server: server.engine.models()):
+            for state in states:
+                key = state.name, state.version
+                if key not in rows or (state.ready and not rows[key].ready):
+                    rows[key] = state
+        return list(rows.values())
 
-    def tell(self, ejected: str = "") -> None:
-        """Call this after each change of a state."""
-        self._changed(self.states(), ejected)
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether the model is ready on any server."""
+        answers = await self._ask(lambda server: self._note_readiness(server, (model, version)))
+        return any(is_ready for _, is_ready in answers)
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        """Returns the configuration that most servers have; in a tie, the signature that was chosen before.
+
+        A server with another signature is not used for the model. The instance count is the sum over all servers with
+        the signature, including servers that are down.
+        """
+        key, by_signature = (model, version), defaultdict[Signature, list[ModelConfig]](list)
+        for server, config in await self._ask(lambda server: server.engine.model_config(*key)):
+            server.configs[key] = config
+            by_signature[signature_of(config)].append(config)
+        known = self._chosen.get(key)
+        chosen = max(by_signature, key=lambda signature: (len(by_signature[signature]), signature == known))
+        self._chosen[key] = chosen
+        staying = [server for server in self._staying if key in server.configs]
+        equal = [server.configs[key] for server in staying if self._has_chosen(server, key)] or by_signature[chosen]
+        return replace(equal[0], instance_count=sum(config.instance_count for config in equal))
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
         """Returns the document of one server. Statistics are those of one server too."""
@@ -114,6 +163,53 @@ class Balancer(SeveralServers):
     def homes(self, model: str, version: str = "") -> Sequence[str]:
         request = InferenceRequest(model, (), version)
         return [each.address for each in self._able(request, ()) if each.is_usable]
+
+    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
+        key = (model, version)
+        return {server.address: server.absences[key] for server in self._staying if key in server.absences}
+
+    def fault(self, model: str) -> str:
+        """The fault at the first Triton that has one."""
+        return next(filter(None, (server.engine.fault(model) for server in self._staying)), "")
+
+    async def _read_config(self, server: TritonServer, key: ModelKey) -> None:
+        if await self._note_readiness(server, key):
+            server.configs[key] = await server.engine.model_config(*key)
+            self._has_chosen(server, key)
+
+    def _has_chosen(self, server: TritonServer, key: ModelKey) -> bool:
+        """Whether a server has the chosen signature. Otherwise marks it, and logs this once."""
+        has_chosen = signature_of(server.configs[key]) == self._chosen[key]
+        is_marked = server.absences.get(key) == OTHER_SIGNATURE
+        if has_chosen and is_marked:
+            del server.absences[key]
+        elif not has_chosen and not is_marked:
+            server.absences[key] = OTHER_SIGNATURE
+            text = "model '%s' at %s has other inputs or outputs than on most Tritons: it is not used there"
+            _log.error(text, key[0], server.address)
+        return has_chosen
+
+    async def _note_readiness(self, server: TritonServer, key: ModelKey) -> bool:
+        try:
+            is_ready = await server.engine.model_ready(*key)
+        except ModelNotReady:
+            is_ready = False
+        server.note_readiness(key, is_ready=is_ready)
+        return is_ready
+
+    async def _ask(self, question: Callable[[TritonServer], Awaitable[T]]) -> list[tuple[TritonServer, T]]:
+        """Returns the answers of the servers that answer. If no server answers, raises the error of one of them."""
+        servers = [server for server in self._staying if server.is_up] or self._staying
+        results = await asyncio.gather(*(_in_time(question(server)) for server in servers), return_exceptions=True)
+        answers = [(servers[i], result) for i, result in enumerate(results) if not isinstance(result, BaseException)]
+        for result in results:
+            if isinstance(result, BaseException) and (not answers or not isinstance(result, GatewayError)):
+                raise result
+        if not answers:
+            raise _no_address()
+        return answers
+
+    # Requests
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         """While no server has received the request, every server may be tried. Otherwise it is repeated only once."""
@@ -199,7 +295,7 @@ class Balancer(SeveralServers):
                 if isinstance(exc, ModelNotReady):
                     server.note_readiness((request.model, request.version), is_ready=False)
                 elif not exc.was_sent:
-                    self._put_down(server)
+                    self.put_down(server)
                 self.suspected.set()
             raise
         finally:
@@ -223,13 +319,20 @@ class Balancer(SeveralServers):
         if refusals:  # the one that will end first
             raise min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
         if not self._staying:
-            raise no_address()
+            raise _no_address()
         raise ModelNotReady(f"No Triton has a ready model '{request.model}'.", was_sent=False)
 
     def _pick(self, request: InferenceRequest, tried: Collection[TritonServer]) -> TritonServer | None:
-        """Picks the better of two random servers. If every server with the model is ejected, all of these are used."""
+        """Picks the less loaded of two random servers, which is nearly as good as a comparison of all servers.
+
+        If every server with the model is ejected, all of these are used.
+        """
         able = self._able(request, tried)
-        return better_of_two([each for each in able if each.is_usable] or able)
+        servers = [each for each in able if each.is_usable] or able
+        if len(servers) < 2:
+            return servers[0] if servers else None
+        now = time.monotonic()
+        return min(random.sample(servers, 2), key=lambda server: server.load(now))
 
     def _able(self, request: InferenceRequest, tried: Collection[TritonServer]) -> list[TritonServer]:
         able = [each for each in self.servers if each not in tried and not each.is_leaving and each.has(request)]
@@ -237,21 +340,18 @@ class Balancer(SeveralServers):
             able = [each for each in able if each.health.refusal(request.model) is None]
         return able
 
-    @property
-    def _staying(self) -> list[TritonServer]:
-        return [server for server in self.servers if not server.is_leaving]
+
+def _no_address() -> UpstreamUnavailable:
+    return UpstreamUnavailable("No address of Triton is known.", was_sent=False)
 
 
-def better_of_two(servers: Sequence[TritonServer]) -> TritonServer | None:
-    """Returns the less loaded of two random servers, which is nearly as good as a comparison of all servers."""
-    count = len(servers)
-    if count < 2:
-        return servers[0] if servers else None
-    first = int(random.random() * count)
-    second = int(random.random() * (count - 1))
-    one, other = servers[first], servers[second + (second >= first)]
-    now = time.monotonic()
-    return one if one.load(now) <= other.load(now) else other
+async def _in_time(answer: Awaitable[T]) -> T:
+    """Raises UpstreamUnavailable if a server does not answer a query in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await answer
+    except TimeoutError as exc:
+        raise UpstreamUnavailable("A Triton does not answer.") from exc
 
 
 class DirectEngine(TritonEngine):

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 
 from app.core.aio import BackgroundTasks, Backoff
 from app.core.errors import GatewayError
@@ -37,10 +37,26 @@ async def watch_servers(balancer: Balancer, canaries: Canaries) -> None:
         try:
             if is_suspect:
                 await balancer.look_at(server)
-            if server.slow is not None and server.slow.probes.is_due:
-                await _probe(balancer, canaries, server, server.slow)
+            if server.slow is not None and server.slow.probes.is_due and await is_fast(server, server.slow):
+                server.slow = None
+                server.start_slowly()
+                balancer.tell()
+                _log.info("Triton at %s is used again", server.address)
         finally:
             checked.discard(server)
+
+    async def is_fast(server: TritonServer, slow: Slow) -> bool:
+        """Whether it answers a canary in time. Without a canary, an up server counts as fast."""
+        slow.probes.fail()
+        canary, began = canary_of(canaries, slow.model), time.monotonic()
+        if canary is None:
+            return server.is_up
+        try:
+            return (
+                await is_answered(server.engine, canary, 2 * slow.limit_s) and time.monotonic() - began < slow.limit_s
+            )
+        except GatewayError:
+            return False
 
     tasks = BackgroundTasks()
     while True:
@@ -55,45 +71,24 @@ async def watch_servers(balancer: Balancer, canaries: Canaries) -> None:
             if (is_suspect or server.slow is not None) and server not in checked:
                 checked.add(server)
                 tasks.start(check(server, is_suspect=is_suspect))
-        _eject_slow(balancer)
+        eject_slow(balancer)
 
 
-def _eject_slow(balancer: Balancer) -> None:
-    """Ejects slow servers, but never more than half of all servers."""
+def eject_slow(balancer: Balancer) -> None:
+    """Ejects servers that answer a model much slower than the others, but never more than half of all servers."""
     usable = [server for server in balancer.servers if server.is_usable]
-    for server, model, limit_s in slow_servers(usable):
-        if 2 * (sum(each.is_usable for each in usable) - 1) < len(balancer.servers):
-            return
-        server.slow = Slow(model, limit_s, Backoff(FIRST_RETURN_S, LONGEST_RETURN_S))
-        server.slow.probes.fail()
-        balancer.eject(server)
-
-
-async def _probe(balancer: Balancer, canaries: Canaries, server: TritonServer, slow: Slow) -> None:
-    """Uses the server again if it answers a canary in time. Without a canary, an up server counts as fast."""
-    slow.probes.fail()
-    canary, is_fast, began = canary_of(canaries, slow.model), server.is_up, time.monotonic()
-    if canary is not None:
-        try:
-            is_fast = await is_answered(server.engine, canary, 2 * slow.limit_s)
-        except GatewayError:
-            is_fast = False
-        is_fast = is_fast and time.monotonic() - began < slow.limit_s
-    if is_fast:
-        server.slow = None
-        server.start_slowly()
-        balancer.tell()
-        _log.info("Triton at %s is used again", server.address)
-
-
-def slow_servers(servers: list[TritonServer]) -> Iterator[tuple[TritonServer, str, float]]:
-    """Yields each server that answers a model much slower than the others, with the model and the limit in seconds."""
-    for model in {model for server in servers for model in server.latencies}:
-        latencies = {server: server.latencies[model] for server in servers}
+    for model in {model for server in usable for model in server.latencies}:
+        latencies = {server: server.latencies[model] for server in usable}
         medians = {server: statistics.median(found) for server, found in latencies.items() if len(found) >= ENOUGH}
         for server, median_s in medians.items():
             others_s = [each for other, each in medians.items() if other is not server]
-            if others_s:
-                limit_s = max(TIMES * statistics.median(others_s), statistics.median(others_s) + LEAST_S)
-                if median_s > limit_s:
-                    yield server, model, limit_s
+            limit_s = (
+                max(TIMES * statistics.median(others_s), statistics.median(others_s) + LEAST_S) if others_s else inf
+            )
+            if median_s <= limit_s or not server.is_usable:
+                continue
+            if 2 * (sum(each.is_usable for each in usable) - 1) < len(balancer.servers):
+                return
+            server.slow = Slow(model, limit_s, Backoff(FIRST_RETURN_S, LONGEST_RETURN_S))
+            server.slow.probes.fail()
+            balancer.eject(server)

@@ -85,13 +85,6 @@ class TritonServer:
             self.joined_at = 0.0
         return (self.in_flight + 1) / min(max(share, LEAST_SHARE), 1.0) - 1
 
-    def go_down(self) -> None:
-        """Marks the server as down, and ends running requests that may be repeated on another server."""
-        self.is_up = False
-        for each in self.movable:
-            each.reschedule(asyncio.get_running_loop().time())
-        self.movable.clear()
-
     def start_slowly(self) -> None:
         self.joined_at = time.monotonic()
         self.latencies.clear()

@@ -50,9 +50,16 @@ class ServerPool:
 
     async def follow(self) -> None:
         """Adds new addresses. Removed addresses get no further requests."""
-        wanted = await self._wanted()
-        if not wanted:
-            return
+        wanted = frozenset(self._names)
+        if self._is_resolving:
+            try:
+                wanted = await addresses.resolved(self._names[0], self._resolve)
+            except OSError as exc:
+                if not self._has_failed:
+                    _log.error("%s cannot be resolved: %s; the known addresses stay", self._names[0], exc or "timeout")
+                self._has_failed = True
+                return
+            self._has_failed = False
         known = {server.address: server for server in self._balancer.servers}
         for address, server in known.items():
             if server.is_leaving != (address not in wanted):
@@ -71,20 +78,6 @@ class ServerPool:
     async def close(self) -> None:
         for server in list(self._stacks):
             await self._remove(server)
-
-    async def _wanted(self) -> frozenset[str]:
-        """Returns the current addresses. Empty if the name cannot be resolved now: the known addresses are kept."""
-        if not self._is_resolving:
-            return frozenset(self._names)
-        try:
-            found = await addresses.resolved(self._names[0], self._resolve)
-        except OSError as exc:
-            if not self._has_failed:
-                _log.error("%s cannot be resolved: %s; the known addresses stay", self._names[0], exc or "timeout")
-            self._has_failed = True
-            return frozenset()
-        self._has_failed = False
-        return found
 
     async def _remove(self, server: TritonServer) -> None:
         if server in self._balancer.servers:

@@ -1,9 +1,8 @@
 """Canary requests, with which the gateway checks whether a model works."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
 from app.core.engine import Engine, InferenceServer
 from app.core.errors import DeadlineExceeded, GatewayError, Unavailable
@@ -43,52 +42,45 @@ async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool:
                 return True
     except DeadlineExceeded:
         return False
-    except GatewayError as exc:
-        if isinstance(exc, Unavailable):
-            raise
+    except Unavailable:
+        raise
+    except GatewayError:
+        pass
     return True
 
 
-class Verdict(Enum):
-    WORKS = auto()
-    """The model answers, or it is busy."""
-    SILENT = auto()
-    UNKNOWN = auto()
-    """Triton, its statistics or the model cannot be reached."""
-
-
-async def examine(engine: InferenceServer, canary: Canary, timeout_s: float, method: str) -> Verdict:
+async def works(engine: InferenceServer, canary: Canary, timeout_s: float, method: str) -> bool | None:
     """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
 
     Triton executes requests although their callers do not wait any more. So a model that answers nothing in time may be
     busy for minutes. Triton's statistics count the requests that it completes in this time.
+
+    Returns:
+        None if Triton, its statistics or the model cannot be reached.
     """
-    model, canary = canary.request.model, replace(canary, is_decoupled=method == "ModelStreamInfer")
+    canary = replace(canary, is_decoupled=method == "ModelStreamInfer")
+
+    async def completed() -> dict[str, tuple[int, int, int]]:
+        """Model -> its executions since it was loaded, its successful requests, and their nanoseconds in Triton."""
+        found = {}
+        for model in canary.models:
+            versions = (await engine.document("stats", model))["model_stats"]
+            successes = [version["inference_stats"]["success"] for version in versions]
+            executions = sum(version["execution_count"] for version in versions)
+            found[model] = executions, sum(each["count"] for each in successes), sum(each["ns"] for each in successes)
+        return found
+
     try:
-        before = await _completed(engine, canary.models)
+        before = await completed()
         if await is_answered(engine, canary, timeout_s):
-            return Verdict.WORKS
-        after = await _completed(engine, canary.models)
+            return True
+        after = await completed()
     except GatewayError:
-        return Verdict.UNKNOWN
+        return None
     # The canary itself counts as an execution of an ensemble's steps and, before its response, of a decoupled model.
     # So these are busy only if the completed requests took about as long as the canary waited.
+    model = canary.request.model
     if not canary.is_decoupled and after[model][0] != before[model][0]:
-        return Verdict.WORKS
+        return True
     gained = [(after[name][1] - before[name][1], after[name][2] - before[name][2]) for name in after]
-    average_s = sum(ns / requests / 1e9 for requests, ns in gained if requests > 0)
-    return Verdict.WORKS if average_s >= timeout_s / 2 else Verdict.SILENT
-
-
-async def _completed(engine: InferenceServer, models: Iterable[str]) -> Mapping[str, tuple[int, int, int]]:
-    """Model -> its executions since it was loaded, its successful requests, and their nanoseconds in Triton.
-
-    Raises GatewayError, also if the server has no statistics.
-    """
-    found = {}
-    for model in models:
-        versions = (await engine.document("stats", model))["model_stats"]
-        successes = [version["inference_stats"]["success"] for version in versions]
-        executions = sum(version["execution_count"] for version in versions)
-        found[model] = executions, sum(each["count"] for each in successes), sum(each["ns"] for each in successes)
-    return found
+    return sum(ns / requests / 1e9 for requests, ns in gained if requests > 0) >= timeout_s / 2

@@ -80,7 +80,6 @@ class Rule(NamedTuple):
     clause: str = ""
     """See :meth:`InferenceServer.fault`."""
     retry_after_s: int = 1
-    error: type[Unavailable] = ModelNotReady
 
 
 RULES = {
@@ -93,7 +92,6 @@ RULES = {
         "Model '{}' failed several times in a row; it is not called until it answers a probe.",
         f"model '%s' failed {FAILURES} times in a row without an answer: its breaker is open",
         "model '%s' answers again: its breaker is closed",
-        error=UpstreamUnavailable,
     ),
     ModelFault.ENGINE: Rule(
         "The engine of model '{}' has died.",
@@ -222,8 +220,9 @@ class TritonHealth:
         known = (self._configs[name] for name in self.run_by(called) if name in self._configs)
         return max((config.instance_count for config in known), default=1)
 
-    def is_ensemble(self, model: str) -> bool:
-        return model in self._configs and self._configs[model].is_ensemble
+    def runs_itself(self, model: str) -> bool:
+        """Whether Triton runs the model in a process or an engine of its own: it is not a known ensemble."""
+        return model not in self._configs or not self._configs[model].is_ensemble
 
     # What follows for requests
 
@@ -250,10 +249,11 @@ class TritonHealth:
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
         for fault in self.faults_of(model):
-            rule, retry_after_s = RULES[fault], RULES[fault].retry_after_s
-            if fault is ModelFault.OPEN:
-                retry_after_s = max(1, math.ceil(self.models[model].probes.due_at - time.monotonic()))
-            return rule.error(rule.refusal.format(model), was_sent=False, retry_after_s=retry_after_s)
+            text, retry_after_s = RULES[fault].refusal.format(model), RULES[fault].retry_after_s
+            if fault is not ModelFault.OPEN:
+                return ModelNotReady(text, was_sent=False, retry_after_s=retry_after_s)
+            wait_s = math.ceil(self.models[model].probes.due_at - time.monotonic())
+            return UpstreamUnavailable(text, was_sent=False, retry_after_s=max(1, wait_s))
         if self.is_stuck:
             return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)
         return None
@@ -318,33 +318,29 @@ class TritonHealth:
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.
 
-    def is_engine_error(self, called: str, message: str) -> bool:
-        """Whether a pipeline declares that this message means that the engine of the called model died."""
-        message = message[:_LONGEST_MESSAGE]
-        return any(re.search(pattern, message) for pattern in self._declared(called).engine_errors)
-
     def dead_part(self, called: str, message: str) -> DeadPart | None:
         """The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
 
-        Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``.
+        Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``. A pipeline
+        declares which messages mean that an engine has died.
         """
-        found = _DEAD_STUB.search(message)
-        if found is None:
-            return (ModelFault.ENGINE, called) if self.is_engine_error(called, message) else None
+        message = message[:_LONGEST_MESSAGE]
+        if (found := _DEAD_STUB.search(message)) is None:
+            is_engine_error = any(re.search(pattern, message) for pattern in self._declared(called).engine_errors)
+            return (ModelFault.ENGINE, called) if is_engine_error else None
         if found[1] is None:
             return ModelFault.PROCESS, called
         owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]
         return (ModelFault.PROCESS, max(owners, key=len)) if owners else None
 
-    def suspect(self, called: str, message: str, began: float, *, is_probe: bool = False) -> None:
-        """Notes the error of a call to the model ``called``, if it is about a process or engine that the model needs.
+    def suspect(self, called: str, part: DeadPart | None, began: float, *, is_probe: bool = False) -> None:
+        """Notes what the error of a call to the model ``called`` is about. No-op without a dead part.
 
         The error of a canary is a proof. Another may contain text from a caller, so it is only a suspicion.
 
         ``began``: start of the call, in monotonic seconds. A call from before the repair of the model is ignored,
         because its error, which may be seconds late, is about the process that the repair replaced.
         """
-        part = self.dead_part(called, message)
         if part is None or began < self.models[part[1]].repaired_at:
             return
         if is_probe:

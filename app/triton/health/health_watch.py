@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
@@ -12,7 +12,7 @@ from app.core.engine import discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.triton.grpc_errors import REPAIR_S
-from app.triton.health.canaries import Canaries, Canary, Verdict, canary_of, examine, is_answered
+from app.triton.health.canaries import Canaries, Canary, canary_of, is_answered, works
 from app.triton.health.health import DEAD, FAILURES, FIRST_DELAY_S, REPEATED, ModelFault, TritonHealth
 from app.triton.triton_engine import RunningStream, TritonEngine
 
@@ -39,8 +39,6 @@ LONGEST_RESTART_S = 3600.0
 """Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
 DEAD_S = 0.5
 """A stream of a dead process has been silent at least this long, because Triton needs a second to report the death."""
-ENDED_S = 2.0
-"""The longest time that a repair waits for the end of the streams of a dead process."""
 SILENT_S = 2.0
 """A stream that has begun is examined after this silence,"""
 TIMES = 5.0
@@ -149,7 +147,9 @@ class HealthWatch:
     async def _confirm_and_repair(self) -> None:
         """One model at a time. The model's sample confirms a suspicion; without a sample, repeated errors do.
 
-        If another process repairs now, its repair may end the fault: the suspicions begin anew after it.
+        If another process repairs now, its repair may end the fault: the suspicions begin anew after it. A reload
+        beside the streams of a dead process can abort Triton 2.51: where the model has streams, a repair begins after
+        FIRST_DELAY_S, when those of the dead process have ended (:meth:`_is_silent_stream`).
         """
         health = self._health
         with self._turn() as is_own:
@@ -167,26 +167,25 @@ class HealthWatch:
                     health.suspects.pop(called, None)
             for model in health.with_fault(*DEAD):
                 state = health.models[model]
-                dead_s = time.monotonic() - state.died_at
-                if dead_s < ENDED_S and any(model in health.run_by(stream.model) for stream in self._engine.streams):
-                    continue  # a reload beside the streams of a dead process can abort Triton 2.51
-                if state.repairs.is_due and (health.may_reload or dead_s >= FIRST_DELAY_S):
+                waits = not health.may_reload or any(
+                    model in health.run_by(each.model) for each in self._engine.streams
+                )
+                if state.repairs.is_due and time.monotonic() - state.died_at >= (FIRST_DELAY_S if waits else 0.0):
+                    state.repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
+                    state.repairs.fail()
                     await self._repair(model)
 
     async def _repair(self, model: str) -> None:
         """Without a sample of the model, or of one that runs it, the next request decides whether it works."""
         health, asked_at = self._health, time.monotonic()
         is_engine = ModelFault.ENGINE in health.faults[model]
-        repairs = health.models[model].repairs
-        repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
-        repairs.fail()
-        # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
-        names = [name for name in self._bottom_up(model) if not health.is_ensemble(name)] if is_engine else [model]
-        if health.may_reload and not await self._reload(names):
-            return
+        if health.may_reload:
+            # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
+            names = filter(health.runs_itself, self._bottom_up(model)) if is_engine else [model]
+            if not all([await self._reloads(name) for name in names]):
+                return
         sampled = [called for canary in self._canaries() if model in health.run_by(called := canary.request.model)]
-        called = model if model in sampled else next(iter(sampled), "")
-        is_dead = await self._meets_dead_part(called)
+        is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
         if not is_dead or not (is_engine or health.models[model].died_at > asked_at):
             health.revive(model, is_proven=is_dead is not None)
 
@@ -206,25 +205,23 @@ class HealthWatch:
     def _bottom_up(self, model: str) -> list[str]:
         return [*sorted(self._health.run_by(model) - {model}), model]
 
-    async def _reload(self, models: Iterable[str], timeout_s: float | None = None) -> bool:
-        """Whether all of them are loaded."""
-        are_loaded = True
-        for model in models:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._engine.reload_model(model)
-                _log.info("model '%s' was unloaded and loaded again", model)
-                continue
-            except TimeoutError:
-                _log.error("model '%s' could not be loaded again within %g s", model, timeout_s)
-            except GatewayError as exc:
-                if exc.upstream is not None and _REFUSED in exc.upstream.message:
-                    self._health.may_reload = False
-                    _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
-                else:
-                    _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
-            are_loaded = False
-        return are_loaded
+    async def _reloads(self, model: str, timeout_s: float | None = None) -> bool:
+        """Whether the model could be loaded again."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._engine.reload_model(model)
+        except TimeoutError:
+            _log.error("model '%s' could not be loaded again within %g s", model, timeout_s)
+        except GatewayError as exc:
+            if exc.upstream is not None and _REFUSED in exc.upstream.message:
+                self._health.may_reload = False
+                _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
+            else:
+                _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
+        else:
+            _log.info("model '%s' was unloaded and loaded again", model)
+            return True
+        return False
 
     # Silence
 
@@ -242,14 +239,17 @@ class HealthWatch:
             hangs_at = began + self._hung_after_s(method, model)
             while await self._stays_silent(model, method, hangs_at):
                 hangs = True
-                _log.error(
-                    "model '%s' hangs: it has completed no request for %g s", model, round(time.monotonic() - began)
-                )
+                silent_s = round(time.monotonic() - began)
+                _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
                 if not await self._recovers_if_stuck(method, began):
                     if health.may_reload and not is_reloaded:
                         is_reloaded = True
                         async with self._reloading:
-                            await self._reload_hung(model)
+                            with self._turn() as is_own:
+                                # without the models below it whose own canary is answered
+                                for name in self._bottom_up(model) if is_own else ():
+                                    if name == model or not await self._look("ModelStreamInfer", name):
+                                        await self._reloads(name, RELOAD_S)
                     else:
                         health.restart_wanted_by.add(model)
                         if self._restarts.is_due:
@@ -267,7 +267,7 @@ class HealthWatch:
         """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
         canaries, calls = 0, self._health.calls_of(model, method)
         while canaries < CANARIES or calls.unanswered < FAILURES or time.monotonic() < until:
-            if self._health.is_stuck or await self._look(method, model) is not Verdict.SILENT:
+            if self._health.is_stuck or await self._look(method, model) is not False:
                 return False
             canaries += 1
         return True
@@ -280,32 +280,36 @@ class HealthWatch:
         health, after_s = self._health, self._hung_after_s(method)
         if time.monotonic() - since < after_s or health.is_heard_since(since, method):
             return False
-        if await self._look(method) is not Verdict.SILENT or health.is_stuck:  # another task may have found it
+        if await self._look(method) is not False or health.is_stuck:  # another task may have found it
             return False
         health.is_stuck = True
         _log.error("Triton is stuck: it is live, but answers no %s call", method)
-        delays, verdict, restart_at = Backoff(longest_s=LONGEST_RECOVERY_S), Verdict.SILENT, 0.0
-        while verdict is not Verdict.WORKS:
+        delays, restart_at = Backoff(longest_s=LONGEST_RECOVERY_S), 0.0
+        is_working: bool | None = False
+        while not is_working:
             is_due = time.monotonic() >= restart_at
-            if is_due and verdict is Verdict.SILENT:
+            if is_due and is_working is False:
                 await self._restart_triton("it is stuck")
-            if is_due or verdict is Verdict.UNKNOWN:
+            if is_due or is_working is None:
                 restart_at = time.monotonic() + after_s
             await asyncio.sleep(delays.fail())
-            verdict = await self._look(method)
+            is_working = await self._look(method)
         health.is_stuck = False
         _log.info("Triton answers %s calls again", method)
         return True
 
-    async def _look(self, method: str, model: str = "") -> Verdict:
-        """Sends canaries to the model; without one, to several models. One that works is enough."""
+    async def _look(self, method: str, model: str = "") -> bool | None:
+        """Sends canaries to the model; without one, to several models. One that works is enough.
+
+        None: it is unknown whether one works.
+        """
         began, models = time.monotonic(), self._health.models
         canaries = self._canaries_by(method, model)
-        looks = (examine(self._engine, each, models[each.request.model].canary_s, method) for each in canaries)
-        verdicts = await asyncio.gather(*looks)
-        if Verdict.WORKS in verdicts or self._health.is_heard_since(began, method, model):
-            return Verdict.WORKS
-        return Verdict.UNKNOWN if Verdict.UNKNOWN in verdicts or not verdicts else Verdict.SILENT
+        looks = (works(self._engine, each, models[each.request.model].canary_s, method) for each in canaries)
+        found = await asyncio.gather(*looks)
+        if True in found or self._health.is_heard_since(began, method, model):
+            return True
+        return None if None in found or not found else False
 
     def _canaries_by(self, method: str, model: str = "") -> Sequence[Canary]:
         """Those of models that have answered before; without a model, several.
@@ -318,17 +322,7 @@ class HealthWatch:
 
     def _hung_after_s(self, method: str, model: str = "") -> float:
         canaries, models = self._canaries_by(method, model), self._health.models
-        return max(HUNG_S, 0.0, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries))
-
-    async def _reload_hung(self, model: str) -> None:
-        """Reloads the model and the models that it runs, except models whose own canary is answered.
-
-        No-op while another process of the gateway repairs Triton.
-        """
-        with self._turn() as is_own:
-            for name in self._bottom_up(model) if is_own else ():
-                if name == model or await self._look("ModelStreamInfer", name) is not Verdict.WORKS:
-                    await self._reload([name], RELOAD_S)
+        return max(HUNG_S, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries), 0.0)
 
     async def _restart_triton(self, reason: str) -> None:
         """No-op for a Triton that the gateway did not start: `/health/triton` shows that a restart is needed."""
@@ -345,17 +339,21 @@ class HealthWatch:
         Another instance of the model may be alive, so with several instances the stream gets more time.
         """
         stream.sample()
-        health = self._health
-        if health.has_died_since(stream.began, stream.model) and stream.silent_s >= (
-            DEAD_S if health.instances(stream.model) == 1 else health.models[stream.model].canary_s
-        ):
+        health, silent_s, canary_s = self._health, stream.silent_s, self._health.models[stream.model].canary_s
+        ends_after_s = DEAD_S if health.instances(stream.model) == 1 else canary_s
+        if silent_s >= ends_after_s and health.has_died_since(stream.began, stream.model):
             text = "The process of the model died before the stream was complete."
             stream.end(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
-        if stream.silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
+        if silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
             return False
-        stream.examined_s = stream.silent_s
+        stream.examined_s = silent_s
         return True
+
+    def _limit_s(self, stream: RunningStream) -> float:
+        """The silence after which a stream is examined."""
+        canary_s = self._health.models[stream.model].canary_s
+        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.has_begun else canary_s
 
     async def _examine_streams(self, model: str) -> None:
         """Finds out why streams are silent. A canary may meet a dead process."""
@@ -370,11 +368,6 @@ class HealthWatch:
         if not is_down and (canary := canary_of(self._canaries, model)) is not None:
             with suppress(GatewayError):
                 await is_answered(self._engine, canary, CANARY_S)
-
-    def _limit_s(self, stream: RunningStream) -> float:
-        """The silence after which a stream is examined."""
-        canary_s = self._health.models[stream.model].canary_s
-        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.has_begun else canary_s
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""

@@ -136,7 +136,7 @@ class TestPick:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         for server in balancer.servers:
-            server.go_down()
+            balancer.put_down(server)
         for _ in range(40):
             await ask(balancer)
         assert all(engine.requests for engine in engines)
@@ -200,7 +200,7 @@ class TestRepeats:
         staying = asyncio.create_task(ask(balancer))
         await asyncio.sleep(0)
         balancer.servers.append(TritonServer("triton-9:1", working()))
-        server.go_down()
+        balancer.put_down(server)
         assert await movable == ANSWER
         assert (movable.cancelling(), staying.done()) == (0, False)
         held.may_answer.set()
@@ -294,7 +294,7 @@ class TestModels:
     async def test_instances_of_all_servers_are_added(self) -> None:
         balancer, _ = balanced(working(), working(), working())
         assert (await balancer.model_config("m")).instance_count == 3
-        balancer.servers[0].go_down()
+        balancer.put_down(balancer.servers[0])
         assert (await balancer.model_config("m")).instance_count == 3  # the server is expected to return
         balancer.servers[1].is_leaving = True
         assert (await balancer.model_config("m")).instance_count == 2

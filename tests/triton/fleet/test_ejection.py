@@ -8,11 +8,10 @@ import pytest
 
 from app.core.inference import Deadline, InferenceRequest
 from app.triton.fleet import ejection as module
-from app.triton.fleet.ejection import ENOUGH, slow_servers, watch_servers
+from app.triton.fleet.ejection import ENOUGH, eject_slow, watch_servers
 from app.triton.fleet.member import TritonServer
-from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import Samples, eventually, running
-from tests.triton.fleet.test_balancer import ANSWER, PLAIN, Balancer, balanced, working
+from tests.triton.fleet.test_balancer import ANSWER, Balancer, balanced, working
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +87,8 @@ async def test_at_most_half_of_the_servers_are_ejected() -> None:
     ids=["three times", "far below a millisecond", "too few samples"],
 )
 def test_a_server_of_similar_speed_is_not_ejected(latencies: tuple[float, ...], count: int) -> None:
-    servers = [TritonServer(str(number), FakeEngine.of(PLAIN)) for number in range(3)]
-    for server, latency_s in zip(servers, latencies, strict=True):
+    balancer, seen = balanced(working(), working(), working())
+    for server, latency_s in zip(balancer.servers, latencies, strict=True):
         measured(server, latency_s, count)
-    assert list(slow_servers(servers)) == []
+    eject_slow(balancer)
+    assert seen.ejections == []

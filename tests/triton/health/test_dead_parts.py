@@ -234,36 +234,36 @@ class TestSuspicion:
     ) -> None:
         found = health.dead_part("whole", text.format(DEAD.format(stub)))
         assert found == (None if owner is None else (ModelFault.PROCESS, owner))
-        health.suspect("whole", DEAD.format(stub), time.monotonic())
+        health.suspect("whole", health.dead_part("whole", DEAD.format(stub)), time.monotonic())
         assert list(health.suspects) == ([] if owner is None else ["whole"])
 
     def test_a_text_without_a_name_refers_to_the_called_model(self, health: TritonHealth) -> None:
         assert health.dead_part("part", "Stub process is not healthy.") == (ModelFault.PROCESS, "part")
 
     def test_another_error_causes_no_suspicion(self, health: TritonHealth) -> None:
-        health.suspect("whole", "no boxes", time.monotonic())
+        health.suspect("whole", health.dead_part("whole", "no boxes"), time.monotonic())
         assert not health.suspects
 
     def test_errors_of_calls_before_a_repair_are_ignored(self, health: TritonHealth) -> None:
         """Triton answers a call to the old process up to 5 s later, when the model already has a new one."""
         began = time.monotonic()
         health.begin(ModelFault.PROCESS, "part")
-        health.suspect("whole", DEAD.format("part_0_0"), began)
+        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), began)
         health.revive("part")
         assert not health.suspects
-        health.suspect("whole", DEAD.format("part_0_0"), began)
+        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), began)
         assert not health.suspects
-        health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
+        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), time.monotonic())
         assert health.suspects == {"whole": Counter({(ModelFault.PROCESS, "part"): 1})}
 
     async def test_repeated_errors_name_one_model(self, dying: Dying) -> None:
         dying.health.learn(config("whole", "part", "inner"))
         for stub in ("part_0_0", "part_0_0", "inner_0_0"):
-            dying.health.suspect("whole", DEAD.format(stub), time.monotonic())
+            dying.health.suspect("whole", dying.health.dead_part("whole", DEAD.format(stub)), time.monotonic())
         async with dying.watching():
             await asyncio.sleep(0.05)
             assert dying.deaths == []
-            dying.health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
+            dying.health.suspect("whole", dying.health.dead_part("whole", DEAD.format("part_0_0")), time.monotonic())
             await eventually(lambda: dying.deaths == [(ModelFault.PROCESS, "part")])
 
     def test_a_dead_step_fails_every_model_that_uses_it(self, health: TritonHealth) -> None:

@@ -36,10 +36,6 @@ class Http2Call:
         if not self._is_over:
             self._stop(RpcError("CANCELLED", "the caller cancelled the call"))
 
-    def failed(self, error: RpcError) -> None:
-        """Called by the connection when it ends the call."""
-        self._end(error)
-
     def received_headers(self, event: HeadersReceived) -> None:
         if event.is_end:
             self._finish(event.headers)
@@ -63,7 +59,7 @@ class Http2Call:
         error: RpcError | None = error_of_trailers(trailers)
         if error is None and not self._reader.is_between_messages:
             error = BrokenExchange("the response ended inside a message")
-        self._end(error)
+        self.failed(error)
 
     def interrupt(self, error: Exception) -> None:
         """Raises ``error`` in the caller's wait; the call goes on."""
@@ -78,9 +74,9 @@ class Http2Call:
 
     def _stop(self, error: RpcError) -> None:
         self._connection.cancel(self._stream_id)
-        self._end(error)
+        self.failed(error)
 
-    def _end(self, error: RpcError | None) -> None:
+    def failed(self, error: RpcError | None) -> None:
         """Ends the call. Only the first end counts. ``error``: None for the status OK."""
         if self._is_over:
             return
@@ -94,10 +90,6 @@ class Http2Call:
         """Waits until :meth:`_wake`. Cancelling this wait does not cancel the call."""
         self._changed = self._connection.loop.create_future()
         await self._changed
-
-    @property
-    def _is_awaited(self) -> bool:
-        return self._changed is not None and not self._changed.done()
 
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
@@ -162,7 +154,10 @@ class Http2StreamCall(Http2Call):
         return self
 
     async def __anext__(self) -> bytes:
-        """Returns a buffered message at once. Cancelling this wait does not cancel the call. Raises RpcError."""
+        """Returns a buffered message at once. Cancelling this wait does not cancel the call.
+
+        Raises RpcError, or the error of :meth:`interrupt`.
+        """
         while not self._messages:
             if self._is_over:
                 raise self._error or StopAsyncIteration
@@ -172,7 +167,14 @@ class Http2StreamCall(Http2Call):
             else:
                 self._asked = time.monotonic()
             self._connection.flush()
-            await self._message_or_end()
+            self.waits_since = time.monotonic()
+            try:
+                await self._change()
+            finally:
+                self.waits_since = None
+                interruption, self._interruption = self._interruption, None
+            if interruption is not None and not self._messages:
+                raise interruption
         message = self._messages.pop(0)
         if not self._is_over:
             session = self._connection.session
@@ -191,17 +193,6 @@ class Http2StreamCall(Http2Call):
     def is_receiving(self) -> bool:
         return not self._is_over and not self._reader.is_between_messages
 
-    async def _message_or_end(self) -> None:
-        """Raises the error of :meth:`interrupt`."""
-        self.waits_since = time.monotonic()
-        try:
-            await self._change()
-        finally:
-            self.waits_since = None
-            interruption, self._interruption = self._interruption, None
-        if interruption is not None and not self._messages:
-            raise interruption
-
     def interrupt(self, error: Exception) -> None:
         if self.waits_since is not None:
             super().interrupt(error)
@@ -216,27 +207,22 @@ class Http2StreamCall(Http2Call):
         padding = event.size - len(event.data)
         if padding:
             self._connection.session.acknowledge(self._stream_id, padding)
-        count = len(self._messages) - before
-        if count:
+        if count := len(self._messages) - before:
             if self.arrived is None and not self._is_timed:
                 self._connection.may_rest(self._stream_id)
-            self._note_arrival(count)
+            now = time.monotonic()
+            if self._asked is not None and now - self._asked >= WAITED_S:
+                self.is_behind = False
+            self._asked = None
+            if count > 1:  # they arrived together
+                self.gap_s = 0.0
+            elif self.arrived is not None:
+                self.gap_s = now - self.arrived
+            self.arrived = now
         if self._messages:
             self._wake()
-        elif self._is_awaited:
+        elif self._changed is not None and not self._changed.done():
             self._await_message()
-
-    def _note_arrival(self, count: int) -> None:
-        """Notes that ``count`` messages arrived together."""
-        now = time.monotonic()
-        if self._asked is not None and now - self._asked >= WAITED_S:
-            self.is_behind = False
-        self._asked = None
-        if count > 1:
-            self.gap_s = 0.0
-        elif self.arrived is not None:
-            self.gap_s = now - self.arrived
-        self.arrived = now
 
     def _note_delay(self) -> None:
         """Notes that the server may have been blocked, because the window was nearly closed until this read."""

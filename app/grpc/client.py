@@ -1,10 +1,13 @@
 """A gRPC client on asyncio with one connection for new calls, which is opened on demand and reopened after a loss."""
 
 import asyncio
+import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, TypeVar
 
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
@@ -18,6 +21,7 @@ from app.grpc.rpc import LATER_S, Metadata, RpcError
 CONNECT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.25
+AnyCall = TypeVar("AnyCall", Http2UnaryCall, Http2StreamCall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +54,43 @@ class Client:
         self._next_attempt_at = 0.0
         self._blocks: dict[str, bytes] = {}
 
-    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2UnaryCall:
+    def unary(
+        self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()
+    ) -> Coroutine[Any, Any, Http2UnaryCall]:
         """Starts a call. Raises RpcError if there is no connection."""
-        connection = self._connection
-        if connection is None or not connection.has_room:
-            connection, timeout_s = await self._connected(timeout_s)
-        call = Http2UnaryCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s + LATER_S, metadata), message, timeout_s)
-        return call
+        return self._start(Http2UnaryCall, path, message, timeout_s, metadata)
 
-    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2StreamCall:
+    def stream(
+        self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()
+    ) -> Coroutine[Any, Any, Http2StreamCall]:
         """Starts a call with one request message. Raises RpcError if there is no connection."""
+        return self._start(Http2StreamCall, path, message, timeout_s, metadata)
+
+    async def _start(
+        self, kind: type[AnyCall], path: str, message: bytes, timeout_s: float, metadata: Metadata
+    ) -> AnyCall:
         connection = self._connection
         if connection is None or not connection.has_room:
             connection, timeout_s = await self._connected(timeout_s)
-        call = Http2StreamCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s + LATER_S, metadata), message, timeout_s)
+        block = self._blocks.get(path)
+        if block is None:  # the fields of a method are never indexed, so every block can use them
+            headers = (
+                (":method", "POST"),
+                (":scheme", "http" if self._options.tls is None else "https"),
+                (":path", path),
+                (":authority", self._authority),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "triton-gateway"),
+            )
+            fields = [NeverIndexedHeaderTuple(*header) for header in headers]
+            block = self._blocks[path] = bytes(Encoder().encode(fields, huffman=False))
+        timeout = b"%dm" % min(max(round((timeout_s + LATER_S) * 1e3), 1), 99_999_999)
+        block += b"%s%c%s" % (_TIMEOUT, len(timeout), timeout)
+        for name, value in metadata:
+            block += _literal(name.encode("ascii"), value.encode("ascii"))
+        call = kind(connection, self._options.max_message_bytes)
+        call.start(block, message, timeout_s)
         return call
 
     async def close(self) -> None:
@@ -122,31 +147,15 @@ class Client:
             transport, connection = await loop.create_connection(
                 protocol, host.strip("[]"), int(port), ssl=tls, server_hostname=name
             )
-            self._options.keep_alive.set_options(transport.get_extra_info("socket"))
+            if (connected := transport.get_extra_info("socket")) is None:
+                raise ConnectionResetError("the connection was closed at once")
+            network_s = self._options.keep_alive.network_s
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ceil(network_s / 2))
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ceil(network_s / 4))
+            # Linux resends lost bytes for a quarter of an hour by default.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network_s * 1000))
         return connection
-
-    def _header_block(self, path: str, timeout_s: float, metadata: Metadata) -> bytes:
-        block = self._blocks.get(path)
-        if block is None:
-            block = self._blocks[path] = self._fixed_headers(path)
-        timeout = b"%dm" % min(max(round(timeout_s * 1e3), 1), 99_999_999)
-        block += b"%s%c%s" % (_TIMEOUT, len(timeout), timeout)
-        for name, value in metadata:
-            block += _literal(name.encode("ascii"), value.encode("ascii"))
-        return block
-
-    def _fixed_headers(self, path: str) -> bytes:
-        """Returns the header fields of a method, prepared once. They are never indexed, so every block can use them."""
-        headers = (
-            (":method", "POST"),
-            (":scheme", "http" if self._options.tls is None else "https"),
-            (":path", path),
-            (":authority", self._authority),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            ("user-agent", "triton-gateway"),
-        )
-        return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))
 
 
 _TIMEOUT = b"\x10\x0cgrpc-timeout"

@@ -1,13 +1,11 @@
 """One HTTP/2 connection on asyncio: passes bytes between transport and session, and events to the calls."""
 
 import asyncio
-import math
-import socket
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.grpc.frames import ConnectionFailed, DataReceived, Event, GoAway, HeadersReceived, StreamReset
+from app.grpc.frames import ConnectionFailed, DataReceived, Event, HeadersReceived, StreamReset
 from app.grpc.http2_session import Session
 from app.grpc.messages import error_of_reset, prefix_of
 from app.grpc.rpc import RpcError
@@ -35,18 +33,6 @@ class KeepAlive:
     """The connection fails if TCP gets no acknowledgement of sent bytes, or of a probe while it is idle, for this time.
     Servers do not see the probes, so they may be more frequent than pings."""
 
-    def set_options(self, connection: socket.socket | None) -> None:
-        """Applies ``network_s`` to a TCP connection. Linux resends lost bytes for a quarter of an hour by default.
-
-        Raises OSError. ``connection``: None if the peer has closed it already.
-        """
-        if connection is None:
-            raise ConnectionResetError("the connection was closed at once")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(self.network_s / 2))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, math.ceil(self.network_s / 4))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self.network_s * 1000))
-
 
 class CallEvents(Protocol):
     """The connection's view of a call."""
@@ -58,6 +44,9 @@ class CallEvents(Protocol):
 
 class Http2Connection(asyncio.Protocol):
     """Open from ``connection_made`` until ``is_open`` is False. Calls on a lost connection fail with UNAVAILABLE."""
+
+    _transport: asyncio.Transport
+    """Set by ``connection_made``."""
 
     def __init__(self, session: Session, keep_alive: KeepAlive) -> None:
         self.session = session
@@ -74,7 +63,6 @@ class Http2Connection(asyncio.Protocol):
         """The calls whose next response must be read at once. There are no pauses while there are any."""
         self._rest: asyncio.TimerHandle | None = None
         """Ends the pause between two reads."""
-        self._transport: asyncio.Transport | None = None
         self._will_flush = False
         """Whether the output will be flushed at the end of this turn of the event loop."""
         self._lost: asyncio.Future[None] = self.loop.create_future()
@@ -128,7 +116,7 @@ class Http2Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Writes the session's output now. A no-op for a lost connection."""
-        if self.is_open and self.session.has_output and self._transport is not None:
+        if self.is_open and self.session.has_output:
             output = self.session.take_output()
             if len(output) <= _FEW:
                 self._transport.write(b"".join(output))
@@ -144,8 +132,7 @@ class Http2Connection(asyncio.Protocol):
     def _close(self) -> None:
         self.session.close()
         self.flush()
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def _close_if_done(self) -> None:
         """Closes a connection without calls that accepts no new ones: after GOAWAY, or without further stream ids."""
@@ -154,8 +141,7 @@ class Http2Connection(asyncio.Protocol):
 
     def fail(self, reason: str) -> None:
         """Aborts the connection at once; running calls fail with UNAVAILABLE."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
         self._end(reason)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -182,48 +168,36 @@ class Http2Connection(asyncio.Protocol):
             self._room.set()
         if not self._exchanges:
             self._close_if_done()
-        elif may_rest and not self._awaited:
-            self._begin_rest()
+        elif not (self._awaited or self._rest) and may_rest and self.is_open and not self._transport.is_closing():
+            # While it rests, a TLS transport may still pass on received bytes.
+            self._transport.pause_reading()
+            self._rest = self.loop.call_later(REST_S, self._end_rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
 
     def _dispatch(self, event: Event) -> None:
+        """Passes an event to its call, if that was not cancelled."""
         if isinstance(event, DataReceived):
-            exchange = self._exchange_of(event)
-            if exchange is not None:
+            if (exchange := self._exchange_of(event)) is not None:
                 exchange.received_data(event)
         elif isinstance(event, HeadersReceived):
-            exchange = self._exchange_of(event)
-            if exchange is not None:
+            if (exchange := self._exchange_of(event)) is not None:
                 exchange.received_headers(event)
         elif isinstance(event, StreamReset):
-            self._failed(event.stream_id, error_of_reset(event.code, event.reason))
-        elif isinstance(event, GoAway):
-            self._going_away(event)
+            if (exchange := self._removed(event.stream_id)) is not None:
+                exchange.failed(error_of_reset(event.code, event.reason))
+        else:
+            for stream_id in [each for each in self._exchanges if each > event.last_stream_id]:
+                if (exchange := self._removed(stream_id)) is not None:
+                    exchange.failed(RpcError("UNAVAILABLE", "the server is going away", was_sent=False))
 
     def _exchange_of(self, event: HeadersReceived | DataReceived) -> CallEvents | None:
-        """Returns None for a cancelled call."""
         return self._removed(event.stream_id) if event.is_end else self._exchanges.get(event.stream_id)
 
     def _removed(self, stream_id: int) -> CallEvents | None:
         self._awaited.discard(stream_id)
         return self._exchanges.pop(stream_id, None)
-
-    def _failed(self, stream_id: int, error: RpcError) -> None:
-        exchange = self._removed(stream_id)
-        if exchange is not None:
-            exchange.failed(error)
-
-    def _going_away(self, event: GoAway) -> None:
-        for stream_id in [each for each in self._exchanges if each > event.last_stream_id]:
-            self._failed(stream_id, RpcError("UNAVAILABLE", "the server is going away", was_sent=False))
-
-    def _begin_rest(self) -> None:
-        """A TLS transport may pass on received bytes during a pause, which then is not prolonged."""
-        if self.is_open and self._rest is None and self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._rest = self.loop.call_later(REST_S, self._end_rest)
 
     def _end_rest(self) -> None:
         """Reads again. A no-op if reading is not paused."""
@@ -231,26 +205,26 @@ class Http2Connection(asyncio.Protocol):
             self._rest.cancel()
             self._rest = None
             self._heard_at = time.monotonic()
-            if self._transport is not None and not self._transport.is_closing():
+            if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def _ping_if_silent(self) -> None:
-        silent_s = time.monotonic() - self._received_at
-        is_due = silent_s >= self._keep_alive.interval_s and (self._keep_alive.without_calls or self._exchanges)
-        if not is_due:
-            wait_s = max(self._keep_alive.interval_s - silent_s, self._keep_alive.timeout_s)
-            self._timer = self.loop.call_later(wait_s, self._ping_if_silent)
-            return
-        self.session.ping(_PING)
-        self.flush()
-        self._timer = self.loop.call_later(self._keep_alive.timeout_s, self._require_answer, time.monotonic())
+    def _ping_if_silent(self, asked_at: float = 0.0) -> None:
+        """Fails the connection if no bytes arrived since the ping at ``asked_at``.
 
-    def _require_answer(self, asked_at: float) -> None:
-        """Fails the connection if no bytes arrived since the ping. The answer may be queued behind a large response."""
+        The answer may be queued behind a large response.
+        """
         if self._received_at < asked_at:
             self.fail("the server did not answer a ping")
+            return
+        now, keep_alive = time.monotonic(), self._keep_alive
+        silent_s = now - self._received_at
+        if silent_s >= keep_alive.interval_s and (keep_alive.without_calls or self._exchanges):
+            self.session.ping(_PING)
+            self.flush()
+            self._timer = self.loop.call_later(keep_alive.timeout_s, self._ping_if_silent, now)
         else:
-            self._ping_if_silent()
+            wait_s = max(keep_alive.interval_s - silent_s, keep_alive.timeout_s)
+            self._timer = self.loop.call_later(wait_s, self._ping_if_silent)
 
     def _end(self, reason: str) -> None:
         self.is_open = False

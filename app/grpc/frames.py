@@ -51,11 +51,14 @@ class FrameBuffer:
         """Yields the frames that ``data`` completes. Raises FrameTooLarge."""
         start = 0
         if self._cut is not None:
-            if len(data) < self._missing:
-                self._keep(data)
-                return
             start = self._missing
-            yield self._completed(self._cut, data[:start])
+            self._pieces.append(data[:start])
+            if len(data) < start:
+                self._missing -= len(data)
+                return
+            frame, self._cut = self._cut, None
+            frame.content = b"".join(self._pieces)
+            yield frame
         elif self._rest:
             data = self._rest + data
         end, limit, unpack = len(data), self._max_content_bytes, _HEADER.unpack_from
@@ -75,15 +78,6 @@ class FrameBuffer:
             yield frame
         self._rest = data[start:]
 
-    def _keep(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._missing -= len(piece)
-
-    def _completed(self, frame: Frame, last: bytes) -> Frame:
-        frame.content = b"".join((*self._pieces, last))
-        self._cut, self._pieces = None, []
-        return frame
-
 
 def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> bytes:
     return _HEADER.pack(len(content) << 8 | kind, flags, stream_id) + content
@@ -92,15 +86,6 @@ def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> 
 def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
     """Returns the header of a frame whose content has ``size`` bytes."""
     return _HEADER.pack(size << 8 | kind, flags, stream_id)
-
-
-def header_frames(stream_id: int, block: bytes, max_content_bytes: int) -> Iterator[bytes]:
-    """Yields HEADERS and the CONTINUATION frames of a header block, which must follow it without a gap."""
-    kind, end = HEADERS, len(block)
-    for start in range(0, end, max_content_bytes):
-        after = start + max_content_bytes
-        yield frame_bytes(kind, END_HEADERS if after >= end else 0, stream_id, block[start:after])
-        kind = CONTINUATION
 
 
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = range(4)
@@ -161,10 +146,6 @@ DEFAULT_WINDOW = 65_535
 CONNECTION_WINDOW = 2**30
 """The window of the connection is large and always reopened. The windows of the streams limit the memory."""
 
-_SETTING = struct.Struct(">HI")
-_INTEGER = struct.Struct(">I")
-_GOAWAY = struct.Struct(">II")
-
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
@@ -175,66 +156,16 @@ class PeerLimits:
     max_header_bytes: int = 64 * 1024
 
 
-def start_bytes(limits: PeerLimits) -> bytes:
-    """Returns the first bytes of a connection: the preface, the client's settings and the connection's window."""
-    settings = {
-        HEADER_TABLE_SIZE: 0,
-        ENABLE_PUSH: 0,
-        INITIAL_WINDOW_SIZE: limits.stream_window,
-        MAX_FRAME_SIZE: limits.max_frame_bytes,
-        MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
-    }
-    content = b"".join(_SETTING.pack(name, value) for name, value in settings.items())
-    own = frame_bytes(SETTINGS, 0, 0, content)
-    return PREFACE + own + integer_frame(WINDOW_UPDATE, 0, CONNECTION_WINDOW - DEFAULT_WINDOW)
-
-
 def integer_frame(kind: int, stream_id: int, value: int) -> bytes:
     """Encodes WINDOW_UPDATE or RST_STREAM."""
-    return frame_bytes(kind, 0, stream_id, _INTEGER.pack(value))
-
-
-def goaway_frame(code: int) -> bytes:
-    return frame_bytes(GOAWAY, 0, 0, _GOAWAY.pack(0, code))
+    return frame_bytes(kind, 0, stream_id, value.to_bytes(4, "big"))
 
 
 def integer_of(frame: Frame) -> int:
     """Decodes the content of WINDOW_UPDATE or RST_STREAM. Raises ConnectionFailed."""
-    if len(frame.content) != _INTEGER.size:
+    if len(frame.content) != 4:
         raise ConnectionFailed(FRAME_SIZE_ERROR, "a frame of the wrong size")
-    return int(_INTEGER.unpack(frame.content)[0])
-
-
-def settings_of(frame: Frame) -> Iterator[tuple[int, int]]:
-    """Decodes the names and values; an acknowledgement has none. Raises ConnectionFailed."""
-    if frame.stream_id or len(frame.content) % 6 or (frame.flags & ACK and frame.content):
-        raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed SETTINGS")
-    return _SETTING.iter_unpack(frame.content)
-
-
-def ping_of(frame: Frame) -> bytes:
-    """Raises ConnectionFailed."""
-    if frame.stream_id or len(frame.content) != 8:
-        raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed PING")
-    return frame.content
-
-
-def goaway_of(frame: Frame) -> GoAway:
-    """Raises ConnectionFailed."""
-    if frame.stream_id or len(frame.content) < _GOAWAY.size:
-        raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed GOAWAY")
-    last_stream_id, code = _GOAWAY.unpack_from(frame.content)
-    return GoAway(last_stream_id & MAX_WINDOW, code)
-
-
-def header_part_of(frame: Frame) -> bytes:
-    """Returns the part of the header block that HEADERS contains. Raises ConnectionFailed."""
-    content = unpadded(frame)
-    if not frame.flags & HAS_PRIORITY:
-        return content
-    if len(content) < 5:
-        raise ConnectionFailed(FRAME_SIZE_ERROR, "HEADERS without its priority")
-    return content[5:]
+    return int.from_bytes(frame.content, "big")
 
 
 def unpadded(frame: Frame) -> bytes:

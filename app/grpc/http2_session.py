@@ -1,8 +1,6 @@
-"""The client's side of one HTTP/2 connection, without I/O: bytes in, events out. Source: RFC 9113.
+"""The client's side of one HTTP/2 connection, without I/O: bytes in, events out. Source: RFC 9113."""
 
-Sends request bodies within the flow-control windows of the peer. Source: RFC 9113, 5.2.
-"""
-
+import struct
 from collections import deque
 from collections.abc import Iterator
 
@@ -25,7 +23,7 @@ from app.grpc.frames import (
     Frame,
     FrameBuffer,
     FrameTooLarge,
-    Headers,
+    GoAway,
     HeadersReceived,
     PeerLimits,
     StreamReset,
@@ -48,81 +46,7 @@ class Http2Stream(Struct, eq=False):
     """Read bytes that were not returned to the receive window. Negative: bytes that were granted in advance."""
 
 
-class Sender:
-    """Writes DATA frames to ``output``. A body that exceeds the windows waits in its stream."""
-
-    def __init__(self, streams: dict[int, Http2Stream], output: list[bytes | memoryview]) -> None:
-        self.initial_window = DEFAULT_WINDOW
-        """The send window of a new stream."""
-        self._streams = streams
-        self._output = output
-        self._window = DEFAULT_WINDOW
-        self.max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
-        self._blocked: deque[int] = deque()
-
-    def send(self, stream_id: int, stream: Http2Stream, prefix: bytes, body: bytes) -> None:
-        """Sends the whole body, now or later. A large body is not copied."""
-        size = len(prefix) + len(body)
-        if size <= self._most_copied and size <= stream.send_window and size <= self._window:
-            self._window -= size
-            self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
-        else:
-            stream.unsent = deque(memoryview(part) for part in (prefix, body) if part)
-            self._blocked.append(stream_id)
-            self.send_blocked()
-
-    def widen(self, size: int) -> None:
-        """Adds ``size`` bytes to the connection's window, as the peer requested. Raises ConnectionFailed."""
-        self._window += size
-        if not size or self._window > MAX_WINDOW:
-            raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
-
-    def set_max_frame_bytes(self, value: int) -> None:
-        """Raises ConnectionFailed."""
-        if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
-            raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
-        self.max_frame_bytes, self._most_copied = value, min(value, MOST_COPIED)
-
-    def set_initial_window(self, value: int) -> None:
-        """Sets the window of new streams and adjusts the windows of open streams. Raises ConnectionFailed."""
-        if value > MAX_WINDOW:
-            raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
-        change, self.initial_window = value - self.initial_window, value
-        for stream in self._streams.values():
-            stream.send_window += change
-            if stream.send_window > MAX_WINDOW:
-                raise ConnectionFailed(FLOW_CONTROL_ERROR, "a stream's window is too large")
-
-    def send_blocked(self) -> None:
-        """Sends waiting bodies within the windows, one frame of each stream in turn."""
-        is_sending = True
-        while is_sending and self._window:
-            is_sending = False
-            for _ in range(len(self._blocked)):
-                stream_id = self._blocked.popleft()
-                stream = self._streams.get(stream_id)
-                if stream is None or stream.unsent is None:
-                    continue
-                is_sending |= self._send_frame(stream_id, stream, stream.unsent)
-                if stream.unsent is not None:
-                    self._blocked.append(stream_id)
-
-    def _send_frame(self, stream_id: int, stream: Http2Stream, unsent: deque[memoryview]) -> bool:
-        """Sends the next part of a body. False if the windows are closed."""
-        size = min(len(unsent[0]), self.max_frame_bytes, stream.send_window, self._window)
-        if size <= 0:
-            return False
-        stream.send_window -= size
-        self._window -= size
-        part = unsent.popleft()
-        if size < len(part):
-            unsent.appendleft(part[size:])
-        flags = 0 if unsent else frames.END_STREAM
-        self._output += (frame_header(frames.DATA, flags, stream_id, size), part[:size])
-        stream.unsent = unsent or None
-        return True
-
-
+_SETTING = struct.Struct(">HI")
 _LOW_WINDOW = CONNECTION_WINDOW // 2
 
 
@@ -136,14 +60,29 @@ class Session:
         self.is_closing = False
         """True after GOAWAY: no new stream can be opened."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
-        self._output: list[bytes | memoryview] = []
-        self._streams: dict[int, Http2Stream] = {}
-        self._sender = Sender(self._streams, self._output)
-        self._next_id = 1
-        self._receive_window = CONNECTION_WINDOW
         self._blocks = HeaderBlocks(self.limits.max_header_bytes)
+        self._streams: dict[int, Http2Stream] = {}
+        self._next_id = 1
         self._has_settings = False
-        self._output.append(frames.start_bytes(self.limits))
+        self._receive_window = CONNECTION_WINDOW
+        self._send_window = self._initial_window = DEFAULT_WINDOW
+        """Of the connection, and of a new stream."""
+        self._max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
+        self._blocked: deque[int] = deque()
+        """Streams whose body exceeds the windows and waits."""
+        settings = {
+            frames.HEADER_TABLE_SIZE: 0,
+            frames.ENABLE_PUSH: 0,
+            frames.INITIAL_WINDOW_SIZE: self.limits.stream_window,
+            frames.MAX_FRAME_SIZE: self.limits.max_frame_bytes,
+            frames.MAX_HEADER_LIST_SIZE: self.limits.max_header_bytes,
+        }
+        own = b"".join(_SETTING.pack(name, value) for name, value in settings.items())
+        self._output: list[bytes | memoryview] = [
+            frames.PREFACE,
+            frame_bytes(frames.SETTINGS, 0, 0, own),
+            frames.integer_frame(frames.WINDOW_UPDATE, 0, CONNECTION_WINDOW - DEFAULT_WINDOW),
+        ]
 
     @property
     def has_output(self) -> bool:
@@ -158,8 +97,11 @@ class Session:
         """Parses received bytes and yields events. Raises ConnectionFailed."""
         try:
             for frame in self._buffer.frames(data):
-                if self._blocks.unfinished is not None or not self._has_settings:
-                    self._require_expected(frame)
+                block = self._blocks.unfinished
+                if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
+                    raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
+                if not self._has_settings and frame.kind != frames.SETTINGS:
+                    raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
                 handler = _HANDLERS.get(frame.kind)
                 event = handler(self, frame) if handler is not None else None
                 if event is not None:
@@ -170,16 +112,52 @@ class Session:
     def open(self, header_block: bytes, body: bytes, prefix: bytes = b"") -> int:
         """Opens a stream with its whole request, and returns the stream id. The body is sent within the peer's windows.
 
-        ``prefix``: bytes to send before the body.
+        ``prefix``: bytes to send before the body. A large body is not copied.
         """
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        stream = self._streams[stream_id] = Http2Stream(self._sender.initial_window, self.limits.stream_window)
-        if len(header_block) <= self._sender.max_frame_bytes:
+        stream = self._streams[stream_id] = Http2Stream(self._initial_window, self.limits.stream_window)
+        limit, end = self._max_frame_bytes, len(header_block)
+        if end <= limit:
             self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
         else:
-            self._output += frames.header_frames(stream_id, header_block, self._sender.max_frame_bytes)
-        self._sender.send(stream_id, stream, prefix, body)
+            for start in range(0, end, limit):
+                kind = frames.CONTINUATION if start else frames.HEADERS
+                flags = frames.END_HEADERS if start + limit >= end else 0
+                self._output.append(frame_bytes(kind, flags, stream_id, header_block[start : start + limit]))
+        size = len(prefix) + len(body)
+        if size <= self._most_copied and size <= stream.send_window and size <= self._send_window:
+            self._send_window -= size
+            self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
+        else:
+            stream.unsent = deque(memoryview(part) for part in (prefix, body) if part)
+            self._blocked.append(stream_id)
+            self._send_blocked()
         return stream_id
+
+    def _send_blocked(self) -> None:
+        """Sends waiting bodies within the windows, one frame of each stream in turn. Source: RFC 9113, 5.2."""
+        is_sending = True
+        while is_sending and self._send_window:
+            is_sending = False
+            for _ in range(len(self._blocked)):
+                stream_id = self._blocked.popleft()
+                stream = self._streams.get(stream_id)
+                if stream is None or (unsent := stream.unsent) is None:
+                    continue
+                size = min(len(unsent[0]), self._max_frame_bytes, stream.send_window, self._send_window)
+                if size > 0:
+                    is_sending = True
+                    stream.send_window -= size
+                    self._send_window -= size
+                    part = unsent.popleft()
+                    if size < len(part):
+                        unsent.appendleft(part[size:])
+                    flags = 0 if unsent else frames.END_STREAM
+                    self._output += (frame_header(frames.DATA, flags, stream_id, size), part[:size])
+                    if not unsent:
+                        stream.unsent = None
+                        continue
+                self._blocked.append(stream_id)
 
     @property
     def accepts_streams(self) -> bool:
@@ -234,21 +212,16 @@ class Session:
     def close(self, code: int = NO_ERROR) -> None:
         """Tells the peer that the connection ends."""
         self.is_closing = True
-        self._output.append(frames.goaway_frame(code))
-
-    def _require_expected(self, frame: Frame) -> None:
-        """Raises ConnectionFailed."""
-        block = self._blocks.unfinished
-        if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
-            raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
-        if not self._has_settings and frame.kind != frames.SETTINGS:
-            raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        self._output.append(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, code)))
 
     def _on_data(self, frame: Frame) -> Event | None:
         size = len(frame.content)
         self._receive_window -= size
         if self._receive_window < _LOW_WINDOW:
-            self._reopen_window()
+            if self._receive_window < 0:
+                raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
+            grown, self._receive_window = CONNECTION_WINDOW - self._receive_window, CONNECTION_WINDOW
+            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
         stream = self._known_stream(frame)
         if stream is None:
             return None
@@ -262,27 +235,19 @@ class Session:
         return DataReceived(frame.stream_id, data, size, is_end)
 
     def _on_headers(self, frame: Frame) -> Event | None:
-        headers = self._blocks.repeated(frame)
-        if headers is not None:
-            return self._headers_received(frame, headers, is_end=bool(frame.flags & frames.END_STREAM))
-        return self._on_part_of_block(frame)
-
-    def _on_part_of_block(self, frame: Frame) -> Event | None:
-        block = self._blocks.add(frame)
-        if block is None:
-            return None
-        headers = self._blocks.headers_of(block)
-        if headers is not None:
-            return self._headers_received(frame, headers, is_end=block.is_end)
-        if self._known_stream(frame) is None:
-            return None
-        reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
-        return self._stream_failed(frame.stream_id, ENHANCE_YOUR_CALM, reason)
-
-    def _headers_received(self, frame: Frame, headers: Headers, *, is_end: bool) -> Event | None:
+        """HEADERS or CONTINUATION."""
+        headers, is_end = self._blocks.repeated(frame), bool(frame.flags & frames.END_STREAM)
+        if headers is None or frame.kind == frames.CONTINUATION:
+            block = self._blocks.add(frame)
+            if block is None:
+                return None
+            headers, is_end = self._blocks.headers_of(block), block.is_end
         stream = self._known_stream(frame)
         if stream is None:
             return None
+        if headers is None:
+            reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
+            return self._stream_failed(frame.stream_id, ENHANCE_YOUR_CALM, reason)
         if is_end:
             self._ended(frame.stream_id, stream)
         return HeadersReceived(frame.stream_id, headers, is_end)
@@ -295,35 +260,44 @@ class Session:
         return StreamReset(frame.stream_id, code)
 
     def _on_settings(self, frame: Frame) -> Event | None:
-        settings = frames.settings_of(frame)
-        if frame.flags & frames.ACK:
+        is_ack = bool(frame.flags & frames.ACK)
+        if frame.stream_id or len(frame.content) % _SETTING.size or (is_ack and frame.content):
+            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed SETTINGS")
+        if is_ack:
             return None
         self._has_settings = True
-        for name, value in settings:
-            self._set(name, value)
+        for name, value in _SETTING.iter_unpack(frame.content):
+            if name == frames.MAX_CONCURRENT_STREAMS:
+                self.max_concurrent_streams = value
+            elif name == frames.MAX_FRAME_SIZE:
+                if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
+                    raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
+                self._max_frame_bytes, self._most_copied = value, min(value, MOST_COPIED)
+            elif name == frames.INITIAL_WINDOW_SIZE:
+                change, self._initial_window = value - self._initial_window, value
+                for stream in self._streams.values():
+                    stream.send_window += change
+                if max([value, *(stream.send_window for stream in self._streams.values())]) > MAX_WINDOW:
+                    raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
         self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
-        self._sender.send_blocked()
+        self._send_blocked()
         return None
-
-    def _set(self, name: int, value: int) -> None:
-        if name == frames.MAX_CONCURRENT_STREAMS:
-            self.max_concurrent_streams = value
-        elif name == frames.MAX_FRAME_SIZE:
-            self._sender.set_max_frame_bytes(value)
-        elif name == frames.INITIAL_WINDOW_SIZE:
-            self._sender.set_initial_window(value)
 
     def _on_push_promise(self, _frame: Frame) -> Event | None:
         raise ConnectionFailed(PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
 
     def _on_ping(self, frame: Frame) -> Event | None:
-        content = frames.ping_of(frame)
+        if frame.stream_id or len(frame.content) != 8:
+            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed PING")
         if not frame.flags & frames.ACK:
-            self._output.append(frame_bytes(frames.PING, frames.ACK, 0, content))
+            self._output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
         return None
 
     def _on_goaway(self, frame: Frame) -> Event | None:
-        event = frames.goaway_of(frame)
+        if frame.stream_id or len(frame.content) < 8:
+            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed GOAWAY")
+        last_stream_id, code = struct.unpack_from(">II", frame.content)
+        event = GoAway(last_stream_id & MAX_WINDOW, code)
         self.is_closing = True
         for stream_id in [each for each in self._streams if each > event.last_stream_id]:
             del self._streams[stream_id]
@@ -332,7 +306,9 @@ class Session:
     def _on_window_update(self, frame: Frame) -> Event | None:
         size = frames.integer_of(frame) & MAX_WINDOW
         if not frame.stream_id:
-            self._sender.widen(size)
+            self._send_window += size
+            if not size or self._send_window > MAX_WINDOW:
+                raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
         else:
             stream = self._known_stream(frame)
             if stream is None:
@@ -340,7 +316,7 @@ class Session:
             stream.send_window += size
             if not size or stream.send_window > MAX_WINDOW:
                 return self._stream_failed(frame.stream_id, FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
-        self._sender.send_blocked()
+        self._send_blocked()
         return None
 
     def _known_stream(self, frame: Frame) -> Http2Stream | None:
@@ -361,13 +337,6 @@ class Session:
         else:
             del self._streams[stream_id]
 
-    def _reopen_window(self) -> None:
-        if self._receive_window < 0:
-            raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
-        grown = CONNECTION_WINDOW - self._receive_window
-        self._receive_window = CONNECTION_WINDOW
-        self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
-
 
 _HANDLERS = {
     frames.DATA: Session._on_data,
@@ -378,6 +347,6 @@ _HANDLERS = {
     frames.PING: Session._on_ping,
     frames.GOAWAY: Session._on_goaway,
     frames.WINDOW_UPDATE: Session._on_window_update,
-    frames.CONTINUATION: Session._on_part_of_block,
+    frames.CONTINUATION: Session._on_headers,
 }
 """Frames of other types, including PRIORITY, are ignored (RFC 9113, 5.5)."""

@@ -48,33 +48,24 @@ class MessageReader:
         start, size = 0, len(data)
         while size - start >= self.missing:
             end = start + self.missing
-            part = self._whole(data[start:end]) if self._pieces else data[start:end]
+            part = data[start:end]
+            if self._pieces:
+                part, self._pieces = b"".join((*self._pieces, part)), []
             start = end
             if self._has_prefix:
                 self._has_prefix, self.missing = False, PREFIX_BYTES
                 yield part
-            else:
-                self._has_prefix, self.missing = True, self._length_in(part)
+                continue
+            is_compressed, length = _PREFIX.unpack(part)
+            if is_compressed:
+                raise BrokenExchange("the server sent a compressed message, which the client does not support")
+            if length > self._max_message_bytes:
+                text = f"a message of {length} bytes; at most {self._max_message_bytes} are read"
+                raise RpcError("RESOURCE_EXHAUSTED", text)
+            self._has_prefix, self.missing = True, int(length)
         if start < size:
             self.missing -= size - start
             self._pieces.append(data[start:])
-
-    def _whole(self, last: bytes) -> bytes:
-        self._pieces.append(last)
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
-
-    def _length_in(self, prefix: bytes) -> int:
-        is_compressed, length = _PREFIX.unpack(prefix)
-        if is_compressed:
-            raise BrokenExchange(
-                "the server sent a compressed message, although the client does not support compression"
-            )
-        if length > self._max_message_bytes:
-            raise RpcError(
-                "RESOURCE_EXHAUSTED", f"a message of {length} bytes; at most {self._max_message_bytes} are read"
-            )
-        return int(length)
 
 
 _CODE_BY_HTTP_STATUS = {

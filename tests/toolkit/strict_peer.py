@@ -157,7 +157,7 @@ class StrictPeer:
         elif frame.kind == frames.RST_STREAM:
             self.calls.pop(frame.stream_id, None)
         elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:
-            self._configure(dict(frames.settings_of(frame)))
+            self._configure(dict(struct.iter_unpack(">HI", frame.content)))
         elif frame.kind == frames.PING and not frame.flags & frames.ACK:
             self._output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
 

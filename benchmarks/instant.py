@@ -4,8 +4,7 @@ import sys
 
 from app import cli
 from app.process import tritons
-from app.process.workers import __main__ as worker
-from app.process.workers import parent
+from app.process.workers import parent, worker
 from app.triton.triton_engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 

@@ -35,6 +35,7 @@ from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.tritons import running_triton
+from app.process.workers.board import PageOfAll
 from app.process.workers.parent import run_workers
 from app.process.workers.worker import Worker
 from app.routes import DIALECTS
@@ -170,7 +171,7 @@ async def _run_gateway(
         triton = worker.triton
     gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
     if worker is not None:
-        worker.join(gateway)
+        gateway.page = PageOfAll(gateway.inference.metrics.registry, worker.board.folder)
         await running("state of this worker", worker.run(gateway))
     app = create_app(
         gateway,

@@ -1,189 +1,94 @@
-"""The numbers of each worker, in memory that the workers and their parent share.
+"""The numbers of each worker, in files of a folder that the workers and their parent share.
 
-The memory survives a killed worker, and the worker that replaces it goes on counting there. So counters never decrease,
-and every worker can make the page of all without asking another process.
+The metrics are in the form of prometheus_client for several processes. A worker that replaces another one goes on
+counting in the same files. So counters never decrease, and every worker can make the page of all.
 """
 
+import ctypes
 import mmap
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from threading import Lock
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, Self
 
-import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, values
 from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
-MAX_VALUES = 1 << 17
-"""Limit of the values of a board. Memory is used only for existing values."""
-_NAMES_AT = 8 * MAX_VALUES
+_UNSHARED = ("process_start_time_seconds", "process_max_fds")
 
 
-class Series(NamedTuple):
-    """One number of a metric. ``name``: the metric's name with ``_total``, ``_bucket`` or ``_sum``.
+class Status(ctypes.Structure):
+    """What the other processes must know of one process."""
 
-    ``mode``: how the gauges of several processes are merged; prometheus_client's ``multiprocess_mode``.
-    """
-
-    kind: str
-    metric: str
-    name: str
-    label_names: tuple[str, ...] = ()
-    label_values: tuple[str, ...] = ()
-    mode: str = ""
-
-
-_DECODER = msgspec.json.Decoder(Series)
-
-
-class SharedValue:
-    """Implements prometheus_client's interface of a value, without exemplars."""
-
-    __slots__ = ("_index", "_lock", "_slots")
-
-    def __init__(self, slots: Any, index: int) -> None:
-        self._slots = slots
-        self._index = index
-        self._lock = Lock()
-
-    def inc(self, amount: float) -> None:
-        with self._lock:
-            self._slots[self._index] += amount
-
-    def set(self, value: float, timestamp: float | None = None) -> None:
-        self._slots[self._index] = value
-
-    def get(self) -> float:
-        return float(self._slots[self._index])
-
-    def get_exemplar(self) -> None:
-        return None
+    _fields_ = (("state", ctypes.c_int), ("beats", ctypes.c_int), ("needs_restart", ctypes.c_bool))
 
 
 class Board:
-    """One file in memory: float64 values, each written and read in one access, then a line of JSON for each value.
+    """``statuses``: of the parent, then of each worker."""
 
-    Only one process at a time adds values. It writes the line before it uses the value.
-    """
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder, self._workers = folder, workers
+        self.path = folder / "statuses"
+        kind = Status * (workers + 1)
+        with self.path.open("a+b") as file:
+            file.truncate(ctypes.sizeof(kind))
+            self.statuses: Any = kind.from_buffer(mmap.mmap(file.fileno(), 0))
+        self._cpu_s = 0.0
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        """``descriptor``: of the file of another process, or of one that has ended."""
-        if descriptor is None:
-            descriptor = os.memfd_create("board of a worker")
-            os.ftruncate(descriptor, _NAMES_AT)
-        self.descriptor = descriptor
-        self._slots: Any = memoryview(mmap.mmap(descriptor, _NAMES_AT)).cast("d")
-        self._index: dict[Series, int] = {}
-        self._end = _NAMES_AT
-        """Of the lines that are read."""
-        self._read_names()
-        # No metric has these names, so they are not on the page.
-        self.state, self.beats, self.needs_restart = (self.gauge(name) for name in ("state", "beats", "needs_restart"))
-        self._cpu_s = self.value(Series("counter", "process_cpu_seconds", "process_cpu_seconds_total"))
-        self._counted_cpu_s = 0.0
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, int]]:
+        """Another process opens the same files."""
+        return type(self), (self.folder, self._workers)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
-        """A process that inherits the descriptor opens the same board."""
-        return type(self), (self.descriptor,)
+    def keep_metrics(self, number: int) -> None:
+        """Shares all metrics that this process, the worker ``number``, creates from now on.
 
-    def value(self, series: Series) -> SharedValue:
-        """The value goes on if the board has it already. Values beyond the limit are not shown."""
-        index = self._index.get(series)
-        if index is None:
-            index = min(len(self._index), MAX_VALUES - 1)
-            if index < MAX_VALUES - 1:
-                line = msgspec.json.encode(series) + b"\n"
-                os.pwrite(self.descriptor, line, self._end)
-                self._end += len(line)
-                self._index[series] = index
-        return SharedValue(self._slots, index)
+        But not gauges without a mode: these describe Triton, and are the same in every process.
+        """
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self.folder)
+        unshared: Any = values.MutexValue
+        shared: Any = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 
-    def gauge(self, name: str) -> SharedValue:
-        return self.value(Series("gauge", name, name))
+        def value_of(kind: str, *series: Any, multiprocess_mode: str = "", **_: object) -> Any:
+            if kind == "gauge" and multiprocess_mode not in {"livesum", "livemax"}:
+                return unshared(kind, *series)
+            return shared(kind, *series, multiprocess_mode=multiprocess_mode)
 
-    def numbers(self) -> Iterator[tuple[Series, float]]:
-        self._read_names()
-        return ((series, self._slots[index]) for series, index in self._index.items())
+        values.ValueClass = value_of
+        self._number = number
+        self._cpu = Counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.", registry=None)
+        self._process = {
+            family.name: Gauge(family.name, family.documentation, registry=None, multiprocess_mode="livesum")
+            for family in ProcessCollector(registry=None).collect()
+            if family.type == "gauge" and family.name not in _UNSHARED
+        }
 
     def beat(self) -> None:
         """Call it often: shows that the event loop runs, and what the operating system knows of this process."""
-        self.beats.inc(1)
-        self._cpu_s.inc((cpu_s := time.process_time()) - self._counted_cpu_s)
-        self._counted_cpu_s = cpu_s
+        self.statuses[self._number].beats += 1
+        before, self._cpu_s = self._cpu_s, time.process_time()
+        self._cpu.inc(self._cpu_s - before)
         for family in ProcessCollector(registry=None).collect():
-            if family.type == "gauge" and family.name not in ("process_start_time_seconds", "process_max_fds"):
-                self.gauge(family.name).set(family.samples[0].value)
+            if family.name in self._process:
+                self._process[family.name].set(family.samples[0].value)
 
-    def clear(self) -> None:
-        """Call it when the process of the board has ended: its gauges end with it."""
-        self._read_names()
-        os.ftruncate(self.descriptor, self._end)  # the process may have been killed while it wrote a line
-        for series, index in self._index.items():
-            if series.kind == "gauge":
-                self._slots[index] = 0.0
-
-    def keep_metrics(self) -> None:
-        """Stores the values of all metrics that this process creates from now on, but not gauges without a mode.
-
-        These describe Triton, and are the same in every process.
-        """
-        unshared: Any = values.MutexValue
-
-        def value_of(*series_and_text: Any, multiprocess_mode: str = "", **_: object) -> Any:
-            kind, metric, name, label_names, label_values, _text = series_and_text
-            if kind == "gauge" and multiprocess_mode not in {"livesum", "livemax"}:
-                return unshared(*series_and_text)
-            return self.value(Series(kind, metric, name, tuple(label_names), tuple(label_values), multiprocess_mode))
-
-        values.ValueClass = value_of
-
-    def _read_names(self) -> None:
-        """Reads the new complete lines."""
-        size = os.fstat(self.descriptor).st_size
-        lines, end, _ = os.pread(self.descriptor, size - self._end, self._end).rpartition(b"\n")
-        self._end += len(lines) + len(end)
-        for line in lines.splitlines():
-            self._index[_DECODER.decode(line)] = len(self._index)
+    def clear(self, number: int) -> None:
+        """Call it when the worker has ended: its gauges end with it."""
+        self.statuses[number] = Status()
+        mark_process_dead(number, str(self.folder))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
 class PageOfAll(Collector):
-    """``own``: the metrics of this process, whose values are on one of the boards.
-
-    Without ``_created`` series. The numbers of the other processes are as old as their last write.
-    """
+    """``own``: the metrics of this process. The numbers of the others are as old as their last write."""
 
     own: CollectorRegistry
-    boards: Sequence[Board]
+    folder: Path
 
     def collect(self) -> Iterator[Metric]:
-        """In the page's form: cumulative buckets of histograms, and a count."""
-        totals: dict[Series, float] = {}
-        for series, number in chain.from_iterable(board.numbers() for board in self.boards):
-            known = totals.get(series, 0.0)
-            totals[series] = max(known, number) if series.mode == "livemax" else known + number
-        shared: defaultdict[str, list[Sample]] = defaultdict(list)
-        below: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for series, number in totals.items():
-            labels = dict(zip(series.label_names, series.label_values, strict=True))
-            samples = shared[series.metric]
-            if not series.name.endswith("_bucket"):
-                samples.append(Sample(series.name, labels, number))
-                continue
-            histogram = series.metric, *series.label_values[:-1]
-            below[histogram] += number
-            samples.append(Sample(series.name, labels, below[histogram]))
-            if labels["le"] == "+Inf":
-                own = {name: value for name, value in labels.items() if name != "le"}
-                samples.append(Sample(f"{series.metric}_count", own, below[histogram]))
-        for family in self.own.collect():
-            summed = Metric(family.name, family.documentation, family.type)
-            unshared = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            summed.samples = shared.get(family.name, unshared)
-            yield summed
+        of_all: Any = MultiProcessCollector
+        shared = {family.name: family for family in of_all(None, str(self.folder)).collect()}
+        return (shared.get(family.name, family) for family in self.own.collect())

@@ -14,6 +14,10 @@ from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prometheus_client import Counter
 
 from app.core.aio import Backoff
 from app.core.share import Share
@@ -22,11 +26,11 @@ from app.process.listening import GRACE_S, reserved
 from app.process.shutdown import LAST_BYTES_S, Shutdown, first_of
 from app.process.supervision import Supervisor
 from app.process.tritons import Triton, running_triton
-from app.process.workers.board import Board, Series
+from app.process.workers.board import Board
 from app.process.workers.worker import BEAT_S, STATES, Worker, restart_by_parent, turn_of
 from app.settings import PREFIX, Settings, SettingsError
 
-COMMAND = (sys.executable, "-m", "app.process.workers")
+COMMAND = (sys.executable, "-m", "app.process.workers.worker")
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STABLE_S = 60.0
@@ -37,9 +41,11 @@ START_S = 120.0
 """Time limit for its first heartbeat."""
 END_S = LAST_BYTES_S + GRACE_S + 5.0
 """Time limit for a worker to end after its drain."""
-DEATHS = Series("counter", "triton_gateway_worker_deaths", "triton_gateway_worker_deaths_total")
 SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
 """Settings that are totals for all workers."""
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""The folder for files in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +53,27 @@ _log = logging.getLogger(__name__)
 async def run_workers(
     settings: Settings, file: GatewayFile | None, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack
 ) -> None:
-    """Serves with several processes until a signal arrives, then drains them.
+    """Serves with several processes until a signal arrives, then drains them. Names what needs one process.
 
     Raises SettingsError, ListeningPortTaken or EmbeddedTritonError, and SystemExit with the status of a worker that
     cannot start.
     """
     check_shares(settings)
-    _warn_of_what_is_off(settings, file)
+    if settings.redis_url is None:
+        _log.warning("/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL")
+    if file is not None and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
+        path = "POST /v1/pipelines/{pipeline}/sessions"
+        _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
+    if settings.without_effect:
+        _log.warning(settings.without_effect)
+    folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-", dir=MEMORY))
     port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
     admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
     triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
     if (restart := triton.restart) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: asyncio.ensure_future(restart()))
     own = settings.model_copy(update={"port": port, "admin_port": admin_port})
-    pool = WorkerPool(own, triton, shutdown)
+    pool = WorkerPool(own, triton, shutdown, Board(Path(folder), settings.workers))
     await stack.enter_async_context(supervisor.running("workers", pool.run()))
     await shutdown.requested.wait()
     await pool.drain()
@@ -71,39 +84,42 @@ async def run_workers(
 class WorkerPool:
     """``settings``: of the gateway, with its real ports. ``shutdown``: is requested if no worker can start."""
 
-    def __init__(self, settings: Settings, triton: Triton, shutdown: Shutdown) -> None:
+    def __init__(self, settings: Settings, triton: Triton, shutdown: Shutdown, board: Board) -> None:
         self._settings = settings
         self._triton = triton
         self._shutdown = shutdown
-        self._boards = [Board() for _ in range(settings.workers + 1)]
-        """Of this process, then one for each worker. The own state is 1 as soon as all workers have been ready."""
-        self._deaths = self._boards[0].value(DEATHS)
+        self._board = board
+        board.keep_metrics(0)
+        self._deaths = Counter("triton_gateway_worker_deaths", "", registry=None)
         self._running: dict[int, Process] = {}
         self._has_served = False
         self.failed_status = 0
         """That of a worker that ended before any worker served: the gateway cannot be started like this."""
 
     async def run(self) -> None:
-        """Keeps each worker running until it is cancelled. Then kills those that still run."""
-        own, *boards = self._boards
+        """Keeps each worker running until it is cancelled. Then kills those that still run.
+
+        The own state is 1 as soon as all workers have been ready.
+        """
+        own, *statuses = self._board.statuses
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(1, len(self._boards)):
+                for number in range(1, len(statuses) + 1):
                     group.create_task(self._keep(number))
                 while True:
-                    own.beat()
-                    if {STATES[int(board.state.get())] for board in boards} == {"ready"}:
-                        own.state.set(1)
+                    self._board.beat()
+                    if {STATES[status.state] for status in statuses} == {"ready"}:
+                        own.state = 1
                     await asyncio.sleep(BEAT_S)
         finally:
             self._signal(signal.SIGKILL)
 
     async def drain(self) -> None:
         """Drains every worker, and returns when all have ended, or should have ended. A second signal hurries them."""
-        self._signal(signal.SIGTERM)
         drain_s = self._settings.shutdown_delay_s + self._settings.drain_s
+        self._signal(signal.SIGTERM)
         await first_of(self._ended(), self._shutdown.hurried.wait(), timeout_s=drain_s + END_S)
-        if self._running and self._shutdown.hurried.is_set():
+        if self._shutdown.hurried.is_set():
             self._signal(signal.SIGTERM)
             await first_of(self._ended(), timeout_s=END_S)
         if self._running:
@@ -133,24 +149,24 @@ class WorkerPool:
 
     async def _run_worker(self, number: int) -> int:
         """Returns the exit status of its process. Raises OSError if it cannot be started."""
-        board = self._boards[number]
-        process = self._running[number] = await self._start(number)
+        process, statuses = await self._start(number), self._board.statuses
+        self._running[number] = process
         if self._shutdown.requested.is_set():
             process.terminate()
-        beats = silence_s = 0.0
+        beats, silence_s = 0, 0.0
         """How long there was no heartbeat, without times in which this process itself did not run."""
         ended = asyncio.create_task(process.wait())
         while not (await asyncio.wait({ended}, timeout=BEAT_S))[0]:
-            beats, before = board.beats.get(), beats
+            beats, before = statuses[number].beats, beats
             silence_s = silence_s + BEAT_S if beats == before else 0.0
             if silence_s > (SILENCE_S if beats else START_S):
                 _log.error("worker %d does not respond and is killed", number, extra={"pid": process.pid})
                 process.kill()
         del self._running[number]
-        self._has_served |= any(each.state.get() for each in self._boards[1:])
-        board.clear()
+        self._has_served |= any(status.state for status in statuses)
+        self._board.clear(number)
         if not self._shutdown.requested.is_set():
-            self._deaths.inc(1)
+            self._deaths.inc()
             text = "worker %d ended with status %d and is replaced"
             _log.error(text, number, ended.result(), extra={"pid": process.pid})
         return ended.result()
@@ -160,16 +176,15 @@ class WorkerPool:
         share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
         worker = Worker(
             settings_of_worker(self._settings, share),
-            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._boards[0])),
-            self._boards,
+            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._board)),
+            self._board,
             parent=os.getpid(),
-            announces=number == 1 and not self._deaths.get(),
+            announces=number == 1 and not self._has_served,
         )
         with os.fdopen(os.memfd_create("worker"), "w+b") as file:
             pickle.dump(worker, file)
             file.seek(0)
-            boards = [board.descriptor for board in self._boards]
-            return await asyncio.create_subprocess_exec(*COMMAND, stdin=file, pass_fds=boards, start_new_session=True)
+            return await asyncio.create_subprocess_exec(*COMMAND, stdin=file, start_new_session=True)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._running.values():
@@ -187,24 +202,10 @@ def settings_of_worker(settings: Settings, share: Share) -> Settings:
 
 def check_shares(settings: Settings) -> None:
     """Raises SettingsError if a worker's share of a limit is too small."""
-    workers = settings.workers
-    for name in ("max_connections", "max_kept_streams"):
-        if (total := getattr(settings, name)) < workers:
-            raise SettingsError(f"{PREFIX}{name.upper()} is {total}: each of the {workers} workers needs one")
-    share = settings.max_bytes_in_flight // workers
-    if share < settings.max_body_bytes <= settings.max_bytes_in_flight:
-        raise SettingsError(
-            f"GATEWAY_MAX_BYTES_IN_FLIGHT gives each of the {workers} workers {share} bytes, less than "
-            f"GATEWAY_MAX_BODY_BYTES, {settings.max_body_bytes}: no worker could accept the largest body"
-        )
-
-
-def _warn_of_what_is_off(settings: Settings, file: GatewayFile | None) -> None:
-    """Names what needs one process, because the processes share nothing."""
-    if settings.redis_url is None:
-        _log.warning("/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL")
-    if file is not None and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
-        path = "POST /v1/pipelines/{pipeline}/sessions"
-        _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
-    if settings.without_effect:
-        _log.warning(settings.without_effect)
+    body = settings.max_body_bytes if settings.max_body_bytes <= settings.max_bytes_in_flight else 0
+    least = {"max_connections": 1, "max_kept_streams": 1, "max_bytes_in_flight": body}
+    for name, needed in least.items():
+        if (total := getattr(settings, name)) < settings.workers * needed:
+            of_body = ", GATEWAY_MAX_BODY_BYTES" if needed > 1 else ""
+            needs = f"each of the {settings.workers} workers needs at least {needed}{of_body}"
+            raise SettingsError(f"{PREFIX}{name.upper()} is {total}: {needs}")

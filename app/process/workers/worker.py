@@ -1,21 +1,31 @@
-"""What a worker adds to the start of an ordinary gateway: its share of the limits, the boards, its parent's Triton."""
+"""``python -m app.process.workers.worker``: a gateway with its share of the limits and its parent's Triton."""
 
 import asyncio
+import ctypes
 import fcntl
+import logging
 import os
+import pickle
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
+import uvloop
+
+from app.config.document import ConfigError
 from app.main import Gateway
+from app.observability.log import configure_logging
+from app.process.listening import ListeningPortTaken
+from app.process.supervision import BackgroundTaskFailed
 from app.process.tritons import Triton
-from app.process.workers.board import Board, PageOfAll
+from app.process.workers.board import Board
 from app.settings import Settings
 
 STATES = ("starting", "not_ready", "ready")
 BEAT_S = 0.25
+_PR_SET_PDEATHSIG = 1
 
 
 async def restart_by_parent() -> None:
@@ -26,7 +36,7 @@ async def restart_by_parent() -> None:
 @contextmanager
 def turn_of(board: Board) -> Iterator[bool]:
     """Yields whether no other worker repairs Triton now. The kernel ends the turn of a process that dies."""
-    with Path(f"/proc/self/fd/{board.descriptor}").open("rb") as file:  # the lock is that of this opening
+    with board.path.open("rb") as file:  # the lock is that of this opening
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -39,44 +49,60 @@ def turn_of(board: Board) -> Iterator[bool]:
 class Worker:
     """Created by the parent. Implements :class:`app.api.probes.Processes`.
 
-    ``settings``: with the worker's part of each limit. ``boards``: the parent's, then one for each worker.
-    ``announces``: whether this one says when the gateway is ready.
+    ``settings``: with the worker's part of each limit. ``announces``: whether this one says when the gateway is ready.
     """
 
     settings: Settings
     triton: Triton
-    boards: Sequence[Board]
+    board: Board
     parent: int
     announces: bool
 
     @property
-    def board(self) -> Board:
-        """That of this worker."""
-        return self.boards[self.triton.share.number]
-
-    @property
     def states(self) -> Mapping[str, str]:
-        return {str(n): STATES[int(board.state.get())] for n, board in enumerate(self.boards[1:], 1)}
+        return {str(n): STATES[status.state] for n, status in enumerate(self.board.statuses) if n}
 
     @property
     def is_ready(self) -> bool:
         """At start, requires every worker to be ready. Later, workers that are being replaced do not count."""
         states = set(self.states.values())
-        return bool(self.boards[0].state.get()) and "ready" in states and "not_ready" not in states
+        return bool(self.board.statuses[0].state) and "ready" in states and "not_ready" not in states
 
     @property
     def needs_restart(self) -> bool:
-        return any(board.needs_restart.get() for board in self.boards)
-
-    def join(self, gateway: Gateway) -> None:
-        """The gateway's page has the metrics of all workers."""
-        gateway.page = PageOfAll(gateway.inference.metrics.registry, self.boards)
+        return any(status.needs_restart for status in self.board.statuses)
 
     async def run(self, gateway: Gateway) -> None:
         """Shows the state of this process until it is cancelled."""
+        status = self.board.statuses[self.triton.share.number]
         while True:
             self.board.beat()
-            self.board.state.set(2 if gateway.inference.catalog.is_ready else 1)
-            self.board.needs_restart.set(gateway.health.needs_restart)
+            status.state = 2 if gateway.inference.catalog.is_ready else 1
+            status.needs_restart = gateway.health.needs_restart
             gateway.show_load()
             await asyncio.sleep(BEAT_S)
+
+
+def main() -> int:
+    """Serves until SIGTERM. Standard input has the pickled Worker. Returns the exit status."""
+    from app.process.serving import serve  # noqa: PLC0415 - it imports this module
+
+    worker: Worker = pickle.load(sys.stdin.buffer)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else would stop the worker without its parent
+    if os.getppid() != worker.parent:
+        return 0
+    settings, number = worker.settings, worker.triton.share.number
+    worker.board.keep_metrics(number)
+    configure_logging(settings.log_level, settings.log_format, {"worker": number})
+    try:
+        uvloop.run(serve(settings, worker))
+    except (ConfigError, ListeningPortTaken) as exc:
+        logging.getLogger(__name__).error("%s", exc)
+        return 2
+    except BackgroundTaskFailed:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -96,7 +96,7 @@ def test_a_worker_that_does_not_start_again_is_retried(tmp_path: Path) -> None:
         "start = parent.WorkerPool._start\n"
         "async def start_or_fail(self, number):\n"
         "    usual = parent.COMMAND\n"
-        f"    if self._deaths.get(): {CANNOT_START}\n"
+        f"    if self._has_served: {CANNOT_START}\n"
         "    try: return await start(self, number)\n"
         "    finally: parent.COMMAND = usual\n"
         "parent.WorkerPool._start = start_or_fail\n"

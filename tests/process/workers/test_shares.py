@@ -34,14 +34,14 @@ def test_other_settings_are_unchanged() -> None:
 
 
 def test_more_workers_than_connections_are_an_error() -> None:
-    with pytest.raises(SettingsError, match="GATEWAY_MAX_CONNECTIONS is 3: each of the 4 workers needs one"):
+    with pytest.raises(SettingsError, match="GATEWAY_MAX_CONNECTIONS is 3: each of the 4 workers needs at least 1"):
         check_shares(Settings(workers=4, max_connections=3))
 
 
 def test_a_share_smaller_than_one_body_is_an_error() -> None:
     settings = {"max_body_bytes": 64 * 1024 * 1024, "max_bytes_in_flight": 256 * 1024 * 1024}
     check_shares(Settings(workers=4, **settings))
-    with pytest.raises(SettingsError, match="each of the 5 workers 53687091 bytes, less than GATEWAY_MAX_BODY_BYTES"):
+    with pytest.raises(SettingsError, match="each of the 5 workers needs at least 67108864, GATEWAY_MAX_BODY_BYTES"):
         check_shares(Settings(workers=5, **settings))
 
 

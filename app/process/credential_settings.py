@@ -1,6 +1,5 @@
 """The settings by which the gateway and a Triton that is not local prove to each other who they are."""
 
-import ssl
 from pathlib import Path
 
 from app.core.loopback import is_loopback
@@ -12,17 +11,11 @@ SYSTEM = "system"
 
 
 def credentials_of(settings: Settings) -> Credentials:
-    authorities = settings.triton_ca
-    if authorities is None:
-        return Credentials(None, settings.triton_token_file)
-    files = TlsFiles(None if authorities == SYSTEM else Path(authorities), settings.triton_cert, settings.triton_key)
+    files, authorities = None, settings.triton_ca
+    if authorities is not None:
+        path = None if authorities == SYSTEM else Path(authorities)
+        files = TlsFiles(path, settings.triton_cert, settings.triton_key)
     return Credentials(files, settings.triton_token_file)
-
-
-def metrics_tls_of(settings: Settings) -> ssl.SSLContext | None:
-    """For Triton's metrics at an https address: the same files. None: without them."""
-    tls = credentials_of(settings).tls
-    return None if tls is None else tls.context("http/1.1")
 
 
 def check_credentials(settings: Settings) -> None:
@@ -53,11 +46,7 @@ def _complaint(settings: Settings) -> str:
     if has_tls and any(each.startswith("unix:") for each in addresses):
         return "TRITON_CA is not for an address that begins with unix:"
     if settings.triton_token_file is not None and not has_tls:
-        exposed = [each for each in addresses if not _is_local(each)]
-        if exposed:
-            return f"TRITON_TOKEN_FILE: the token would travel to {exposed[0]} unencrypted; set GATEWAY_TRITON_CA"
+        for each in addresses:
+            if not (each.startswith("unix:") or is_loopback(each.rpartition(":")[0].strip("[]"))):
+                return f"TRITON_TOKEN_FILE: the token would travel to {each} unencrypted; set GATEWAY_TRITON_CA"
     return ""
-
-
-def _is_local(address: str) -> bool:
-    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))

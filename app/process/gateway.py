@@ -6,8 +6,9 @@ API keys and models that need the operator's attention.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app import __version__
@@ -18,7 +19,6 @@ from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
 from app.api.limits import Limits
-from app.api.request_layer import Layer
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
@@ -31,7 +31,7 @@ from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
-from app.process.credential_settings import metrics_tls_of
+from app.process.credential_settings import credentials_of
 from app.process.open_files import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton
@@ -73,69 +73,81 @@ REFRESH_S = 2.0
 REFRESH_UNREADY_S = 0.25
 
 
-class ModelCheck:
-    """Logs once what the linter finds in Triton's models, as soon as they are there."""
+@dataclass(slots=True)
+class Refresh:
+    """Keeps the catalog and the gauges about it up to date.
 
-    def __init__(self, catalog: Catalog, engine: InferenceServer, *, is_done: bool = False) -> None:
-        """``is_done``: another process logs the findings."""
-        self._catalog = catalog
-        self._engine = engine
-        self._is_done = is_done
-
-    async def run_once(self) -> None:
-        if self._catalog.triton_is_up and self._catalog.is_compiled and not self._is_done:
-            self._is_done = True
-            await log_findings(self._engine, self._catalog.file)
-
-
-async def keep_fresh(
-    catalog: Catalog, check: ModelCheck, metrics: Metrics, keys: FollowedKeys | None = None, processes: int = 1
-) -> None:
-    """Keeps the catalog and the gauges about it up to date until it is cancelled; no exception ends it.
-
-    Follows the files and the models separately: a Triton that does not answer delays no reload. ``processes``: how many
-    share each limit.
+    ``late_file``: the gateway.yaml that is adopted if it is made after the start. ``processes``: how many share each
+    limit. ``has_checked``: whether the linter's findings in Triton's models are logged, maybe by another process.
     """
 
-    def measured() -> None:
+    catalog: Catalog
+    metrics: Metrics
+    keys: FollowedKeys | None = None
+    late_file: Path | None = None
+    processes: int = 1
+    has_checked: bool = False
+    _logged: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled; no exception ends it.
+
+        Follows the files and the models separately: a Triton that does not answer delays no reload.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_files())
+                group.create_task(self._follow_models())
+        finally:
+            self.catalog.stop()
+
+    async def _follow_files(self) -> None:
+        while True:
+            if self.keys is not None:
+                await _contained(self.keys.follow)
+            await _contained(self._adopt_late_file if self.catalog.path is None else self.catalog.follow_file)
+            scopes = unknown_scopes(self.catalog, self.keys) if self.keys is not None else ()
+            for text in (*scopes, *exceeded_limits(self.catalog, self.keys, self.processes)):
+                self._log_once(logging.WARNING, text)
+            self._show()
+            await asyncio.sleep(FILE_POLL_S)
+
+    async def _adopt_late_file(self) -> None:
+        path = self.late_file
+        if path is not None and await asyncio.to_thread(path.exists):
+            try:
+                await self.catalog.adopt_file(path)
+                _log.info("%s is used from now on", path)
+            except ConfigError as exc:
+                self._log_once(logging.ERROR, f"{path} cannot be used; every ready model stays served: {exc}")
+
+    async def _follow_models(self) -> None:
+        while True:
+            await _contained(self.catalog.follow_models)
+            await _contained(self.check_models)
+            await _contained(self.catalog.warm_up)
+            self._show()
+            await asyncio.sleep(REFRESH_S if self.catalog.is_settled else REFRESH_UNREADY_S)
+
+    async def check_models(self) -> None:
+        """Logs once what the linter finds in Triton's models, as soon as they are there."""
+        if self.catalog.triton_is_up and self.catalog.is_compiled and not self.has_checked:
+            self.has_checked = True
+            await log_findings(self.catalog.engine, self.catalog.file)
+
+    def _show(self) -> None:
+        catalog, metrics = self.catalog, self.metrics
         if not metrics.has_addresses:
             metrics.triton_up.set(catalog.triton_is_up)
-        metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
+        metrics.config_reload_failed.set(catalog.reload_failed or (self.keys is not None and self.keys.reload_failed))
         metrics.model_ready.clear()
         for model, is_ready in catalog.models.items():
             metrics.model_ready.labels(model).set(is_ready)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_follow_files(catalog, keys, processes, measured))
-            group.create_task(_follow_models(catalog, check, measured))
-    finally:
-        catalog.stop()
-
-
-async def _follow_files(
-    catalog: Catalog, keys: FollowedKeys | None, processes: int, measured: Callable[[], None]
-) -> None:
-    logged: set[str] = set()
-    while True:
-        if keys is not None:
-            await _contained(keys.follow)
-        await _contained(catalog.follow_file)
-        found = [*(unknown_scopes(catalog, keys) if keys else ()), *exceeded_limits(catalog, keys, processes)]
-        for text in (text for text in found if text not in logged):
-            logged.add(text)
-            _log.warning(text)
-        measured()
-        await asyncio.sleep(FILE_POLL_S)
-
-
-async def _follow_models(catalog: Catalog, check: ModelCheck, measured: Callable[[], None]) -> None:
-    while True:
-        await _contained(catalog.follow_models)
-        await _contained(check.run_once)
-        await _contained(catalog.warm_up)
-        measured()
-        await asyncio.sleep(REFRESH_S if catalog.is_settled else REFRESH_UNREADY_S)
+    def _log_once(self, level: int, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            _log.log(level, text)
 
 
 async def _contained(step: Callable[[], Awaitable[None]]) -> None:
@@ -143,28 +155,6 @@ async def _contained(step: Callable[[], Awaitable[None]]) -> None:
         await step()
     except Exception:
         _log.exception("a part of the refresh failed; it is tried again")
-
-
-POLL_S = 1.0
-
-
-async def adopt_when_made(catalog: Catalog, path: Path) -> None:
-    """Adopts a gateway.yaml that is made after the start.
-
-    Waits for the file if the catalog follows none, and then until it is cancelled.
-    """
-    problem = ""
-    while catalog.path is None:
-        if await asyncio.to_thread(path.exists):
-            try:
-                await catalog.adopt_file(path)
-                _log.info("%s is used from now on", path)
-            except ConfigError as exc:
-                if str(exc) != problem:
-                    _log.error("%s cannot be used; every ready model stays served: %s", path, exc)
-                problem = str(exc)
-        await asyncio.sleep(POLL_S)
-    await asyncio.Event().wait()
 
 
 @asynccontextmanager
@@ -179,26 +169,41 @@ async def open_gateway(
     path, is_first = settings.api_keys_file, triton.share.number == 1
     keys = None if path is None else FollowedKeys(path, DIALECTS)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
-    async with servers.opened() as calls:
-        catalog = await _catalog_of(settings, triton, calls.engine)
+    async with servers.opened() as (engine, shared_memory):
+        catalog = await _catalog_of(settings, triton, engine)
         servers.declarations.catalog = catalog
-        check = ModelCheck(catalog, calls.engine, is_done=not is_first)
-        await check.run_once()
+        processes, late_file = triton.share.of if is_first else 1, settings.default_config
+        refresh = Refresh(catalog, metrics, keys, late_file, processes, has_checked=not is_first)
+        await refresh.check_models()
         layers = [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]
-        inference = _inference_of(servers, calls.engine, catalog, layers)
-        processes = triton.share.of if is_first else 1
+        admission = Admission(triton.share, len(triton.addresses))
+        shared_calls = SharedCallMetrics(metrics.counter, metrics.histogram)
+        inference = Inference(
+            CoalescingEngine(engine, admission.calls_of, shared_calls, is_dead_process),
+            catalog,
+            metrics,
+            Canceller(engine),
+            tracer,
+            admission=admission,
+            admitted=[layer.admitted for layer in layers if layer.admitted is not None],
+        )
         async with (
-            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, processes)),
+            supervisor.running("catalog refresh", refresh.run()),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
-            supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
         ):
             yield Gateway(
                 inference,
                 store,
-                limits_of(settings),
-                None if calls.shared_memory is None else calls.shared_memory.bodies,
+                Limits(
+                    settings.max_body_bytes,
+                    settings.max_bytes_in_flight,
+                    connections_within(settings.max_connections),
+                    ping_s=settings.ping_s,
+                    send_s=settings.send_timeout_s,
+                ),
+                None if shared_memory is None else shared_memory.bodies,
                 triton.metrics_url,
-                metrics_tls_of(settings),
+                None if (tls := credentials_of(settings).tls) is None else tls.context("http/1.1"),
                 servers.health,
                 keys,
                 layers,
@@ -207,22 +212,6 @@ async def open_gateway(
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
             )
         await inference.canceller.close()
-
-
-def _inference_of(servers: Servers, engine: InferenceServer, catalog: Catalog, layers: Sequence[Layer]) -> Inference:
-    triton, metrics = servers.triton, servers.metrics
-    admission = Admission(triton.share, len(triton.addresses))
-    return Inference(
-        CoalescingEngine(
-            engine, admission.calls_of, SharedCallMetrics(metrics.counter, metrics.histogram), is_dead_process
-        ),
-        catalog,
-        metrics,
-        Canceller(engine),
-        servers.tracer,
-        admission=admission,
-        admitted=[layer.admitted for layer in layers if layer.admitted is not None],
-    )
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:
@@ -241,23 +230,13 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
         triton.grpc_url,
     )
     if settings.config_path is None and triton.share.number == 1:
-        looked_for = settings.default_config.absolute()
-        _log.info("there is no %s: every ready model is served under its own name, until the file exists", looked_for)
+        text = "there is no %s: every ready model is served under its own name, until the file exists"
+        _log.info(text, settings.default_config.absolute())
     catalog.load_file()
     await catalog.refresh()
     if catalog.complaints:
         raise ConfigError("\n".join(catalog.complaints))
     return catalog
-
-
-def limits_of(settings: Settings) -> Limits:
-    return Limits(
-        settings.max_body_bytes,
-        settings.max_bytes_in_flight,
-        connections_within(settings.max_connections),
-        ping_s=settings.ping_s,
-        send_s=settings.send_timeout_s,
-    )
 
 
 def browser_rules_of(settings: Settings) -> BrowserRules | None:

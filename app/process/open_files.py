@@ -47,21 +47,16 @@ async def watch_open_files(count: Callable[[], None]) -> None:
     """Calls ``count`` in each second in which no file can be opened. Logs the beginning and the end."""
     was_full = False
     while True:
-        is_full = not _can_open()
+        is_full = False
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as exc:
+            is_full = exc.errno in {errno.EMFILE, errno.ENFILE}
         if is_full:
             count()
-        if is_full != was_full:
-            was_full = is_full
-            if is_full:
-                _log.error("no file descriptor is free: new connections are reset; raise the limit (ulimit -n)")
-            else:
-                _log.warning("file descriptors are free again")
+        if is_full and not was_full:
+            _log.error("no file descriptor is free: new connections are reset; raise the limit (ulimit -n)")
+        elif was_full and not is_full:
+            _log.warning("file descriptors are free again")
+        was_full = is_full
         await asyncio.sleep(CHECK_S)
-
-
-def _can_open() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as exc:
-        return exc.errno not in {errno.EMFILE, errno.ENFILE}
-    return True

@@ -7,7 +7,7 @@ opens the calls. ``run_triton`` is the command ``triton-gateway triton``, which 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -79,15 +79,17 @@ async def running_triton(
 ) -> AsyncIterator[Triton]:
     """Yields the Triton to call. An embedded Triton runs for the duration of the block.
 
-    The embedded Triton sends its spans to the admin port if the gateway receives them.
+    The embedded Triton sends its spans to the admin port if the gateway receives them. Its models read settings from
+    the environment (names as in model_kit).
     """
     if not settings.embedded:
         yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
         return
+    key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
     options = EmbeddedOptions(
         settings.embedded_repository,
         settings.models_venv,
-        environment=_environment(settings),
+        environment=os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key,
         traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.receives_spans else settings.traces_url,
         traces_delay_ms=EXPORT_DELAY_MS if settings.receives_spans else None,
         read=served_repository,
@@ -99,12 +101,6 @@ async def running_triton(
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    """Returns the environment of the embedded Triton. Its models read these settings (names as in model_kit)."""
-    key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
-    return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key
 
 
 class Declarations:
@@ -147,14 +143,6 @@ UP = {"up", "slow"}
 """States of a Triton that answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """How the gateway calls Triton: at one address or at several."""
-
-    engine: InferenceServer
-    shared_memory: SharedMemory | None = None
-
-
 @dataclass(slots=True)
 class Servers:
     settings: Settings
@@ -166,77 +154,68 @@ class Servers:
     health: HealthByAddress = field(default_factory=HealthByAddress)
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Calls]:
+    async def opened(self) -> AsyncIterator[tuple[InferenceServer, SharedMemory | None]]:
         """For the duration of the block the gateway calls its Tritons, and cares for them."""
-        names = self.triton.addresses
         if self.triton.is_single:
-            async with self._direct(names[0]) as calls:
-                yield calls
+            async with self._engine(self.triton.addresses[0], is_single=True) as (engine, _, shared_memory):
+                yield engine, shared_memory
             return
         balancer = Balancer(self._count_states, self.metrics.triton_repeats.inc)
         self._count_states({})
-        pool = ServerPool(names, balancer, self._balanced)
+        pool = ServerPool(self.triton.addresses, balancer, self._balanced)
         try:
             await pool.open()
             async with (
                 self.supervisor.running("addresses of Triton", pool.run()),
                 self.supervisor.running("watch of the Tritons", watch_servers(balancer, self.declarations.canaries)),
             ):
-                yield Calls(balancer)
+                yield balancer, None
         finally:
             await pool.close()
 
     @asynccontextmanager
-    async def _direct(self, address: str) -> AsyncIterator[Calls]:
-        """The only Triton: without a balancer, and with shared memory where that is on."""
-        health = self._new_health()
-        async with self._transport(address) as transport, self._shared_memory(transport) as shared_memory:
-            engine = DirectEngine(
-                transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), shared_memory
-            )
-            engine.on_repeat = self.metrics.triton_repeats.inc
-            async with self._care(address, engine, health):
-                yield Calls(engine, shared_memory)
-
-    @asynccontextmanager
     async def _balanced(self, address: str) -> AsyncIterator[TritonServer]:
-        """One Triton of several. Without shared memory: Tritons elsewhere cannot map it."""
-        health = self._new_health()
-        async with self._transport(address) as transport:
-            observer = self._observer(CallMetrics(self.metrics, address))
-            engine = TritonEngine(transport, observer, health, self._cancels())
-            async with self._care(address, engine, health):
-                yield TritonServer(address, engine, health)
-
-    def _transport(self, address: str) -> AbstractAsyncContextManager[Transport]:
-        name = self.triton.addresses[0] if address not in self.triton.addresses else address
-        return open_transport(
-            address,
-            fast_pings=self.triton.allows_fast_pings,
-            kind=self.settings.grpc,
-            authority=name,
-            credentials=credentials_of(self.settings),
-        )
-
-    def _new_health(self) -> TritonHealth:
-        return TritonHealth(self.declarations.of, self._count_fault, may_reload=self.settings.repairs_triton)
-
-    def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
-        if fault is ModelFault.OPEN:
-            self.metrics.open_breakers.labels(model).inc(change)
-        elif fault is not ModelFault.HUNG and change > 0:
-            deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
-            deaths[fault].labels(model).inc()
-
-    def _cancels(self) -> PacedCancels:
-        """The part of this process in the rate of cancellations that each Triton can handle."""
-        return PacedCancels.shared_by(self.triton.share.of)
+        async with self._engine(address, is_single=False) as (engine, health, _):
+            yield TritonServer(address, engine, health)
 
     @asynccontextmanager
-    async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemory | None]:
-        """None without shared memory."""
+    async def _engine(
+        self, address: str, *, is_single: bool
+    ) -> AsyncIterator[tuple[TritonEngine, TritonHealth, SharedMemory | None]]:
+        """One Triton and its watch. One of several has no shared memory: Tritons elsewhere cannot map it."""
+        settings, triton, metrics = self.settings, self.triton, self.metrics
+        health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.repairs_triton)
+        observers: list[CallObserver] = [CallMetrics(metrics, "" if is_single else address)]
+        if settings.traces_url is not None:
+            observers.append(CallTracing(self.tracer))
+        if settings.log_tensors == "shapes":
+            observers.append(TensorLog())
+        common = CallObservers(*observers), health, PacedCancels.shared_by(triton.share.of)
+        transport_of = open_transport(
+            address,
+            fast_pings=triton.allows_fast_pings,
+            kind=settings.grpc,
+            authority=address if address in triton.addresses else triton.addresses[0],
+            credentials=credentials_of(settings),
+        )
+        async with transport_of as transport, self._shared_memory(transport, is_single=is_single) as shared_memory:
+            if is_single:
+                direct = DirectEngine(transport, *common, shared_memory)
+                direct.on_repeat = metrics.triton_repeats.inc
+            engine = direct if is_single else TritonEngine(transport, *common)
+            watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
+            self.health[address] = health
+            try:
+                async with self.supervisor.running(f"watch of Triton at {address}", watch.run()):
+                    yield engine, health, shared_memory
+            finally:
+                await engine.close()
+                del self.health[address]
+
+    @asynccontextmanager
+    async def _shared_memory(self, transport: Transport, *, is_single: bool) -> AsyncIterator[SharedMemory | None]:
         limit = self.settings.shared_memory_limit
-        if not limit:
+        if not (limit and is_single):
             yield None
             return
         shared_memory = SharedMemory(
@@ -246,16 +225,12 @@ class Servers:
             yield shared_memory
         await shared_memory.close()
 
-    @asynccontextmanager
-    async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        watch = HealthWatch(engine, health, self.declarations.canaries, self.triton.restart, self.triton.turn)
-        self.health[address] = health
-        try:
-            async with self.supervisor.running(f"watch of Triton at {address}", watch.run()):
-                yield
-        finally:
-            await engine.close()
-            del self.health[address]
+    def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
+        if fault is ModelFault.OPEN:
+            self.metrics.open_breakers.labels(model).inc(change)
+        elif fault is not ModelFault.HUNG and change > 0:
+            deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
+            deaths[fault].labels(model).inc()
 
     def _count_states(self, states: Mapping[str, str], ejected: str = "") -> None:
         """Without a known address, `triton_up` has the DNS name."""
@@ -264,14 +239,6 @@ class Servers:
             self.metrics.triton_up.labels(address).set(state in UP)
         if ejected:
             self.metrics.triton_ejections.labels(ejected, states[ejected]).inc()
-
-    def _observer(self, counted: CallMetrics) -> CallObserver:
-        observers: list[CallObserver] = [counted]
-        if self.settings.traces_url is not None:
-            observers.append(CallTracing(self.tracer))
-        if self.settings.log_tensors == "shapes":
-            observers.append(TensorLog())
-        return CallObservers(*observers)
 
 
 def _say_progress(loading: Loading) -> None:

@@ -9,7 +9,7 @@ from app.admission.keys import FollowedKeys
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process import gateway
-from app.process.gateway import ModelCheck, exceeded_limits, keep_fresh, unknown_scopes
+from app.process.gateway import Refresh, exceeded_limits, unknown_scopes
 from app.routes import DIALECTS
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.keys import entry, write_keys
@@ -61,8 +61,8 @@ async def test_each_complaint_is_logged_once(
     catalog: Catalog, keys: FollowedKeys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "FILE_POLL_S", 0.001)
-    check = ModelCheck(catalog, FakeEngine(), is_done=True)
-    running = asyncio.create_task(keep_fresh(catalog, check, Metrics("test"), keys, 4))
+    refresh = Refresh(catalog, Metrics("test"), keys, processes=4, has_checked=True)
+    running = asyncio.create_task(refresh.run())
     await asyncio.sleep(0.2)
     running.cancel()
     await asyncio.wait([running])

@@ -1,6 +1,7 @@
-"""Exceptions do not end the refresh, and the gauges follow the catalog."""
+"""Exceptions do not end the refresh, the gauges follow the catalog, and a file that is made later is adopted."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process import gateway
-from app.process.gateway import ModelCheck, keep_fresh
+from app.process.gateway import Refresh
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model
 
@@ -24,10 +25,12 @@ def short_poll_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def refreshed(engine: FakeEngine, path: Path) -> AsyncIterator[tuple[Catalog, Metrics]]:
+async def refreshed(
+    engine: FakeEngine, path: Path | None, late_file: Path | None = None
+) -> AsyncIterator[tuple[Catalog, Metrics]]:
     catalog, metrics = Catalog(engine, path), Metrics("test")
     catalog.load_file()
-    task = asyncio.create_task(keep_fresh(catalog, ModelCheck(catalog, engine), metrics))
+    task = asyncio.create_task(Refresh(catalog, metrics, late_file=late_file).run())
     try:
         yield catalog, metrics
         assert not task.done()
@@ -119,3 +122,27 @@ async def test_a_silent_triton_does_not_delay_a_reload(tmp_path: Path) -> None:
         path.write_text("pipelines: {p: {model: plain}}")
         await become("config_reload_failed", metrics, 0)
         assert catalog.entries.keys() == {"p"}
+
+
+async def test_a_file_created_later_is_loaded_and_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "gateway.yaml"
+
+    async def until(names: set[str]) -> None:
+        async with asyncio.timeout(5):
+            while {name for name, entry in catalog.entries.items() if entry.pipeline} != names:
+                await asyncio.sleep(0.005)
+
+    async with refreshed(FakeEngine.of(PLAIN), None, path) as (catalog, _):
+        await until({"plain"})
+        path.write_text("pipelines: {mine: {modle: plain}}")
+        async with asyncio.timeout(5):
+            while "did you mean 'model'?" not in caplog.text:
+                await asyncio.sleep(0.005)
+        assert catalog.entries.keys() == {"plain"}
+        path.write_text("pipelines: {mine: {model: plain}}")
+        await until({"mine"})
+        assert f"{path} is used from now on" in caplog.text
+        path.write_text("pipelines: {yours: {model: plain}}")
+        await until({"yours"})
+        assert caplog.text.count("cannot be used") == 1

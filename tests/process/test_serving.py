@@ -13,7 +13,7 @@ from app.process import gateway
 async def failing(*_: object) -> None:
     raise ZeroDivisionError("the cause")
 
-gateway.keep_fresh = failing
+gateway.Refresh.run = failing
 sys.exit(cli.main(["serve"]))
 """
 

@@ -44,15 +44,11 @@ _LEAVES = 0.25
 
 
 class Traffic:
-    """``journal``: the file in which the models note the requests that they receive.
+    """``journal``: the file in which the models note the requests that they receive."""
 
-    ``clients_leave``: whether clients may disconnect before their answer is complete.
-    """
-
-    def __init__(self, seed: int, journal: Path, *, clients_leave: bool = True) -> None:
+    def __init__(self, seed: int, journal: Path) -> None:
         self._random = random.Random(seed)
         self._journal = str(journal)
-        self._clients_leave = clients_leave
         self._prefix = f"chaos-{seed}"
         self._count = 0
 
@@ -151,7 +147,7 @@ class Traffic:
 
     def _manner(self, ask: Ask) -> Manner:
         pieces = self._random.choice([1, 1, 1, 4])
-        if self._clients_leave and self._random.random() < _LEAVES:
+        if self._random.random() < _LEAVES:
             return self._random.choice(self._leaving(ask, pieces))
         return self._reading(pieces) if ask.is_resumable else Manner(pieces=pieces)
 

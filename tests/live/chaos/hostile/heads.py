@@ -50,8 +50,6 @@ class Hostile:
     kind: str
     content: bytes
     is_exact: bool = True
-    leaves: bool = False
-    """The client sends this and disconnects."""
 
 
 @dataclass

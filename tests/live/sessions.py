@@ -38,6 +38,7 @@ def sessions_triton(
 def sessions_gateway(
     triton: EmbeddedTriton, folder: Path, pipelines: Mapping[str, Any], **settings: str
 ) -> Iterator[GatewayProcess]:
+    folder.mkdir(exist_ok=True)
     config = folder / "gateway.yaml"
     config.write_text(yaml.safe_dump({"pipelines": pipelines}))
     with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as gateway:

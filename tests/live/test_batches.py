@@ -48,7 +48,6 @@ PIPELINES = {
         "batch": {"max_items": 100},
         "stream": True,
     },
-    "rows_stream": {**ROWS, "batch": True, "stream": True},
 }
 
 
@@ -116,35 +115,34 @@ def test_a_client_that_leaves_ends_its_parts(client: httpx.Client, gateway: Gate
     eventually(lambda: gateway.metric("requests_running") == 0)
 
 
-class TestFiles:
-    @pytest.mark.parametrize("count", [1, 9, 200])
-    def test_files_of_one_name_are_the_items(self, client: httpx.Client, count: int) -> None:
+def test_files_of_one_name_are_the_items(client: httpx.Client) -> None:
+    for count in (1, 9, 200):
         files = [("script", (f"{i}.json", json.dumps({"text": f"file {i}"}))) for i in range(count)]
         answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"})
         assert answer.json()["text"] == [f"file {i}" for i in range(count)]
 
 
-class TestEarlyExits:
-    def test_with_parts_of_one_each_item_has_its_own_exit(self, client: httpx.Client) -> None:
-        scripts = numbered(5)
-        scripts[1] |= EXIT
-        scripts[3]["omit"] = ["NUMBERS"]
-        assert ask(client, "exit_of_each", *scripts).json() == {
-            "text": ["item 0", None, "item 2", "item 3", "item 4"],
-            "numbers": [[0, 0], [], [2, 2], [], [4, 4]],
-            "early_exit": [None, "nothing", None, "no_numbers", None],
-        }
+def test_with_parts_of_one_each_item_has_its_own_exit(client: httpx.Client) -> None:
+    scripts = numbered(5)
+    scripts[1] |= EXIT
+    scripts[3]["omit"] = ["NUMBERS"]
+    assert ask(client, "exit_of_each", *scripts).json() == {
+        "text": ["item 0", None, "item 2", "item 3", "item 4"],
+        "numbers": [[0, 0], [], [2, 2], [], [4, 4]],
+        "early_exit": [None, "nothing", None, "no_numbers", None],
+    }
 
-    @pytest.mark.parametrize("pipeline", ["exits", "exit_of_each"])
-    def test_a_request_whose_items_all_exit_is_an_early_exit(
-        self, client: httpx.Client, gateway: GatewayProcess, pipeline: str
-    ) -> None:
-        counted = {"pipeline": pipeline, "reason": "nothing"}
-        before = gateway.metric("early_exits_total", **counted)
-        answer = ask(client, pipeline, EXIT, EXIT)
-        assert answer.json() == {"text": [None] * 2, "numbers": [[]] * 2, "early_exit": ["nothing"] * 2}
-        assert answer.headers["X-Early-Exit"] == "nothing"
-        assert gateway.metric("early_exits_total", **counted) == before + 1
+
+@pytest.mark.parametrize("pipeline", ["exits", "exit_of_each"])
+def test_a_request_whose_items_all_exit_is_an_early_exit(
+    client: httpx.Client, gateway: GatewayProcess, pipeline: str
+) -> None:
+    counted = {"pipeline": pipeline, "reason": "nothing"}
+    before = gateway.metric("early_exits_total", **counted)
+    answer = ask(client, pipeline, EXIT, EXIT)
+    assert answer.json() == {"text": [None] * 2, "numbers": [[]] * 2, "early_exit": ["nothing"] * 2}
+    assert answer.headers["X-Early-Exit"] == "nothing"
+    assert gateway.metric("early_exits_total", **counted) == before + 1
 
 
 def words(*texts: str, **fields: Any) -> dict[str, Any]:
@@ -155,24 +153,30 @@ def body_of(*scripts: dict[str, Any]) -> dict[str, list[str]]:
     return {"script": [json.dumps(script) for script in scripts]}
 
 
-class TestDecoupledModels:
-    def test_each_item_of_a_stream_is_a_call_and_each_event_has_its_number(self, client: httpx.Client) -> None:
-        scripts = [words(*[f"{i}-{k}" for k in range(i % 4)]) for i in range(12)]
-        *outputs, last = read_stream(client, "words", body_of(*scripts))
-        for i in range(12):
-            own = [event.data for event in outputs if event.data["index"] == i]
-            assert own == [{"index": i, "text": f"{i}-{k}", "number": k} for k in range(i % 4)]
-        assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "complete", [None] * 12)
+def test_each_item_of_a_stream_is_a_call_and_each_event_has_its_number(client: httpx.Client) -> None:
+    scripts = [words(*[f"{i}-{k}" for k in range(i % 4)]) for i in range(12)] + [words(error="EXIT")]
+    *outputs, last = read_stream(client, "words", body_of(*scripts))
+    for i in range(12):
+        own = [event.data for event in outputs if event.data["index"] == i]
+        assert own == [{"index": i, "text": f"{i}-{k}", "number": k} for k in range(i % 4)]
+    assert {"index": 12, "text": "", "number": None} in [event.data for event in outputs]
+    assert (last.name, last.data["reason"], last.data["early_exit"]) == (
+        "done",
+        "complete",
+        [None] * 12 + ["nothing"],
+    )
 
-    def test_a_failed_item_ends_the_stream_with_its_number(self, client: httpx.Client) -> None:
-        *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
-        assert (last.name, last.data["code"]) == ("error", "model_error")
-        assert last.data["errors"] == [{"field": "items[1]", "problem": "failed"}]
 
-    def test_a_unary_answer_has_a_value_for_each_item(self, client: httpx.Client) -> None:
-        answer = ask(client, "words", words("a", "b"), words(error="EXIT"), *[words("c")] * 4)
-        assert answer.json() == {
-            "text": ["ab", "", "c", "c", "c", "c"],
-            "number": [[0, 1], [], [0], [0], [0], [0]],
-            "early_exit": [None, "nothing", None, None, None, None],
-        }
+def test_a_failed_item_ends_the_stream_with_its_number(client: httpx.Client) -> None:
+    *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
+    assert (last.name, last.data["code"]) == ("error", "model_error")
+    assert last.data["errors"] == [{"field": "items[1]", "problem": "failed"}]
+
+
+def test_a_unary_answer_has_a_value_for_each_item(client: httpx.Client) -> None:
+    answer = ask(client, "words", words("a", "b"), words(error="EXIT"), *[words("c")] * 4)
+    assert answer.json() == {
+        "text": ["ab", "", "c", "c", "c", "c"],
+        "number": [[0, 1], [], [0], [0], [0], [0]],
+        "early_exit": [None, "nothing", None, None, None, None],
+    }

@@ -98,24 +98,15 @@ def smoke_test(gateway: GatewayProcess, **tests: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_helm_test_passes_if_the_gateway_is_ready(gateway: GatewayProcess) -> None:
+def test_helm_test_calls_the_configured_pipeline_of_a_gateway_that_is_ready(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway)
     assert (done.returncode, done.stdout) == (0, f"{gateway.url} is ready\n")
-
-
-def test_helm_test_calls_the_configured_pipeline(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway, pipeline="write", body='{"prompt": "The", "max_tokens": 4, "seed": 7}')
     assert done.returncode == 0, done.stderr
     assert '"finish_reason"' in done.stdout
-
-
-def test_helm_test_prints_the_error_of_the_gateway(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway, pipeline="nothing")
     assert done.returncode == 1
     assert "unknown_pipeline" in done.stderr
-
-
-def test_the_demo_values_call_a_reference_pipeline(gateway: GatewayProcess) -> None:
     (container,) = the(render(CHART / "ci" / "cpu-demo-values.yaml"), "Pod")["spec"]["containers"]
-    environment = environment_of(container)
-    assert smoke_test(gateway, pipeline=environment["PIPELINE"], body=environment["BODY"]).returncode == 0
+    demo = environment_of(container)
+    assert smoke_test(gateway, pipeline=demo["PIPELINE"], body=demo["BODY"]).returncode == 0

@@ -103,34 +103,30 @@ class TestGrowingTokens:
         assert int(notice.read_text().split()[1]) < len(GROWING)
 
 
-class TestAssertionOfTheModel:
-    def test_the_detokenizer_reports_the_tensor_and_its_source(
-        self, client: httpx.Client, contracts: GatewayProcess
-    ) -> None:
-        before = violations(contracts, "by_the_model", "NEWEST_IDS")
-        *written, last = read_stream(client, "by_the_model", growing(interval_s=0.1) | {"chunk_tokens": 2})
-        assert [len(event.data["token_id"]) for event in written] == [1, 2]
-        assert last.data["code"] == "contract_violation"
-        assert last.data["detail"] == (
-            "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 but received [4]."
-        )
-        assert last.data["hint"] == (
-            "Step 'scripted_stream' (its output 'TOKEN_ID') wrote [4]: "
-            "send only items that are new since the last response."
-        )
-        assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
+def test_the_detokenizer_reports_the_tensor_and_its_source(client: httpx.Client, contracts: GatewayProcess) -> None:
+    before = violations(contracts, "by_the_model", "NEWEST_IDS")
+    *written, last = read_stream(client, "by_the_model", growing(interval_s=0.1) | {"chunk_tokens": 2})
+    assert [len(event.data["token_id"]) for event in written] == [1, 2]
+    assert last.data["code"] == "contract_violation"
+    assert last.data["detail"] == (
+        "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 but received [4]."
+    )
+    assert last.data["hint"] == (
+        "Step 'scripted_stream' (its output 'TOKEN_ID') wrote [4]: "
+        "send only items that are new since the last response."
+    )
+    assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
 
 
-class TestTheReferenceChain:
-    def test_a_violation_also_stops_the_generator(self, client: httpx.Client, triton: EmbeddedTriton) -> None:
-        body = {"prompt": "The for statement", "max_tokens": 512, "seed": 7, "chunk_tokens": 2}
-        _, whole = answer_and_steps(client, triton, "/v1/pipelines/write", body)
-        for path in ("/v1/pipelines/write_one", "/v1/pipelines/write_one/stream"):
-            answer, steps = answer_and_steps(client, triton, path, body)
-            assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation"), path
-            detail = "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
-            assert answer.json()["detail"] == detail, path
-            assert 1 <= steps < whole / 2, path
+def test_a_violation_also_stops_the_generator(client: httpx.Client, triton: EmbeddedTriton) -> None:
+    body = {"prompt": "The for statement", "max_tokens": 512, "seed": 7, "chunk_tokens": 2}
+    _, whole = answer_and_steps(client, triton, "/v1/pipelines/write", body)
+    for path in ("/v1/pipelines/write_one", "/v1/pipelines/write_one/stream"):
+        answer, steps = answer_and_steps(client, triton, path, body)
+        assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation"), path
+        detail = "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
+        assert answer.json()["detail"] == detail, path
+        assert 1 <= steps < whole / 2, path
 
 
 def answer_and_steps(

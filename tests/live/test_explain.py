@@ -117,17 +117,10 @@ def test_the_steps_of_a_chain_follow_each_other(explaining: GatewayProcess, pyte
     assert worked_ms <= ensemble["duration_ms"] + ROUNDING_MS
     assert (found["pipeline"], found["status"], found["steps_not_run"]) == ("ocr", 200, [])
 
-
-def test_the_step_that_ended_the_request_early_is_marked(
-    explaining: GatewayProcess, pytestconfig: pytest.Config
-) -> None:
     found = run(explaining, "ocr", image(pytestconfig.rootpath, "blank.png"))
     check_sums(found)
-    assert (found["outcome"], found["early_exit"], found["steps_not_run"]) == (
-        "early_exit",
-        "no_text",
-        ["text_recognize"],
-    )
+    ends = (found["outcome"], found["early_exit"], found["steps_not_run"])
+    assert ends == ("early_exit", "no_text", ["text_recognize"])
     assert {name: state for name, (_, state) in states(found).items()} == {
         "ocr_ensemble": "early_exit",
         "text_detect": "ok",
@@ -135,26 +128,19 @@ def test_the_step_that_ended_the_request_early_is_marked(
     }
 
 
-def test_steps_that_run_together_have_one_parent(explaining: GatewayProcess) -> None:
+def test_steps_that_run_together_and_models_that_a_script_calls_have_one_parent(explaining: GatewayProcess) -> None:
     found = run(explaining, "insights", {"json": TEXT})
     check_sums(found)
     names = {"insights", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment"}
     assert {span["name"] for span in found["spans"]} == names
-    embed, *heads = (named(found, name) for name in ("text_embed", "head_topic", "head_sentiment"))
+    called = ("text_embed", "head_topic", "head_sentiment")
+    embed, *heads = (named(found, name) for name in called)
     assert all(head["start_ms"] >= embed["start_ms"] + embed["compute_ms"] for head in heads)
-
-
-def test_the_models_that_a_script_calls_are_below_it(explaining: GatewayProcess) -> None:
     found = run(explaining, "insights_bls", {"json": TEXT})
     check_sums(found)
     script = named(found, "insights_bls")
-    assert states(found) == {
-        "insights_bls": ("step", "ok"),
-        "text_embed": ("bls", "ok"),
-        "head_topic": ("bls", "ok"),
-        "head_sentiment": ("bls", "ok"),
-    }
-    for name in ("text_embed", "head_topic", "head_sentiment"):
+    assert states(found) == {"insights_bls": ("step", "ok"), **dict.fromkeys(called, ("bls", "ok"))}
+    for name in called:
         child = named(found, name)
         assert child["parent"] == script["id"]
         assert script["start_ms"] <= child["start_ms"]

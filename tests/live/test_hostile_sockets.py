@@ -62,6 +62,7 @@ def memory(gateway: GatewayProcess) -> int:
         pytest.param([frame(PING, b"", fin=False)], 1002, id="control frame in fragments"),
         pytest.param([frame(CLOSE, b"\0")], 1002, id="close frame that is too short"),
         pytest.param([frame(CLOSE, (1005).to_bytes(2))], 1002, id="close code that is not allowed"),
+        pytest.param([frame(TEXT, b"{", fin=False), frame(CLOSE, (1001).to_bytes(2))], 1001, id="between fragments"),
         pytest.param([frame(TEXT, b'{"script": "\xff"}')], 1007, id="text that is not UTF-8"),
         pytest.param([frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"(")], 1007, id="not UTF-8 in fragments"),
         pytest.param([frame(BINARY, length=100 * MIB)], 1009, id="100 MB declared"),

@@ -70,14 +70,11 @@ def test_an_unknown_setting_ends_the_start_with_status_2(builder: Builder, image
     assert "did you mean GATEWAY_DRAIN_S?" in (folder / "log").read_text()
 
 
-def test_the_image_has_user_labels_and_ports(builder: Builder, image: str) -> None:
+def test_the_image_has_user_labels_and_ports_but_no_pip_and_no_writable_files(builder: Builder, image: str) -> None:
     config = builder.config(image)
     assert config["User"] == "10001:10001"
     assert config["Labels"]["org.opencontainers.image.title"] == "triton-gateway"
     assert set(config["ExposedPorts"]) == {"8080/tcp", "8081/tcp"}
-
-
-def test_the_image_has_no_pip_and_no_writable_files(builder: Builder, image: str) -> None:
     with builder.mounted(image) as rootfs:
         assert not list(rootfs.glob("opt/triton-gateway/**/pip"))
         assert not (rootfs / "build").exists()

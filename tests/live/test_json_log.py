@@ -8,8 +8,6 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.some_models import embedded
 from tests.toolkit.connections import workers_of
@@ -32,14 +30,12 @@ def messages(gateway: GatewayProcess) -> list[str]:
     return [json.loads(line)["message"] for line in gateway.log.splitlines()]
 
 
-@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full), "2"])
-def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, workers: str) -> None:
-    settings = JSON | {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "workers": workers}
+def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    settings = JSON | {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "workers": "2"}
     with running_gateway(tmp_path, **settings, shutdown_delay_s="0.2") as gateway:
         eventually(lambda: "Try: " in gateway.log)
-        if workers == "2":
-            os.kill(workers_of(gateway)[-1], signal.SIGKILL)
-            eventually(lambda: "is replaced" in gateway.log)
+        os.kill(workers_of(gateway)[-1], signal.SIGKILL)
+        eventually(lambda: "is replaced" in gateway.log)
         gateway.process.terminate()
         gateway.process.wait(START_S)
         found = messages(gateway)
@@ -63,10 +59,9 @@ def test_a_gateway_that_waits_for_triton(tmp_path: Path) -> None:
             assert f"Waiting for Triton at {addresses[style]}." in messages(gateway), style
 
 
-@pytest.mark.parametrize("style", ["auto", pytest.param("json", marks=pytest.mark.full)])
-def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path, style: str) -> None:
+def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path) -> None:
     settings = embedded(tmp_path, models_venv, ["scripted"], ["scripted"])
-    with running_gateway(tmp_path / "gateway", **settings, log_format=style) as gateway:
+    with running_gateway(tmp_path / "gateway", **settings) as gateway:
         eventually(lambda: "Try: " in gateway.log)
         assert any(each.startswith("Triton: 1 of 1 models ready") for each in messages(gateway))
 

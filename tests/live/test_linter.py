@@ -121,9 +121,8 @@ async def test_triton_refuses_the_others_or_crashes(outcomes: Outcomes, tmp_path
     assert case.triton in log or STARTED not in log
 
 
-@pytest.fixture(scope="module")
-def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
-    """Sends a tensor through an ensemble of which one end has a batch dimension; returns the shape of the output."""
+def test_a_batch_of_one_matches_a_step_without_a_batch_dimension(explicit: Triton) -> None:
+    """A larger batch needs a step with a batch dimension."""
     server, repository = explicit
     ident = (Path(__file__).parent / "fault_scripts" / "ident.py").read_text()
     build = Repository(repository)
@@ -138,17 +137,10 @@ def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
         tensor.set_data_from_numpy(np.zeros(shape, np.float32))
         return list(server.infer(ensemble, [tensor]).as_numpy("Y").shape)
 
-    return through
-
-
-@pytest.mark.parametrize(("ensemble", "shape"), [("batches_over_flat", [1, 3]), ("flat_over_batches", [3])])
-def test_a_batch_of_one_matches_a_step_without_a_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
-    assert batches(ensemble, shape) == shape
-
-
-def test_a_larger_batch_needs_a_step_with_a_batch_dimension(batches) -> None:
+    assert through("batches_over_flat", [1, 3]) == [1, 3]
+    assert through("flat_over_batches", [3]) == [3]
     with pytest.raises(InferenceServerException, match="unexpected shape for input"):
-        batches("batches_over_flat", [2, 3])
+        through("batches_over_flat", [2, 3])
 
 
 def test_check_finds_nothing_in_the_running_reference_models(

@@ -152,18 +152,22 @@ def after_traffic(prometheus: Prometheus, client: httpx.Client) -> Prometheus:
     return prometheus
 
 
-def test_every_query_is_valid(after_traffic: Prometheus) -> None:
+def test_every_query_is_valid_and_every_metric_of_it_is_exported(
+    after_traffic: Prometheus, gateway: GatewayProcess, require: Require
+) -> None:
+    """A metric is exported if it has samples, or if the page declares it without samples."""
     answers = {name: after_traffic.answer(query) for name, query in queries().items()}
     assert {name: answer for name, answer in answers.items() if answer["status"] != "success"} == {}
-
-
-def test_every_metric_of_a_query_is_exported(after_traffic: Prometheus, gateway: GatewayProcess) -> None:
-    """A metric is exported if it has samples, or if the page declares it without samples."""
     exported = {each["metric"]["__name__"] for each in after_traffic.query('{job="gateway"}')}
-    page = httpx.get(f"{gateway.admin_url}/metrics").text
-    exported |= set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
+    page = httpx.get(f"{gateway.admin_url}/metrics")
+    exported |= set(re.findall(r"^# TYPE (\w+) ", page.text, re.MULTILINE))
     queried = {name for query in queries().values() for name in METRIC.findall(query)} - METRIC_PATTERNS
     assert queried - exported == GPU_METRICS
+    assert page.headers["content-type"].startswith("text/plain")
+    promtool = shutil.which("promtool")
+    require(promtool, "promtool is not installed: `make system-packages` installs it")
+    checked = subprocess.run([str(promtool), "check", "metrics"], input=page.content, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 METRIC_PATTERNS = {"triton_gateway_"}

@@ -92,44 +92,36 @@ def both(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterato
         yield clients
 
 
-class TestSomeOutputsOfAnEnsemble:
-    @pytest.mark.parametrize("names", [("A",), ("FEATURES",), ("B", "A"), ("A", "B", "FEATURES")], ids=" ".join)
-    @pytest.mark.parametrize("is_binary", [False, True])
-    def test_those_are_answered(self, both: Both, names: tuple[str, ...], is_binary: bool) -> None:
-        address = str(both.gateway.base_url).split("//")[1].rstrip("/")
-        client = tritonclient.http.InferenceServerClient(address)
-        given = tritonclient.http.InferInput("X", [1, 3], "FP32")
-        given.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
-        wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=is_binary) for name in names]
-        answer = client.infer("heads", [given], outputs=wanted)
-        assert {each["name"] for each in answer.get_response()["outputs"]} == set(names)
-        assert {name: answer.as_numpy(name).tolist() for name in names} == {name: [VALUES[name]] for name in names}
-        client.close()
-
-    def test_classes_of_one_are_answered(self, both: Both) -> None:
-        body = {
-            "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}],
-            "outputs": [{"name": "A", "parameters": {"classification": 1}}],
-        }
-        answer = answer_of(both.gateway.post("/v2/models/heads/infer", json=body))
-        assert answer.tensors == {"A": ("BYTES", [1, 1], ["7.000000:2"])}
+def test_some_outputs_of_an_ensemble_are_answered(both: Both) -> None:
+    address = str(both.gateway.base_url).split("//")[1].rstrip("/")
+    given = tritonclient.http.InferInput("X", [1, 3], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
+    with tritonclient.http.InferenceServerClient(address) as client:
+        for names in (("A",), ("FEATURES",), ("B", "A"), ("A", "B", "FEATURES")):
+            for is_binary in (False, True):
+                wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=is_binary) for name in names]
+                answer = client.infer("heads", [given], outputs=wanted)
+                assert {each["name"] for each in answer.get_response()["outputs"]} == set(names)
+                assert [answer.as_numpy(name).tolist() for name in names] == [[VALUES[name]] for name in names]
+    body = {
+        "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}],
+        "outputs": [{"name": "A", "parameters": {"classification": 1}}],
+    }
+    classes = answer_of(both.gateway.post("/v2/models/heads/infer", json=body))
+    assert classes.tensors == {"A": ("BYTES", [1, 1], ["7.000000:2"])}
 
 
-class TestRawTexts:
-    @pytest.mark.parametrize("model", ["text", "batched"])
-    @pytest.mark.parametrize("body", [b"\x89PNG" * 2000, raw_texts(b"a body with its length"), b"x", b""])
-    def test_the_body_is_the_only_element(self, both: Both, model: str, body: bytes) -> None:
-        theirs, ours = both.post(f"/v2/models/{model}/infer", body, Inference_Header_Content_Length="0")
-        assert answer_of(ours) == answer_of(theirs)
-        assert np.frombuffer(answer_of(ours).tensors["OUT"][2], np.int32).tolist() == [len(body)]
-
-    def test_several_elements_are_400(self, both: Both) -> None:
-        body = raw_texts(b"a", b"b")
-        theirs, ours = both.post("/v2/models/texts/infer", body, Inference_Header_Content_Length="0")
+def test_a_raw_body_is_the_only_text(both: Both) -> None:
+    for model in ("text", "batched"):
+        for body in (b"\x89PNG" * 2000, raw_texts(b"a body with its length"), b"x", b""):
+            theirs, ours = both.post(f"/v2/models/{model}/infer", body, Inference_Header_Content_Length="0")
+            assert answer_of(ours) == answer_of(theirs)
+            assert np.frombuffer(answer_of(ours).tensors["OUT"][2], np.int32).tolist() == [len(body)]
+    refused = both.post("/v2/models/texts/infer", raw_texts(b"a", b"b"), Inference_Header_Content_Length="0")
+    for answer in refused:
+        assert answer.status_code == 400
         text = "For BYTE datatype raw input 'IN', the model must have input shape [1]"
-        assert (theirs.status_code, ours.status_code) == (400, 400)
-        assert text in json.loads(theirs.content)["error"]
-        assert text in json.loads(ours.content)["error"]
+        assert text in json.loads(answer.content)["error"]
 
 
 def test_an_output_that_differs_from_its_declaration_is_that_of_triton(both: Both) -> None:

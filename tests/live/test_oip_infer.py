@@ -84,17 +84,6 @@ class TestDatatypes:
         assert (theirs.status_code, ours.status_code) == (400, 200)
         assert answer_of(ours).tensors[f"{datatype}_OUT"][2] == VALUES[datatype]
 
-    def test_invalid_utf8_is_replaced_in_json(self, both: Both) -> None:
-        raw = raw_of("BYTES")
-        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
-        assert both.post(TYPED, body, **headers)[1].json()["outputs"][0]["data"] == ["", "\ufffd\ufffd not UTF-8"]
-
-    def test_nan_and_infinity_are_null_in_json(self, both: Both) -> None:
-        raw = np.array([np.nan, np.inf], np.float32).tobytes()
-        body, headers = with_binary({"inputs": [tensor_of("FP32", **binary_size(8))]}, raw)
-        theirs, ours = both.post(TYPED, body, **headers)
-        assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
-
     @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
     @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "Inf", "-Inf", "-NaN", " NaN ", "\nInf\t"])
     def test_data_of_floats_may_have_literals(self, both: Both, datatype: str, literal: str) -> None:
@@ -113,6 +102,15 @@ class TestDatatypes:
         assert found.tensors[f"{datatype}_OUT"][2] != np.array([1, 0, 0.5, 2], DTYPE_BY_DATATYPE[datatype]).tobytes()
         assert found.tensors["BYTES_OUT"][2] == raw_texts(b'NaN, [NaN] " NaN')
 
+    def test_what_json_cannot_hold_is_replaced(self, both: Both) -> None:
+        raw = raw_of("BYTES")
+        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
+        assert both.post(TYPED, body, **headers)[1].json()["outputs"][0]["data"] == ["", "\ufffd\ufffd not UTF-8"]
+        raw = np.array([np.nan, np.inf], np.float32).tobytes()
+        body, headers = with_binary({"inputs": [tensor_of("FP32", **binary_size(8))]}, raw)
+        theirs, ours = both.post(TYPED, body, **headers)
+        assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
+
     def test_json_and_binary_tensors_in_one_request(self, both: Both) -> None:
         binary = ["FP16", "BF16", "INT32", "BYTES"]
         raws = [raw_of(datatype) for datatype in binary]
@@ -124,13 +122,11 @@ class TestDatatypes:
         assert {name.removesuffix("_OUT") for name in answer.tensors} == set(VALUES)
         assert answer.tensors["FP64_OUT"][2] == raw_of("FP64")
 
-    @pytest.mark.parametrize("shape", [[1, 0], [0, 0]])
-    def test_empty_tensors(self, both: Both, shape: list[int]) -> None:
-        same_answer(both, TYPED, json.dumps({"inputs": [{**tensor_of("FP32", data=[]), "shape": shape}]}).encode())
-        body, headers = with_binary({"inputs": [{**tensor_of("FP32", **binary_size(0)), "shape": shape}]})
-        same_answer(both, TYPED, body, **headers)
-
-    def test_large_tensors(self, both: Both) -> None:
+    def test_empty_and_large_tensors(self, both: Both) -> None:
+        for shape in ([1, 0], [0, 0]):
+            same_answer(both, TYPED, json.dumps({"inputs": [{**tensor_of("FP32", data=[]), "shape": shape}]}).encode())
+            body, headers = with_binary({"inputs": [{**tensor_of("FP32", **binary_size(0)), "shape": shape}]})
+            same_answer(both, TYPED, body, **headers)
         numbers = np.random.default_rng(5).random((300, 500), np.float32)
         tensor = {"name": "FP32", "datatype": "FP32", "shape": [300, 500]}
         flat = json.dumps({"inputs": [{**tensor, "data": numbers.reshape(-1).tolist()}]}).encode()
@@ -142,38 +138,33 @@ class TestDatatypes:
         assert same_answer(both, TYPED, body, **headers).tensors["FP32_OUT"][2] == numbers.tobytes()
 
 
+VALID: list[dict[str, Any]] = [
+    {},
+    {"id": ""},
+    {"outputs": []},
+    {"outputs": [{"name": "Y"}]},
+    {"outputs": [{"name": "Y"}, {"name": "Y"}]},
+    {"unknown": {"key": [1]}},
+    {"parameters": {"binary_data_output": True}},
+    {"outputs": [{"name": "Y"}], "parameters": {"binary_data_output": True}},
+    {"parameters": {"a": 1, "b": "x", "c": True, "d": 1.5}},
+    {"parameters": {"priority": 1, "timeout": 1000, "sequence_id": 3, "sequence_start": True}},
+    {"inputs": [input_x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},
+    {"inputs": [input_x(data=[[1, 2, 3]])]},
+    {"inputs": [input_x(data=[[1], [2], [3]])]},
+    {"inputs": [input_x(parameters={"other": 1})]},
+    *({"outputs": [{"name": "Y", "parameters": {"classification": count}}]} for count in (0, 2, 9)),
+    {"outputs": [{"name": "Y", "parameters": {"classification": 2, "binary_data": True}}]},
+    {"outputs": [{"name": "Y", "parameters": {"binary_data": False}}], "parameters": {"binary_data_output": True}},
+]
+
+
 class TestRequests:
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {},
-            {"id": ""},
-            {"outputs": []},
-            {"outputs": [{"name": "Y"}]},
-            {"outputs": [{"name": "Y"}, {"name": "Y"}]},
-            {"unknown": {"key": [1]}},
-            {"parameters": {"binary_data_output": True}},
-            {"outputs": [{"name": "Y"}], "parameters": {"binary_data_output": True}},
-            {"parameters": {"a": 1, "b": "x", "c": True, "d": 1.5}},
-            {"parameters": {"priority": 1, "timeout": 1000, "sequence_id": 3, "sequence_start": True}},
-            {"inputs": [input_x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},
-            {"inputs": [input_x(data=[[1, 2, 3]])]},
-            {"inputs": [input_x(data=[[1], [2], [3]])]},
-            {"inputs": [input_x(parameters={"other": 1})]},
-            {"outputs": [{"name": "Y", "parameters": {"classification": 0}}]},
-            {"outputs": [{"name": "Y", "parameters": {"classification": 2}}]},
-            {"outputs": [{"name": "Y", "parameters": {"classification": 9}}]},
-            {"outputs": [{"name": "Y", "parameters": {"classification": 2, "binary_data": True}}]},
-            {
-                "outputs": [{"name": "Y", "parameters": {"binary_data": False}}],
-                "parameters": {"binary_data_output": True},
-            },
-        ],
-    )
     @pytest.mark.parametrize("version", ["", "/versions/1"])
-    def test_a_valid_request_has_the_answer_of_triton(self, both: Both, changed: dict[str, Any], version: str) -> None:
-        path = f"/v2/models/batched_echo{version}/infer"
-        same_answer(both, path, json.dumps({"inputs": [input_x()], **changed}).encode())
+    def test_a_valid_request_has_the_answer_of_triton(self, both: Both, version: str) -> None:
+        for changed in VALID:
+            path = f"/v2/models/batched_echo{version}/infer"
+            same_answer(both, path, json.dumps({"inputs": [input_x()], **changed}).encode())
 
     def test_a_raw_body_is_the_only_input(self, both: Both) -> None:
         answer = same_answer(both, BATCHED, RAW, Inference_Header_Content_Length="0")
@@ -331,31 +322,11 @@ class TestRefusals:
     def test_a_raw_body_for_several_inputs_is_400(self, both: Both) -> None:
         assert refused(both, TYPED, b"1234", worded=True, Inference_Header_Content_Length="0") == (400, 400)
 
-    @pytest.mark.parametrize(
-        "parameters",
-        [{"priority": "x"}, {"priority": 1.5}, {"timeout": "x"}, {"sequence_start": 1}, {"sequence_end": "x"}],
-    )
-    def test_a_parameter_of_triton_is_named(self, both: Both, parameters: dict[str, Any]) -> None:
-        body = json.dumps({"inputs": [input_x()], "parameters": parameters}).encode()
-        assert refused(both, BATCHED, body, worded=True)[1] == 400
-
-    @pytest.mark.parametrize("value", [None, [1], {}])
-    def test_a_parameter_of_a_wrong_type_is_named(self, both: Both, value: Any) -> None:
-        for path, body in (
-            (BATCHED, {"inputs": [input_x()], "parameters": {"steps": value}}),
-            ("/v2/models/batched_echo/generate", {"X": [1, 2, 3], "steps": value}),
-        ):
-            for answer in both.post(path, json.dumps(body).encode()):
-                assert answer.json()["error"].startswith(
-                    "parameter 'steps' has invalid type. It should be either 'int'"
-                )
-
-    @pytest.mark.parametrize(
-        "path", ["nope", "nope/config", "batched_echo/versions/9", "batched_echo/versions/9/config"]
-    )
-    def test_an_unknown_model_is_named_by_documents(self, both: Both, path: str) -> None:
-        theirs, ours = both.get(f"/v2/models/{path}")
-        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+    def test_a_parameter_of_triton_is_named(self, both: Both) -> None:
+        wrong = ({"priority": "x"}, {"priority": 1.5}, {"timeout": "x"}, {"sequence_start": 1}, {"sequence_end": "x"})
+        for parameters in wrong:
+            body = json.dumps({"inputs": [input_x()], "parameters": parameters}).encode()
+            assert refused(both, BATCHED, body, worded=True)[1] == 400, parameters
 
     def test_classes_of_texts_are_400(self, both: Both) -> None:
         """Triton 2.51 crashes on this request, so only the gateway gets it."""
@@ -374,23 +345,12 @@ class TestRefusals:
         error = "class result not available for output 'NUMBERS', which may have no element."
         assert answer.json() == {"error": error}
 
-    @pytest.mark.parametrize(
-        ("code", "status"),
-        [
-            ("UNKNOWN", 400),
-            ("INTERNAL", 500),
-            ("NOT_FOUND", 404),
-            ("INVALID_ARG", 400),
-            ("UNAVAILABLE", 503),
-            ("UNSUPPORTED", 501),
-            ("ALREADY_EXISTS", 400),
-            ("CANCELLED", 400),
-        ],
-    )
     @pytest.mark.parametrize("model", ["scripted", "scripted_chain"])
-    def test_an_error_of_a_model_has_the_status_of_triton(self, both: Both, model: str, code: str, status: int) -> None:
-        body = script(error={"code": code, "message": "EARLY_EXIT[nothing]"})
-        assert refused(both, f"/v2/models/{model}/infer", body) == (status, status)
+    def test_an_error_of_a_model_has_the_status_of_triton(self, both: Both, model: str) -> None:
+        statuses = {"UNKNOWN": 400, "INTERNAL": 500, "NOT_FOUND": 404, "INVALID_ARG": 400, "UNAVAILABLE": 503}
+        for code, status in (statuses | {"UNSUPPORTED": 501, "ALREADY_EXISTS": 400, "CANCELLED": 400}).items():
+            body = script(error={"code": code, "message": "EARLY_EXIT[nothing]"})
+            assert refused(both, f"/v2/models/{model}/infer", body) == (status, status), code
 
     def test_a_model_that_raises_is_500_without_its_text(self, both: Both) -> None:
         theirs, ours = both.post("/v2/models/scripted/infer", script(**{"raise": "secret"}))
@@ -434,34 +394,32 @@ def script(**fields: Any) -> bytes:
     return json.dumps({"inputs": [tensor]}).encode()
 
 
-class TestDecoupledModels:
+def test_a_decoupled_model_answers_with_one_response(both: Both, tmp_path: Path) -> None:
     """The status of Triton is 501 for every inference of a decoupled model over HTTP."""
-
-    PATH = "/v2/models/scripted_stream/infer"
-
-    def test_one_response_is_the_answer(self, both: Both) -> None:
-        theirs, ours = both.post(self.PATH, script(outputs=1, texts=["c3a4"]))
-        assert (theirs.status_code, ours.status_code) == (501, 200)
-        assert answer_of(ours).tensors["TEXT"] == ("BYTES", [1], ["ä"])
-
-    def test_several_responses_are_400_and_cancel_the_model(self, both: Both, tmp_path: Path) -> None:
-        notice = tmp_path / "cancelled"
-        answer = both.gateway.post(self.PATH, content=script(outputs=50, interval_s=0.1, notice=str(notice)))
-        assert (answer.status_code, list(answer.json())) == (400, ["error"])
-        assert "infer" in answer.json()["error"]
-        assert "generate_stream" in answer.json()["error"]
-        eventually(notice.exists)
-
-    def test_no_response_is_400(self, both: Both) -> None:
-        assert both.gateway.post(self.PATH, content=script(outputs=0)).status_code == 400
+    path = "/v2/models/scripted_stream/infer"
+    theirs, ours = both.post(path, script(outputs=1, texts=["c3a4"]))
+    assert (theirs.status_code, ours.status_code) == (501, 200)
+    assert answer_of(ours).tensors["TEXT"] == ("BYTES", [1], ["ä"])
+    notice = tmp_path / "cancelled"
+    answer = both.gateway.post(path, content=script(outputs=50, interval_s=0.1, notice=str(notice)))
+    assert answer.status_code == 400
+    assert "generate_stream" in answer.json()["error"]
+    eventually(notice.exists)
+    assert both.gateway.post(path, content=script(outputs=0)).status_code == 400
 
 
-class TestCalls:
-    """Deadlines, disconnects, metrics and the log work as for all other requests."""
+def test_an_unknown_model_is_not_a_label(both: Both, gateway: GatewayProcess) -> None:
+    both.gateway.post("/v2/models/made_up/infer", content=script())
+    assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
 
-    def test_an_unknown_model_is_not_a_label(self, both: Both, gateway: GatewayProcess) -> None:
-        both.gateway.post("/v2/models/made_up/infer", content=script())
-        assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
+
+def test_a_call_is_counted_and_logged(both: Both, gateway: GatewayProcess) -> None:
+    labels = {"pipeline": "-", "transport": "unary", "outcome": "ok"}
+    before = gateway.metric("requests_total", **labels)
+    answer = both.gateway.post(BATCHED, json={"inputs": [input_x()]}, headers={"X-Request-ID": "counted-v2"})
+    assert gateway.metric("requests_total", **labels) == before + 1
+    (line,) = gateway.log_lines("counted-v2")
+    assert (answer.status_code, line["path"], line["outcome"]) == (200, BATCHED, "ok")
 
 
 @pytest.mark.parametrize("outputs", [[], ["FILL"], ["SUM"], ["SUM", "FILL"]])

@@ -15,23 +15,17 @@ def sign(pytestconfig: pytest.Config) -> bytes:
     return (Path(pytestconfig.rootpath) / "samples" / "sign.png").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def blank(pytestconfig: pytest.Config) -> bytes:
-    return (Path(pytestconfig.rootpath) / "samples" / "blank.png").read_bytes()
-
-
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-class TestReadingText:
-    def test_a_file_part(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign})
-        assert answer.status_code == 200
-        assert answer.json()["texts"] == LINES
-        assert answer.json()["early_exit"] is None
-        assert len(answer.json()["boxes"]) == len(answer.json()["scores"]) == len(LINES)
-
-    def test_base64_in_json(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}", json={"image": base64.b64encode(sign).decode()})
-        assert answer.json()["texts"] == LINES
+def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline: str, sign: bytes) -> None:
+    answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign})
+    assert answer.status_code == 200
+    assert answer.json()["texts"] == LINES
+    assert answer.json()["early_exit"] is None
+    assert len(answer.json()["boxes"]) == len(answer.json()["scores"]) == len(LINES)
+    answer = client.post(f"/v1/pipelines/{pipeline}", json={"image": base64.b64encode(sign).decode()})
+    assert answer.json()["texts"] == LINES
+    damaged = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign[:200]})
+    assert (damaged.status_code, damaged.json()["code"]) == (422, "invalid_input")
 
 
 def test_write_joins_its_outputs(client: httpx.Client) -> None:
@@ -56,9 +50,3 @@ def test_write_streams_token_by_token(client: httpx.Client) -> None:
     assert outputs[-1]["reason"] == "complete"
     whole = client.post("/v1/pipelines/write", json=body).json()
     assert "".join(output["text"] for output in outputs[:-1]) == whole["text"]
-
-
-@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_an_input_that_a_step_rejects_is_422(client: httpx.Client, pipeline: str, sign: bytes) -> None:
-    answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign[:200]})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")

@@ -1,7 +1,5 @@
 """The real Triton behind nginx, which requires a client certificate and a token, like a Triton on another machine."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,32 +12,20 @@ from app.triton.service import Kind
 from tests.conftest import Require
 from tests.live.conftest import StartGateway, free_ports
 from tests.toolkit.certificates import Authority
+from tests.toolkit.nginx import running_nginx
 from tests.toolkit.waiting import eventually
 
-CONFIG = """
-daemon off;
-worker_processes 1;
-pid "{folder}/pid";
-error_log "{folder}/error.log";
-events {{ worker_connections 64; }}
-http {{
-  access_log off;
-  client_max_body_size 64m;
-  client_body_temp_path "{folder}/body";
-  proxy_temp_path "{folder}/proxy";
-  fastcgi_temp_path "{folder}/fastcgi";
-  uwsgi_temp_path "{folder}/uwsgi";
-  scgi_temp_path "{folder}/scgi";
-  server {{
-    listen 127.0.0.1:{port} ssl http2;
-    ssl_certificate "{folder}/server.pem";
-    ssl_certificate_key "{folder}/server.key";
-    ssl_client_certificate "{folder}/ca.pem";
-    ssl_verify_client on;
-    location / {{
-      if ($http_authorization !~ "^Bearer secret-[0-9]$") {{ return 401; }}
-      grpc_pass grpc://{triton};
-    }}
+SERVER = """
+client_max_body_size 64m;
+server {{
+  listen 127.0.0.1:{port} ssl http2;
+  ssl_certificate "{folder}/server.pem";
+  ssl_certificate_key "{folder}/server.key";
+  ssl_client_certificate "{folder}/ca.pem";
+  ssl_verify_client on;
+  location / {{
+    if ($http_authorization !~ "^Bearer secret-[0-9]$") {{ return 401; }}
+    grpc_pass grpc://{triton};
   }}
 }}
 """
@@ -53,18 +39,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def remote(triton: EmbeddedTriton, authority: Authority, require: Require) -> Iterator[str]:
     """Starts the proxy and yields its address."""
-    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
-    require(nginx, "nginx is not installed: `make system-packages` installs it")
     folder, (port,) = authority.folder, free_ports(1)
     server = authority.issue("localhost")
     server.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
     server.private_key_pem.write_to_path(str(folder / "server.key"))
-    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, triton=triton.grpc_url))
-    command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    yield f"localhost:{port}"
-    process.terminate()
-    process.wait(10)
+    with running_nginx(folder, require, port, SERVER.format(folder=folder, port=port, triton=triton.grpc_url)):
+        yield f"localhost:{port}"
 
 
 @pytest.fixture(scope="module")

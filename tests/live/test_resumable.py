@@ -1,14 +1,11 @@
 """Resumable streams in one gateway process, which keeps the events in memory."""
 
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.conftest import GatewayProcess
 from tests.live.resumable import delete, read_all, read_some, reading, start, status
-from tests.toolkit.processes import LIVE
 from tests.toolkit.waiting import eventually
 
 
@@ -56,18 +53,3 @@ def test_only_a_stream_without_readers_is_cancelled_and_expires(gateway: Gateway
         time.sleep(2.2)
         assert status(gateway, path) == 404
         assert read.result()[-1].data["reason"] == "complete"
-
-
-def test_drain_ends_a_stream_with_draining(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=str(LIVE / "gateway.yaml"), drain_s="0.3")
-    path = start(gateway, outputs=1000, interval_s=0.05)
-    with reading(gateway, path) as events:
-        seen = [next(events)]
-        gateway.process.send_signal(signal.SIGTERM)
-        seen += list(events)
-    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "draining")
-    assert gateway.process.wait(10) == 0
-
-
-def ended(gateway: GatewayProcess) -> list[dict[str, Any]]:
-    return [line for line in gateway.log_lines("resumable-1") if line.get("transport") == "stream"]

@@ -59,10 +59,7 @@ class Service:
             await connection.close()
 
 
-@pytest.mark.parametrize(
-    ("requests", "workers"),
-    [(500, 1), pytest.param(10_000, 1, marks=pytest.mark.full), pytest.param(10_000, 2, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize(("requests", "workers"), [(500, 1), pytest.param(10_000, 2, marks=pytest.mark.full)])
 async def test_no_request_of_a_keep_alive_connection_fails(
     start_gateway: StartGateway, requests: int, workers: int
 ) -> None:

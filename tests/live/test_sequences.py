@@ -63,9 +63,11 @@ def outputs(answer: httpx.Response) -> tuple[str, str]:
     return by_name["JOINED"], by_name["SEEN_ID"]
 
 
-@pytest.mark.parametrize("model", LARGEST)
+@pytest.mark.parametrize("model", [*LARGEST, "seq_text"])
 def test_a_sequence_keeps_its_state(client: httpx.Client, model: str) -> None:
-    for own_id in (7, LARGEST[model]):
+    numbers = (7, LARGEST[model]) if model in LARGEST else ()
+    texts = {"seq_text": ("y" * 128,), "seq_plain": ("x", "x" * 127)}
+    for own_id in (*numbers, *texts.get(model, ())):
         assert outputs(infer(client, model, "a", sequence_id=own_id, sequence_start=True)) == ("a", str(own_id))
         assert outputs(infer(client, model, "b", sequence_id=own_id)) == ("ab", str(own_id))
         assert outputs(infer(client, model, "c", sequence_id=own_id, sequence_end=True)) == ("abc", str(own_id))

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import random
+import signal
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -15,7 +18,7 @@ from tests.live.conftest import GatewayProcess
 from tests.live.session_models import MODELS
 from tests.live.sessions import sessions_gateway, sessions_triton, step
 from tests.toolkit.waiting import eventually
-from tests.toolkit.websocket_client import opened
+from tests.toolkit.websocket_client import events_of, opened
 
 PIPELINES: dict[str, Any] = {
     **{
@@ -40,12 +43,16 @@ def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None:
-    values, total = random.Random(seed), 0
+    """Sends all steps at once: they run in order. A message that is no step changes no state."""
+    values = random.Random(seed).choices(range(1000), k=10)
     async with opened(gateway, pipeline) as client:
-        for number in range(1, 11):
-            value = values.randrange(1000)
-            total += value
-            answer = await step(client, number, value)
+        await client.send('{"NUMBER": "five"}')
+        for value in values:
+            await client.send(json.dumps({"NUMBER": value}))
+        ((name, problem),) = await events_of(client, 1)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+        for number, total in enumerate(accumulate(values), 1):
+            (_, answer), _ = await events_of(client, number + 1)
             assert (answer["SUM"], answer["STEPS"]) == (total, number)
 
 
@@ -85,3 +92,17 @@ async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) ->
     await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
     await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
     assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
+
+
+async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    with sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as draining:
+        async with opened(draining, "int64_oldest") as client:
+            await step(client, 1, 1)
+            draining.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(eventually, lambda: readiness(draining) == "draining")
+            assert (await step(client, 2, 1))["SUM"] == 2
+        draining.process.wait(60)
+
+
+def readiness(gateway: GatewayProcess) -> str:
+    return str(httpx.get(f"{gateway.url}/health/ready").json()["status"])

@@ -56,10 +56,9 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
 class Caller:
     """One session, and the sum that its outputs must have."""
 
-    def __init__(self, client: httpx.Client, pipeline: str, headers: dict[str, str] | None = None) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}/sessions", headers=headers)
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
         assert answer.status_code == 201, answer.text
-        self.id = answer.json()["id"]
         self.url = answer.headers["Location"]
         self.client = client
         self.steps = self.sum = 0
@@ -115,12 +114,9 @@ def test_a_step_of_an_ensemble_is_streamed(client: httpx.Client) -> None:
     assert session.client.delete(session.url).status_code == 204
 
 
-@pytest.mark.parametrize("pipeline", ["streamed_direct", "streamed_oldest"])
-def test_a_step_runs_to_its_end_when_its_caller_leaves(
-    client: httpx.Client, gateway: GatewayProcess, pipeline: str
-) -> None:
+def test_a_step_runs_to_its_end_when_its_caller_leaves(client: httpx.Client, gateway: GatewayProcess) -> None:
     """The next step waits for its turn, and its sums have all numbers of the step before it."""
-    session = Caller(client, pipeline)
+    session = Caller(client, "streamed_oldest")
     session.step(1, 2)
     for _ in range(3):
         session.leave(5, 8, 0.05)
@@ -129,7 +125,7 @@ def test_a_step_runs_to_its_end_when_its_caller_leaves(
     session.end()
     left = [line for line in gateway.json_lines() if line.get("outcome") == "cancelled"]
     assert {(line["path"], line["transport"], line["pipeline"]) for line in left[-4:]} == {
-        ("/v1/sessions/***/stream", "stream", pipeline)
+        ("/v1/sessions/***/stream", "stream", "streamed_oldest")
     }
 
 
@@ -194,10 +190,15 @@ async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: 
     await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
 
 
-def test_the_document_describes_streams_of_sessions(gateway: GatewayProcess) -> None:
+def test_the_document_describes_sessions_and_their_streams(gateway: GatewayProcess) -> None:
     document = httpx.get(f"{gateway.url}/openapi.json").json()
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
     paths = document["paths"]
+    assert list(paths["/v1/pipelines/whole"]) == ["get"]
+    assert paths["/v1/pipelines/whole/sessions"]["post"]["operationId"] == "open_session_whole"
+    assert "501" in paths["/v1/pipelines/whole/sessions"]["post"]["responses"]
+    assert set(paths["/v1/sessions/{id}"]) == {"post", "delete"}
+    assert {"404", "409", "410", "429"} <= set(paths["/v1/sessions/{id}"]["post"]["responses"])
     assert "streamed_oldest" not in json.dumps(paths["/v1/streams"])
     described = httpx.get(f"{gateway.url}/v1/pipelines/streamed_oldest").json()
     assert (described["streams"], described["sessions"]) == (False, True)

@@ -155,47 +155,42 @@ def serves(triton: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"])
-def test_shared_memory_parameters_of_a_caller_are_rejected(gateway: GatewayProcess, name: str) -> None:
+def test_shared_memory_parameters_of_a_caller_are_rejected(gateway: GatewayProcess) -> None:
     url = f"{gateway.url}/v1/pipelines/scripted_large"
-    answers = [
-        httpx.post(url, json={"file": "YQ==", name: "x"}),
-        httpx.post(url, files={"file": b"a"}, data={name: "x"}),
-        post(gateway, b"a", **{name: 1}),
-        httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {name: "x"}}),
-    ]
-    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(422, "invalid_input")] * 4
+    for name in ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"):
+        answers = [
+            httpx.post(url, json={"file": "YQ==", name: "x"}),
+            httpx.post(url, files={"file": b"a"}, data={name: "x"}),
+            post(gateway, b"a", **{name: 1}),
+            httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {name: "x"}}),
+        ]
+        assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(422, "invalid_input")] * 4
 
 
-class TestSlowModel:
-    """A model that continues after its call was abandoned."""
+async def test_the_region_of_an_abandoned_call_is_not_reused(triton: EmbeddedTriton) -> None:
+    """The model continues after its call was abandoned."""
+    async with opened(triton) as (engine, transport):
+        await check_abandoned(engine, transport)
 
-    @pytest.fixture
-    async def shared_memory(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemory]]:
-        async with opened(triton) as pair:
-            yield pair
 
-    async def test_the_region_of_an_abandoned_call_is_not_reused(
-        self, shared_memory: tuple[TritonEngine, SharedMemory]
-    ) -> None:
-        engine, transport = shared_memory
-        leases = await leased_by(transport)
-        with pytest.raises(DeadlineExceeded):
-            await engine.infer(request(b"A", sleep_ms=1200), Deadline.after(0.2))
-        abandoned = leases[0].regions[0]
-        output = leases[0].outputs[1][1]
-        assert output is not None
-        written = memoryview(abandoned.view)[output.offset : output.offset + output.size].cast("f")
-        assert written[0] == 0.0
-        while 0.0 in written.tolist():
-            answer = await engine.infer(request(b"B"), Deadline.after(20))
-            assert answer.outputs["FILL"].array[0] == ord("B")
-        assert set(written.tolist()) == {float(ord("A"))}
-        assert len(leases) > 2
-        assert all(abandoned not in lease.regions for lease in leases[1:])
-        async with asyncio.timeout(PATIENCE_S):
-            while transport._pool.retired:
-                await asyncio.sleep(0.02)
+async def check_abandoned(engine: TritonEngine, transport: SharedMemory) -> None:
+    leases = await leased_by(transport)
+    with pytest.raises(DeadlineExceeded):
+        await engine.infer(request(b"A", sleep_ms=1200), Deadline.after(0.2))
+    abandoned = leases[0].regions[0]
+    output = leases[0].outputs[1][1]
+    assert output is not None
+    written = memoryview(abandoned.view)[output.offset : output.offset + output.size].cast("f")
+    assert written[0] == 0.0
+    while 0.0 in written.tolist():
+        answer = await engine.infer(request(b"B"), Deadline.after(20))
+        assert answer.outputs["FILL"].array[0] == ord("B")
+    assert set(written.tolist()) == {float(ord("A"))}
+    assert len(leases) > 2
+    assert all(abandoned not in lease.regions for lease in leases[1:])
+    async with asyncio.timeout(PATIENCE_S):
+        while transport._pool.retired:
+            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
 from app.triton.connect import open_transport
-from app.triton.service import MAX_MESSAGE_BYTES, Kind, RegisteredRegions
+from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.processes import running_triton
 
@@ -67,14 +66,9 @@ class Caller:
             return await anext(responses)
 
 
-@pytest.fixture(params=["asyncio", pytest.param("grpcio", marks=pytest.mark.full)])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture(params=["wire", "shared memory", "stream"])
-async def caller(request: pytest.FixtureRequest, own_triton: EmbeddedTriton, kind: Kind) -> AsyncIterator[Caller]:
-    async with open_transport(own_triton.grpc_url, kind=kind) as transport:
+async def caller(request: pytest.FixtureRequest, own_triton: EmbeddedTriton) -> AsyncIterator[Caller]:
+    async with open_transport(own_triton.grpc_url) as transport:
         shared_memory = (
             SharedMemory(
                 RegisteredRegions(transport), 256 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))

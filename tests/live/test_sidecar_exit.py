@@ -29,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 EXIT_S = 6
 """``shutdown.tritonExitSeconds``, longer than a stream of these tests."""
-EXITS_S = pytest.mark.parametrize("exit_s", [1, pytest.param(EXIT_S, marks=pytest.mark.full)])
-"""For a Triton that does not exit in this time."""
 KILLED_S = 20.0
 """The container must end within this time: Triton's exit time, and the time until SIGKILL."""
 LOAD_S = 60
@@ -213,34 +211,20 @@ def test_triton_ends_while_it_loads_its_models(start: Start, tmp_path: Path) -> 
     assert container.status_after("during the first loads") == 128 + signal.SIGTERM
 
 
-@pytest.mark.full
-def test_triton_ends_in_order_after_its_loads(start: Start, tmp_path: Path) -> None:
-    container = loaded(start(sidecar(tmp_path)))
-    assert container.status_after("after the loads") == 0
-
-
-@pytest.mark.parametrize(
-    "signals",
-    [
-        pytest.param((signal.SIGTERM,), id="one", marks=pytest.mark.full),
-        pytest.param((signal.SIGTERM, signal.SIGTERM), id="two"),
-    ],
-)
-def test_streams_end_in_order(start: Start, tmp_path: Path, signals: tuple[int, ...]) -> None:
+def test_streams_end_in_order_after_two_signals(start: Start, tmp_path: Path) -> None:
     container = loaded(start(sidecar(tmp_path)))
     assert "entry point ends" in container.log
     words = container.command("curl", "--silent", "--data", BODY, f"{HTTP}/models/scripted_stream/generate_stream")
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         first = client.stdout.readline()
-        assert container.status_after(f"with a stream, {len(signals)} signals", *signals) == 0
+        assert container.status_after("with a stream", signal.SIGTERM, signal.SIGTERM) == 0
         events = [line for line in [first, *client.stdout] if line.startswith("data: ")]
     assert len(events) == OUTPUTS
 
 
-@EXITS_S
-def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path, exit_s: int) -> None:
-    container = loaded(start(sidecar(tmp_path, exit_s=exit_s)))
+def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path, exit_s=1)))
     add_slow(tmp_path / "models" / "slow")
     words = container.command("curl", "--silent", "--request", "POST", f"{HTTP}/repository/models/slow/load")
     with subprocess.Popen(words, stdout=subprocess.DEVNULL):
@@ -248,9 +232,8 @@ def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path, 
         container.status_after("during a later load")
 
 
-@EXITS_S
-def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path, exit_s: int) -> None:
-    container = loaded(start(sidecar(tmp_path, exit_s=exit_s)))
+def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path, exit_s=1)))
     os.kill(container.triton, signal.SIGSTOP)
     assert container.status_after("hung") == 128 + signal.SIGKILL
 

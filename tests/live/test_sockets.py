@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.raw_http import dialed, rest
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
     event_of,
@@ -53,7 +53,9 @@ async def refusal(gateway: GatewayProcess, pipeline: str, **options: Any) -> tup
 
 
 async def test_a_message_is_a_request_and_its_events_are_those_of_sse(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "scripted_stream") as client:
+    async with opened(gateway, "scripted_stream", compression="deflate") as client:
+        assert client.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.response.headers, "compression is not negotiated"
         for number in (1, 2):
             await client.send(script(outputs=2))
             *outputs, done = await events_of(client, number)
@@ -113,14 +115,22 @@ async def test_requests_run_at_the_same_time_and_further_ones_wait(gateway: Gate
         assert {9, 10}.isdisjoint(begun[:8])
 
 
-async def test_a_lost_connection_cancels_its_requests(gateway: GatewayProcess, tmp_path: Path) -> None:
-    before = gateway.metric("websockets_total", reason="lost")
+@pytest.mark.parametrize("reason", ["lost", "client"])
+async def test_the_end_of_a_connection_cancels_its_requests(
+    gateway: GatewayProcess, tmp_path: Path, reason: str
+) -> None:
+    before = gateway.metric("websockets_total", reason=reason)
     client = await opened(gateway, "scripted_patient")
-    await client.send(script(**ENDLESS, notice=str(tmp_path / "cancelled")))
-    await event_of(client)
-    client.transport.abort()
-    await asyncio.to_thread(eventually, (tmp_path / "cancelled").exists)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("websockets_total", reason="lost") == before + 1)
+    for number in range(2):
+        await client.send(script(**ENDLESS, notice=str(tmp_path / str(number))))
+    while {number for _, number, _ in [await event_of(client) for _ in range(4)]} != {1, 2}:
+        pass
+    if reason == "lost":
+        client.transport.abort()
+    else:
+        await client.close()
+    await asyncio.to_thread(eventually, lambda: len(list(tmp_path.iterdir())) == 2)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("websockets_total", reason=reason) == before + 1)
 
 
 async def test_metrics_count_websockets_and_their_requests(gateway: GatewayProcess) -> None:
@@ -162,31 +172,26 @@ REFUSED = {
     "origin": (handshake("scripted", "Origin: https://other.example"), 403, "forbidden"),
 }
 """What is sent, and the status and the code of the answer."""
-NO_HANDSHAKE = {"h2c", "no key", "POST", "data before the answer"}
-"""The gateway may keep the connections of these."""
+KEPT = {"h2c", "no key", "POST", "data before the answer"}
+"""The gateway may keep the connections of these, which are no handshakes."""
 
 
-@pytest.mark.parametrize("name", sorted(NO_HANDSHAKE))
-def test_a_request_without_a_handshake_is_refused(gateway: GatewayProcess, name: str) -> None:
-    content, status, code = REFUSED[name]
-    url = httpx.URL(gateway.url)
-    with socket.create_connection((url.host, url.port or 0), 20) as connection:
-        connection.sendall(content)
-        answer = connection.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 %d " % status)
-    assert f'"code":"{code}"'.encode() in answer
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED.keys() - NO_HANDSHAKE))
-def test_a_refused_websocket_closes_the_connection(gateway: GatewayProcess, name: str) -> None:
+def test_a_refused_websocket_closes_the_connection(gateway: GatewayProcess) -> None:
     """A proxy that does not look at the status passes on what follows unread. RFC 6455, 4.4: the right version."""
-    content, status, code = REFUSED[name]
-    answer = answer_to(gateway, content + PIPELINED)
-    assert answer.startswith(b"HTTP/1.1 %d " % status)
-    assert f'"code":"{code}"'.encode() in answer
-    assert b"connection: close" in answer
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert not name.startswith("version") or b"sec-websocket-version: 13" in answer
+    for name, (content, status, code) in REFUSED.items():
+        answer = first_answer_to(gateway, content) if name in KEPT else answer_to(gateway, content + PIPELINED)
+        assert answer.startswith(b"HTTP/1.1 %d " % status), name
+        assert f'"code":"{code}"'.encode() in answer, name
+        if name not in KEPT:
+            assert b"connection: close" in answer, name
+            assert answer.count(b"HTTP/1.1 ") == 1, name
+        assert not name.startswith("version") or b"sec-websocket-version: 13" in answer
+
+
+def first_answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
+    with dialed(gateway, 20) as connection:
+        connection.sendall(content)
+        return connection.recv(65536)
 
 
 def test_a_handshake_at_another_address_closes_the_connection(gateway: GatewayProcess) -> None:
@@ -198,13 +203,9 @@ def test_a_handshake_at_another_address_closes_the_connection(gateway: GatewayPr
 
 def answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
     """All that the gateway sends until it closes the connection."""
-    url = httpx.URL(gateway.url)
-    received = b""
-    with socket.create_connection((url.host, url.port or 0), 20) as connection:
+    with dialed(gateway, 20) as connection:
         connection.sendall(content)
-        while part := connection.recv(65536):
-            received += part
-    return received
+        return rest(connection)
 
 
 async def test_a_message_above_the_limit_of_the_pipeline(start_gateway: StartGateway, tmp_path: Path) -> None:
@@ -228,22 +229,19 @@ def protected(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) 
         yield gateway
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+async def test_keys(protected: GatewayProcess) -> None:
+    ways: list[dict[str, Any]] = [
         {"additional_headers": {"Authorization": f"Bearer {key_text('one')}"}},
         {"additional_headers": {"X-API-Key": key_text("one")}},
         {"subprotocols": ["triton-gateway", f"bearer.{key_text('one')}"]},
-    ],
-    ids=["authorization", "x-api-key", "subprotocol"],
-)
-async def test_keys(protected: GatewayProcess, options: dict[str, Any]) -> None:
-    async with opened(protected, "scripted", **options) as client:
-        assert client.subprotocol == ("triton-gateway" if "subprotocols" in options else None)
-        await client.send(script())
-        assert (await events_of(client, 1))[-1][0] == "done"
-    status, problem = await refusal(protected, "scripted_stream", **options)
-    assert (status, problem["code"]) == (403, "forbidden")
+    ]
+    for options in ways:
+        async with opened(protected, "scripted", **options) as client:
+            assert client.subprotocol == ("triton-gateway" if "subprotocols" in options else None)
+            await client.send(script())
+            assert (await events_of(client, 1))[-1][0] == "done"
+        status, problem = await refusal(protected, "scripted_stream", **options)
+        assert (status, problem["code"]) == (403, "forbidden")
 
 
 async def test_without_a_key_or_with_a_wrong_one(protected: GatewayProcess) -> None:
@@ -267,23 +265,22 @@ async def test_a_removed_key_ends_the_websocket(protected: GatewayProcess) -> No
         assert await closed(client) == (1008, "unauthenticated")
 
 
-@pytest.mark.parametrize("origin", ["https://app.example", "same"])
-async def test_pages_of_allowed_origins(protected: GatewayProcess, origin: str) -> None:
-    origin = protected.url if origin == "same" else origin
-    async with opened(protected, "scripted", origin=origin, additional_headers={"X-API-Key": key_text("one")}):
-        pass
-
-
 async def test_pages_of_other_origins_are_refused(protected: GatewayProcess) -> None:
     headers = {"X-API-Key": key_text("one")}
+    for origin in ("https://app.example", protected.url):
+        async with opened(protected, "scripted", origin=origin, additional_headers=headers):
+            pass
     for origin in ("https://other.example", "null"):
         status, problem = await refusal(protected, "scripted", origin=origin, additional_headers=headers)
         assert (status, problem["code"]) == (403, "forbidden")
 
 
 async def test_the_drain_ends_idle_websockets_and_waits_for_requests(start_gateway: StartGateway) -> None:
-    draining = start_gateway(config=CONFIG, drain_s="30")
-    async with opened(draining, "scripted_patient") as idle, opened(draining, "scripted_patient") as busy:
+    """At its end it ends the requests that still run with an error."""
+    draining = start_gateway(config=CONFIG, drain_s="3")
+    async with AsyncExitStack() as stack:
+        idle, busy, endless = [await stack.enter_async_context(opened(draining, "scripted_patient")) for _ in range(3)]
+        await endless.send(script(**ENDLESS))
         await busy.send(script(outputs=20, interval_s=0.1))
         await event_of(busy)
         draining.process.send_signal(signal.SIGTERM)
@@ -291,6 +288,9 @@ async def test_the_drain_ends_idle_websockets_and_waits_for_requests(start_gatew
         names = [name for name, _ in await events_of(busy, 1)]
         assert names == ["output"] * 19 + ["done"]
         assert await closed(busy) == (1001, "draining")
+        name, problem = (await events_of(endless, 1))[-1]
+        assert (name, problem["code"]) == ("error", "draining")
+        assert await closed(endless) == (1001, "draining")
 
 
 def test_the_documented_client_works(gateway: GatewayProcess) -> None:
@@ -303,11 +303,9 @@ def test_the_documented_client_works(gateway: GatewayProcess) -> None:
     assert all(line.startswith("output 1 ") for line in outputs)
 
 
-@pytest.mark.parametrize(("limits", "most"), [({}, 4), ({"websockets": 6}, 6)], ids=["half", "own limit"])
-async def test_a_key_has_a_share_of_the_websockets(
-    start_gateway: StartGateway, tmp_path: Path, limits: dict[str, int], most: int
-) -> None:
-    write_keys(tmp_path / "keys.yaml", entry("one", limits=limits), entry("all"))
+async def test_a_key_has_a_share_of_the_websockets(start_gateway: StartGateway, tmp_path: Path) -> None:
+    most = 6
+    write_keys(tmp_path / "keys.yaml", entry("one", limits={"websockets": most}), entry("all"))
     gateway = start_gateway(config=CONFIG, max_connections="8", api_keys_file=str(tmp_path / "keys.yaml"))
     one, other = ({"additional_headers": {"X-API-Key": key_text(each)}} for each in ("one", "all"))
     async with AsyncExitStack() as stack:

@@ -92,18 +92,3 @@ def follow_page(folder: Path, models: Path, triton: str) -> None:
     finally:
         statuses = list(reader.leave())
     assert statuses == [0]
-
-
-@pytest.mark.full
-def test_ctrl_c_with_the_reference_models_logs_no_error(
-    models_venv: Path, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    settings = {
-        "embedded": "true",
-        "embedded_repository": str(pytestconfig.rootpath / "triton_models"),
-        "embedded_venv": str(models_venv),
-    }
-    with running_gateway(tmp_path / "gateway", **settings) as gateway:
-        gateway.process.send_signal(signal.SIGINT)
-        assert gateway.process.wait(60) == 0
-    assert [line for line in gateway.json_lines() if line["level"] == "ERROR"] == []

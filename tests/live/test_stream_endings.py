@@ -1,13 +1,12 @@
 """Exactly one terminal event for each way in which a stream can end, with the real Triton."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -22,24 +21,14 @@ from tests.live.conftest import (
 )
 from tests.toolkit.events import Event, checked, events_in, lines_of, read_stream
 from tests.toolkit.processes import LIVE
-from tests.toolkit.waiting import eventually
 
+EXIT = {"then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}}
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "complete, separate final response": ({"outputs": 3}, 3, "done", "complete"),
     "complete, final flag on the last output": ({"outputs": 3, "then": "final_with_last"}, 3, "done", "complete"),
     "zero outputs": ({"outputs": 0}, 0, "done", "complete"),
-    "early exit before any output": (
-        {"outputs": 0, "then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
-        1,
-        "done",
-        "early_exit",
-    ),
-    "early exit after two outputs": (
-        {"outputs": 2, "then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
-        2,
-        "done",
-        "early_exit",
-    ),
+    "early exit before any output": ({"outputs": 0, **EXIT}, 1, "done", "early_exit"),
+    "early exit after two outputs": ({"outputs": 2, **EXIT}, 2, "done", "early_exit"),
     "model error after two outputs": ({"outputs": 2, "then": "error"}, 2, "error", "model_error"),
     "contract violation by the third output": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
     "silence": ({"outputs": 2, "then": "silence"}, 2, "error", "deadline_exceeded"),
@@ -48,9 +37,9 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
 
 @pytest.fixture(scope="module")
 def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """A Triton for this module only, because its tests kill Triton and the model processes. It restarts."""
-    models = scripted_models(tmp_path_factory.mktemp("killable") / "models")
-    with running_triton(EmbeddedOptions(models, models_venv, first_restart_s=0.1), restarts=True) as triton:
+    """A Triton for this module only, because a test stops it."""
+    models = scripted_models(tmp_path_factory.mktemp("stopped") / "models")
+    with running_triton(EmbeddedOptions(models, models_venv)) as triton:
         yield triton
 
 
@@ -70,14 +59,6 @@ def own_gateway(own_triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFac
     }
     with running_gateway(folder / "gateway", **settings) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def killable(own_triton: EmbeddedTriton, own_gateway: GatewayProcess) -> tuple[EmbeddedTriton, GatewayProcess]:
-    """A separate Triton and gateway, for a test that kills models or servers."""
-    with httpx.Client(base_url=own_gateway.url, timeout=20) as client:
-        eventually(lambda: client.post("/v1/pipelines/scripted", json=script()).status_code == 200)
-    return own_triton, own_gateway
 
 
 CONFIG = str(LIVE / "gateway.yaml")
@@ -110,36 +91,13 @@ def test_the_total_deadline_ends_a_stream_with_one_terminal_event(own_gateway: G
     check_ending(events, len(events) - 1, "error", "deadline_exceeded")
 
 
-def test_a_stopped_triton_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    triton, gateway = killable
-    events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGSTOP))
-    os.kill(pid_of(triton), signal.SIGCONT)
+def test_a_stopped_triton_ends_the_stream(own_triton: EmbeddedTriton, own_gateway: GatewayProcess) -> None:
+    assert own_triton.pid is not None
+    process = psutil.Process(own_triton.pid)
+    events = stream_and_do(own_gateway, process.suspend)
+    process.resume()
     assert events[-1].data["code"] in {"deadline_exceeded", "upstream_unavailable"}
-    wait_until_ready(gateway)
-
-
-def test_a_killed_triton_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    triton, gateway = killable
-    with httpx.Client(base_url=gateway.url, timeout=20) as client:
-        assert client.post("/v1/pipelines/scripted", json=script()).status_code == 200
-        events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGKILL))
-        assert (events[-1].name, events[-1].data["code"]) == ("error", "upstream_unavailable")
-        answer = client.post("/v1/pipelines/scripted", json=script())
-        assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
-        assert "Retry-After" in answer.headers
-
-
-def test_a_dead_model_process_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    """Triton reports a dead model process only sometimes. This test runs last, because nothing repairs the model."""
-    with httpx.Client(base_url=killable[1].url, timeout=20) as client:
-        events = read_stream(client, "scripted_stream", script(outputs=2, then="crash"))
-    assert [event.name for event in events] == ["output", "output", "error"]
-    assert events[-1].data["code"] in {"deadline_exceeded", "model_error"}
-
-
-def pid_of(triton: EmbeddedTriton) -> int:
-    assert triton.pid is not None
-    return triton.pid
+    wait_until_ready(own_gateway)
 
 
 def stream_and_do(gateway: GatewayProcess, act: Any) -> list[Event]:

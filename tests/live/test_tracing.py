@@ -14,17 +14,8 @@ from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
 
 MODELS = (
-    "insights",
-    "insights_gate",
-    "text_embed",
-    "feature_router",
-    "head_topic",
-    "head_sentiment",
-    "text_generate",
-    "text_tokenize",
-    "tokens_generate",
-    "text_detokenize",
-    "scripted",
+    *("insights", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment"),
+    *("text_generate", "text_tokenize", "tokens_generate", "text_detokenize", "scripted"),
 )
 PIPELINES = ("insights", "write", "scripted", "scripted_exit")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}

@@ -14,13 +14,11 @@ import psutil
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.resumable import delete, read_all, start
 from tests.toolkit.connections import CONNECTIONS, connections_to_each, deaths_of, load, workers_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
-REQUESTS = pytest.mark.parametrize("requests", [1_200, pytest.param(4_000, marks=pytest.mark.full)])
+REQUESTS = 1_200
 INVALID = b'{"script": 5}'
 """The gateway answers this body with 422, without a call to Triton."""
 COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}
@@ -63,14 +61,13 @@ def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         yield gateway
 
 
-@REQUESTS
-async def test_clients_metrics_and_log_count_the_same_requests(pair: GatewayProcess, requests: int) -> None:
+async def test_clients_metrics_and_log_count_the_same_requests(pair: GatewayProcess) -> None:
     before, lines = counts(pair), lines_by_worker(pair)
-    results = await load(pair, "/v1/pipelines/scripted", INVALID, requests=requests)
-    assert (results.statuses, results.broken) == (Counter({422: requests}), 0)
-    eventually(lambda: counts(pair)["all"] == before["all"] + requests)
-    assert counts(pair) == {name: count + requests for name, count in before.items()}
-    eventually(lambda: (lines_by_worker(pair) - lines).total() == requests)
+    results = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
+    assert (results.statuses, results.broken) == (Counter({422: REQUESTS}), 0)
+    eventually(lambda: counts(pair)["all"] == before["all"] + REQUESTS)
+    assert counts(pair) == {name: count + REQUESTS for name, count in before.items()}
+    eventually(lambda: (lines_by_worker(pair) - lines).total() == REQUESTS)
     assert (lines_by_worker(pair) - lines).keys() == {1, 2}
 
 
@@ -137,16 +134,15 @@ def statuses(gateway: GatewayProcess, pipeline: str) -> set[int]:
         return {client.post(f"/v1/pipelines/{pipeline}", json=body).status_code for _ in range(CONNECTIONS)}
 
 
-@REQUESTS
-async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProcess, requests: int) -> None:
+async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProcess) -> None:
     counted, deaths = pair.metric("requests_total", **COUNTED), pair.metric("worker_deaths_total")
     async with connections_to_each(pair, 2) as connections, PagePoller(pair) as pages:
         killed, other = connections
         for connection in (*connections[killed], *connections[other]):
             connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=500, interval_s=0.1))
             await connection.reader.readuntil(b"id: 2")
-        loading = asyncio.create_task(load(pair, "/v1/pipelines/scripted", INVALID, requests=requests))
-        a_fifth = counted + requests / 5
+        loading = asyncio.create_task(load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS))
+        a_fifth = counted + REQUESTS / 5
         await asyncio.to_thread(eventually, lambda: pair.metric("requests_total", **COUNTED) > a_fifth)
         os.kill(killed, signal.SIGKILL)
         for connection in connections[killed]:
@@ -158,11 +154,11 @@ async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProc
         await asyncio.to_thread(eventually, lambda: deaths_of(pair) == deaths + 1)
         await asyncio.to_thread(eventually, lambda: has_all_workers(pair))
     assert set(results.statuses) == {422}
-    assert results.answered + results.broken == requests
+    assert results.answered + results.broken == REQUESTS
     assert 0 < results.broken <= CONNECTIONS
     await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
     for metric in ("requests_total", "request_duration_seconds_count"):
-        assert results.answered <= pair.metric(metric, **COUNTED) - counted <= requests
+        assert results.answered <= pair.metric(metric, **COUNTED) - counted <= REQUESTS
     assert pair.metric("worker_deaths_total") == deaths + 1
     assert pages.statuses == {200}
     assert pages.counts == sorted(pages.counts)
@@ -226,16 +222,3 @@ def test_workers_exit_when_the_supervisor_is_killed(settings: dict[str, str], st
     eventually(lambda: not any(map(psutil.pid_exists, workers)))
     with pytest.raises(httpx.ConnectError):
         httpx.get(gateway.url)
-
-
-@pytest.mark.full
-def test_with_redis_any_worker_reads_a_stream(
-    settings: dict[str, str], redis: RedisServer, start_gateway: StartGateway
-) -> None:
-    gateway = start_gateway(**settings | {"redis_url": redis.url})
-    path = start(gateway, outputs=3)
-    events = read_all(gateway, path)
-    assert [event.name for event in events] == ["output"] * 3 + ["done"]
-    for _ in range(8):
-        assert read_all(gateway, path) == events
-    assert {delete(gateway, path) for _ in range(8)} == {204, 404}

@@ -71,180 +71,75 @@ def sound(repository: Repository) -> None:
     repository.ensemble("sound", "X", "Y", "ident X=X > Y=t", "ident X=t > Y=Y")
 
 
-def _unreadable(repository: Repository) -> None:
-    repository.write("broken", 'name: "broken"\nbackend: "python"\ninputs [ ]')
+Build = Callable[[Repository], None]
 
 
-def _folder_name(repository: Repository) -> None:
-    repository.model("broken", "X", "Y")
-    config = repository.path / "broken" / "config.pbtxt"
-    config.write_text(config.read_text().replace('"broken"', '"borken"'))
-
-
-def _invalid_size(repository: Repository) -> None:
-    repository.model("broken", "X:FP32:-5,3", "Y")
-
-
-def _excessive_size(repository: Repository) -> None:
-    repository.model("broken", "X:FP32:9223372036854775807,-1", "Y")
-
-
-def _unknown_version(repository: Repository) -> None:
-    repository.ensemble("broken", "X", "Y", "ident X=X > Y=Y")
-    config = repository.path / "broken" / "config.pbtxt"
-    config.write_text(config.read_text().replace("model_version: -1", "model_version: 7"))
-
-
-def _duplicate_key(repository: Repository) -> None:
-    _steps("X", "Y", "fork X=X > P=p P=q", "join A=p B=q > Y=Y")(repository)
-
-
-def _overwritten(repository: Repository) -> None:
-    entries = [f'parameters {{ key: "limit" value {{ string_value: "{value}" }} }}' for value in (1, 2)]
-    repository.model("broken", "X", "Y", "\n".join(entries))
-
-
-def _refused(**replaced: str) -> Callable[[Repository], None]:
-    """A model with one mistake that its configuration alone shows."""
-
+def _all(*builds: Build) -> Build:
     def build(repository: Repository) -> None:
-        repository.model("broken", "X:FP32:4", "Y", replaced.get("rest", ""), batch=8)
-        config = repository.path / "broken" / "config.pbtxt"
-        text = config.read_text().replace("dims: [ 4 ]", replaced.get("dims", "dims: [ 4 ]"))
-        config.write_text(text.replace("dims: [ -1 ]", f"dims: [ -1 ] {replaced.get('output', '')}"))
+        for each in builds:
+            each(repository)
 
     return build
 
 
-def _ensemble_with_instances(repository: Repository) -> None:
-    _steps("X", "Y", "ident X=X > Y=Y")(repository)
-    config = repository.path / "broken" / "config.pbtxt"
-    config.write_text(config.read_text() + "\ninstance_group { kind: KIND_CPU }")
+def _model(name: str, inputs: str, outputs: str, rest: str = "", *, batch: int = 0, script: str = SCRIPT) -> Build:
+    return lambda repository: repository.model(name, inputs, outputs, rest, batch=batch, script=script)
 
 
-def _datatype(repository: Repository) -> None:
-    repository.model("whole", "X:INT64", "Y:INT64")
-    repository.ensemble("broken", "X", "Y:INT64", "ident X=X > Y=t", "whole X=t > Y=Y")
+def _steps(inputs: str, outputs: str, *steps: str, batch: int = 0) -> Build:
+    return lambda repository: repository.ensemble("broken", inputs, outputs, *steps, batch=batch)
 
 
-def _shape(repository: Repository) -> None:
-    repository.model("pairs", "X:FP32:-1,2", "Y:FP32:-1,2")
-    repository.ensemble("broken", "X", "Y:FP32:-1,2", "ident X=X > Y=t", "pairs X=t > Y=Y")
+def _written(config: str, **files: str) -> Build:
+    """A model of the name in its configuration, with files in its version folder instead of a script."""
+    name = config.split('"')[1]
+
+    def build(repository: Repository) -> None:
+        repository.write(name, config)
+        for path, text in files.items():
+            (repository.path / name / "1" / path.replace("_", ".")).write_text(text)
+
+    return build
 
 
-def _batch(repository: Repository) -> None:
-    repository.model("pair_at_most", "X", "Y", batch=2)
-    repository.ensemble("broken", "X", "Y", "pair_at_most X=X > Y=Y", batch=4)
+def _edited(build: Build, old: str, new: str) -> Build:
+    """Replaces a text of the configuration of ``broken``."""
 
+    def edit(repository: Repository) -> None:
+        build(repository)
+        config = repository.path / "broken" / "config.pbtxt"
+        config.write_text(config.read_text().replace(old, new))
 
-def _omitted(repository: Repository) -> None:
-    repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
-    repository.ensemble("broken", "X", "Y", "shy X=X > Y=t", "ident X=t > Y=Y")
-
-
-def _bls_cycle(repository: Repository) -> None:
-    repository.model("broken", "X", "Y")
-    script = repository.path / "broken" / "1" / "model.py"
-    script.write_text(
-        SCRIPT + '\n\ndef again(x):\n    return pb_utils.InferenceRequest(model_name="broken", inputs=[x])\n'
-    )
-
-
-def _cancel(repository: Repository) -> None:
-    two = "instance_group [ { kind: KIND_CPU count: 2 } ]"
-    repository.model("broken", "X STOP:STRING:1:optional", "Y", f"{DECOUPLED}\n{two}")
-
-
-def _router(repository: Repository) -> None:
-    on_gpu = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
-    repository.model("head", "X", "Y", on_gpu)
-    repository.ensemble(
-        "broken", "X", "Y Z", "ident X=X > Y=features", "head X=features > Y=Y", "ident X=features > Y=Z"
-    )
-
-
-def _unordered(repository: Repository) -> None:
-    repository.model("post", "X", "Y", "instance_group [ { kind: KIND_CPU count: 4 } ]")
-    repository.ensemble("broken", "X", "Y", "tokens X=X > Y=t", "post X=t > Y=Y")
-
-
-def _auto(repository: Repository) -> None:
-    repository.write("auto", 'name: "auto"\nbackend: "python"')
-    (repository.path / "auto" / "1" / "model.py").write_text(SCRIPT)
-    repository.ensemble("broken", "X", "Y", "auto X=X > Y=t", "ident X=t > Y=Y")
+    return edit
 
 
 def _missing_script(repository: Repository) -> None:
-    repository.model("broken", "X", "Y")
+    PLAIN(repository)
     (repository.path / "broken" / "1" / "model.py").unlink()
 
 
-def _syntax(repository: Repository) -> None:
-    repository.model("broken", "X", "Y", script=SCRIPT.replace("requests):", "requests)"))
+def _parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
-def _backend(repository: Repository) -> None:
-    repository.model("broken", "X", "Y")
-    config = repository.path / "broken" / "config.pbtxt"
-    config.write_text(config.read_text().replace('"python"', '"pyton"'))
-
-
-def _parallel(repository: Repository) -> None:
-    repository.model("strict", "X", "Y", script=SCRIPT.replace("return", "raise ValueError(requests) or"))
-    repository.ensemble("broken", "X", "Y Z", "strict X=X > Y=Y", "ident X=X > Y=Z")
-
-
-def _steps(inputs: str, outputs: str, *steps: str) -> Callable[[Repository], None]:
-    return lambda repository: repository.ensemble("broken", inputs, outputs, *steps)
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A broken repository. ``refused`` means that Triton does not load it."""
-
-    build: Callable[[Repository], None]
-    refused: bool
-    gateway: str = ""
-
-    def write(self, path: Path) -> Path | None:
-        """Writes the repository to ``path``. Returns the path of gateway.yaml, or None without one."""
-        repository = Repository(path / "models")
-        sound(repository)
-        self.build(repository)
-        if not self.gateway:
-            return None
-        (path / "gateway.yaml").write_text(self.gateway)
-        return path / "gateway.yaml"
-
-
-def _sequence(repository: Repository) -> None:
-    control = 'name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT32 }'
-    repository.model("broken", "X", "Y", f"sequence_batching {{ control_input {{ {control} }} }}")
-
-
-def _summing(name: str, *, idle_s: int = 1) -> Callable[[Repository], None]:
+def _summing(name: str, *, idle_s: int = 1) -> Build:
     """A model with the direct scheduler and four sequences at a time."""
     batching = f"sequence_batching {{ max_sequence_idle_microseconds: {idle_s * 1_000_000} }}"
-    return lambda repository: repository.model(name, "X:FP32:1", "Y:FP32:1", batching, batch=4)
+    return _model(name, "X:FP32:1", "Y:FP32:1", batching, batch=4)
 
 
-def _two_states(repository: Repository) -> None:
-    for name in ("first", "second"):
-        _summing(name, idle_s=60)(repository)
-    repository.model("between", "X:FP32:1", "Y:FP32:1", batch=4)
-    steps = ("first X=X > Y=a", "between X=a > Y=b", "second X=b > Y=Y")
-    repository.ensemble("broken", "X:FP32:1", "Y:FP32:1", *steps, batch=4)
-
-
+PLAIN = _model("broken", "X", "Y")
+ENSEMBLE = _steps("X", "Y", "ident X=X > Y=Y")
+OF_FOUR = _model("broken", "X:FP32:4", "Y", batch=8)
+AGAIN = '\n\ndef again(x):\n    return pb_utils.InferenceRequest(model_name="broken", inputs=[x])\n'
+CONTROL = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT32 } }'
+UNCLEAR = """sequence_batching {
+  iterative_sequence: true control_input { name: "S" control { kind: CONTROL_SEQUENCE_START } }
+}"""
 FLAG = "BOOL:1:optional"
 VLLM = f"text_input:STRING:1 stream:{FLAG} sampling_parameters:STRING:1:optional exclude_input_in_output:{FLAG}"
 VLLM_COUNTS = f"return_logprobs:{FLAG} return_num_input_tokens:{FLAG} return_num_output_tokens:{FLAG}"
-
-
-def _preset(repository: Repository) -> None:
-    """A vLLM backend that does not tell the finish reason."""
-    outputs = "text_output:STRING logprobs:STRING num_input_tokens:UINT32:1 num_output_tokens:UINT32"
-    repository.model("broken", f"{VLLM} {VLLM_COUNTS}", outputs, DECOUPLED)
+WITHOUT_FINISH_REASON = "text_output:STRING logprobs:STRING num_input_tokens:UINT32:1 num_output_tokens:UINT32"
 
 
 def _not_decoupled(repository: Repository) -> None:
@@ -273,82 +168,124 @@ def engine(name: str, *, accumulate_tokens: str = "", decoupled: bool = True) ->
     return lambda repository: repository.model(name, " ".join(inputs), outputs, rest, batch=4)
 
 
-def _no_health_check(repository: Repository) -> None:
-    repository.write("broken", 'name: "broken"\nbackend: "vllm"')
-    (repository.path / "broken" / "1" / "model.json").write_text("{}")
+@dataclass(frozen=True)
+class Broken:
+    """A broken repository. ``refused`` means that Triton does not load it."""
+
+    build: Build
+    refused: bool
+    gateway: str = ""
+
+    def write(self, path: Path) -> Path | None:
+        """Writes the repository to ``path``. Returns the path of gateway.yaml, or None without one."""
+        repository = Repository(path / "models")
+        sound(repository)
+        self.build(repository)
+        if not self.gateway:
+            return None
+        (path / "gateway.yaml").write_text(self.gateway)
+        return path / "gateway.yaml"
 
 
-BROKEN = {
-    "unreadable-config": Broken(_unreadable, refused=True),
-    "duplicate-key": Broken(_duplicate_key, refused=True),
-    "overwritten-value": Broken(_overwritten, refused=False),
-    "missing-file": Broken(_refused(output='label_filename: "labels.txt"'), refused=True),
-    "invalid-tensor": Broken(_refused(dims="dims: [ 4 ] reshape { shape: [ 3 ] }"), refused=True),
-    "invalid-batching": Broken(_refused(rest="dynamic_batching { preferred_batch_size: [ 16 ] }"), refused=True),
-    "invalid-sequence": Broken(
-        _refused(
-            rest='sequence_batching { iterative_sequence: true control_input { name: "S" control { kind: '
-            "CONTROL_SEQUENCE_START } } }"
+REFUSED = {
+    "unreadable-config": _written('name: "broken"\nbackend: "python"\ninputs [ ]'),
+    "duplicate-key": _steps("X", "Y", "fork X=X > P=p P=q", "join A=p B=q > Y=Y"),
+    "missing-file": _edited(OF_FOUR, "dims: [ -1 ]", 'dims: [ -1 ] label_filename: "labels.txt"'),
+    "invalid-tensor": _edited(OF_FOUR, "dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 3 ] }"),
+    "invalid-batching": _model("broken", "X:FP32:4", "Y", "dynamic_batching { preferred_batch_size: [ 16 ] }", batch=8),
+    "invalid-sequence": _model("broken", "X:FP32:4", "Y", UNCLEAR, batch=8),
+    "invalid-ensemble": _edited(
+        ENSEMBLE, "ensemble_scheduling", "instance_group { kind: KIND_CPU } ensemble_scheduling"
+    ),
+    "invalid-setting": _model("broken", "X:FP32:4", "Y", "instance_group { kind: KIND_CPU gpus: [ 0 ] }", batch=8),
+    "invalid-warmup": _model("broken", "X:FP32:4", "Y", 'model_warmup { name: "zeros" batch_size: 1 }', batch=8),
+    "folder-name": _edited(PLAIN, '"broken"', '"borken"'),
+    "invalid-size": _model("broken", "X:FP32:-5,3", "Y"),
+    "unknown-model": _steps("X", "Y", "idnet X=X > Y=Y"),
+    "unknown-version": _edited(ENSEMBLE, "model_version: -1", "model_version: 7"),
+    "unknown-tensor": _steps("X", "Y", "ident X=X > Z=Y"),
+    "unmapped-input": _steps("X", "Y", "join A=X > Y=Y"),
+    "unwritten-tensor": _steps("X", "Y", "ident X=X > Y=mid", "join A=mid B=mit > Y=Y"),
+    "unread-tensor": _steps("X", "Y", "fork X=X > P=Y Q=rest"),
+    "written-twice": _steps("X", "Y", "ident X=X > Y=Y", "ident X=X > Y=Y"),
+    "cycle": _steps("X", "Y", "join A=X B=b > Y=a", "fork X=a > P=b Q=Y"),
+    "datatype-mismatch": _all(
+        _model("whole", "X:INT64", "Y:INT64"), _steps("X", "Y:INT64", "ident X=X > Y=t", "whole X=t > Y=Y")
+    ),
+    "shape-mismatch": _all(
+        _model("pairs", "X:FP32:-1,2", "Y:FP32:-1,2"),
+        _steps("X", "Y:FP32:-1,2", "ident X=X > Y=t", "pairs X=t > Y=Y"),
+    ),
+    "batch-mismatch": _all(
+        _model("pair_at_most", "X", "Y", batch=2), _steps("X", "Y", "pair_at_most X=X > Y=Y", batch=4)
+    ),
+    "decoupled-join": _steps("X", "Y", "tokens X=X > Y=t", "join A=t B=X > Y=Y"),
+    "missing-script": _missing_script,
+    "script-syntax": _model("broken", "X", "Y", script=SCRIPT.replace("requests):", "requests)")),
+    "unknown-backend": _edited(PLAIN, '"python"', '"pyton"'),
+}
+TALK = "pipelines: {talk: {model: broken, session: %s}}\n"
+LOADED: dict[str, tuple[Build, str]] = {
+    "overwritten-value": (_model("broken", "X", "Y", "\n".join(_parameter("limit", each) for each in "12")), ""),
+    "excessive-size": (_model("broken", "X:FP32:9223372036854775807,-1", "Y"), ""),
+    "omitted-input": (
+        _all(
+            _model("shy", "X", "Y", _parameter("may_omit", "Y")), _steps("X", "Y", "shy X=X > Y=t", "ident X=t > Y=Y")
         ),
-        refused=True,
+        "",
     ),
-    "invalid-ensemble": Broken(_ensemble_with_instances, refused=True),
-    "invalid-setting": Broken(_refused(rest="instance_group { kind: KIND_CPU gpus: [ 0 ] }"), refused=True),
-    "invalid-warmup": Broken(_refused(rest='model_warmup { name: "zeros" batch_size: 1 }'), refused=True),
-    "folder-name": Broken(_folder_name, refused=True),
-    "invalid-size": Broken(_invalid_size, refused=True),
-    "excessive-size": Broken(_excessive_size, refused=False),
-    "unknown-model": Broken(_steps("X", "Y", "idnet X=X > Y=Y"), refused=True),
-    "unknown-version": Broken(_unknown_version, refused=True),
-    "unknown-tensor": Broken(_steps("X", "Y", "ident X=X > Z=Y"), refused=True),
-    "unmapped-input": Broken(_steps("X", "Y", "join A=X > Y=Y"), refused=True),
-    "unwritten-tensor": Broken(_steps("X", "Y", "ident X=X > Y=mid", "join A=mid B=mit > Y=Y"), refused=True),
-    "unread-tensor": Broken(_steps("X", "Y", "fork X=X > P=Y Q=rest"), refused=True),
-    "written-twice": Broken(_steps("X", "Y", "ident X=X > Y=Y", "ident X=X > Y=Y"), refused=True),
-    "cycle": Broken(_steps("X", "Y", "join A=X B=b > Y=a", "fork X=a > P=b Q=Y"), refused=True),
-    "datatype-mismatch": Broken(_datatype, refused=True),
-    "shape-mismatch": Broken(_shape, refused=True),
-    "batch-mismatch": Broken(_batch, refused=True),
-    "decoupled-join": Broken(_steps("X", "Y", "tokens X=X > Y=t", "join A=t B=X > Y=Y"), refused=True),
-    "omitted-input": Broken(_omitted, refused=False),
-    "bls-cycle": Broken(_bls_cycle, refused=False),
-    "cancel-instances": Broken(
-        _cancel, refused=False, gateway="pipelines: {write: {model: broken, cancel: {model: broken, input: STOP}}}\n"
+    "bls-cycle": (_model("broken", "X", "Y", script=SCRIPT + AGAIN), ""),
+    "cancel-instances": (
+        _model(
+            "broken",
+            "X STOP:STRING:1:optional",
+            "Y",
+            f"{DECOUPLED}\ninstance_group [ {{ kind: KIND_CPU count: 2 }} ]",
+        ),
+        "pipelines: {write: {model: broken, cancel: {model: broken, input: STOP}}}\n",
     ),
-    "gateway-yaml": Broken(
-        _steps("X", "Y", "ident X=X > Y=Y"),
-        refused=False,
-        gateway="pipelines:\n  broken:\n    model: broken\n    outputs: {answer: {tensor: YY}}\n",
+    "gateway-yaml": (ENSEMBLE, "pipelines:\n  broken:\n    model: broken\n    outputs: {answer: {tensor: YY}}\n"),
+    "router-needed": (
+        _all(
+            _model("head", "X", "Y", _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")),
+            _steps("X", "Y Z", "ident X=X > Y=features", "head X=features > Y=Y", "ident X=features > Y=Z"),
+        ),
+        "",
     ),
-    "router-needed": Broken(_router, refused=False),
-    "unordered-stream": Broken(_unordered, refused=False),
-    "missing-script": Broken(_missing_script, refused=True),
-    "script-syntax": Broken(_syntax, refused=True),
-    "unknown-backend": Broken(_backend, refused=True),
-    "parallel-failure": Broken(_parallel, refused=False),
-    "sample": Broken(
-        _steps("X", "Y", "ident X=X > Y=Y"),
-        refused=False,
-        gateway="pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n",
+    "unordered-stream": (
+        _all(
+            _model("post", "X", "Y", "instance_group [ { kind: KIND_CPU count: 4 } ]"),
+            _steps("X", "Y", "tokens X=X > Y=t", "post X=t > Y=Y"),
+        ),
+        "",
     ),
-    "needs-session": Broken(_sequence, refused=False),
-    "session-idle": Broken(
-        _summing("broken"), refused=False, gateway="pipelines: {talk: {model: broken, session: true}}\n"
+    "parallel-failure": (
+        _all(
+            _model("strict", "X", "Y", script=SCRIPT.replace("return", "raise ValueError(requests) or")),
+            _steps("X", "Y Z", "strict X=X > Y=Y", "ident X=X > Y=Z"),
+        ),
+        "",
     ),
-    "session-places": Broken(
-        _summing("broken", idle_s=60),
-        refused=False,
-        gateway="pipelines: {talk: {model: broken, session: {max_open: 10}}}\n",
+    "sample": (ENSEMBLE, "pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n"),
+    "needs-session": (_model("broken", "X", "Y", f"sequence_batching {{ {CONTROL} }}"), ""),
+    "session-idle": (_summing("broken"), TALK % "true"),
+    "session-places": (_summing("broken", idle_s=60), TALK % "{max_open: 10}"),
+    "session-state": (
+        _all(
+            _summing("first", idle_s=60),
+            _summing("second", idle_s=60),
+            _model("between", "X:FP32:1", "Y:FP32:1", batch=4),
+            _steps("X:FP32:1", "Y:FP32:1", "first X=X > Y=a", "between X=a > Y=b", "second X=b > Y=Y", batch=4),
+        ),
+        TALK % "true",
     ),
-    "session-state": Broken(_two_states, refused=False, gateway="pipelines: {talk: {model: broken, session: true}}\n"),
-    "preset-mismatch": Broken(_preset, refused=False),
-    "not-decoupled": Broken(_not_decoupled, refused=False),
-    "split-characters": Broken(engine("broken"), refused=False),
-    "no-health-check": Broken(_no_health_check, refused=False),
-    "special-tokens": Broken(
-        lambda repository: repository.model("broken", "PROMPT:STRING:1", "TEXT:STRING:1"),
-        refused=False,
-        gateway="""
+    "preset-mismatch": (_model("broken", f"{VLLM} {VLLM_COUNTS}", WITHOUT_FINISH_REASON, DECOUPLED), ""),
+    "not-decoupled": (_not_decoupled, ""),
+    "split-characters": (engine("broken"), ""),
+    "no-health-check": (_written('name: "broken"\nbackend: "vllm"', model_json="{}"), ""),
+    "special-tokens": (
+        _model("broken", "PROMPT:STRING:1", "TEXT:STRING:1"),
+        """
 pipelines:
   chat:
     model: broken
@@ -357,10 +294,15 @@ pipelines:
     openai: {chat: {template_text: "{{ messages[0].content }}"}, tools: mistral}
 """,
     ),
-    "batches-of-one": Broken(
-        lambda repository: repository.model("broken", "X", "Y", batch=8),
-        refused=False,
-        gateway="pipelines: {score: {model: broken}}\n",
+    "batches-of-one": (_model("broken", "X", "Y", batch=8), "pipelines: {score: {model: broken}}\n"),
+    "unknown-edge": (
+        _all(
+            _written('name: "auto"\nbackend: "python"', model_py=SCRIPT),
+            _steps("X", "Y", "auto X=X > Y=t", "ident X=t > Y=Y"),
+        ),
+        "",
     ),
-    "unknown-edge": Broken(_auto, refused=False),
 }
+"""Code -> the models, and the gateway.yaml with which the linter finds it, or an empty text."""
+BROKEN = {code: Broken(build, refused=True) for code, build in REFUSED.items()}
+BROKEN |= {code: Broken(build, refused=False, gateway=gateway) for code, (build, gateway) in LOADED.items()}

@@ -2,13 +2,9 @@
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions
@@ -17,6 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.browser.firefox import Firefox, running_firefox
 from tests.browser.page import WAIT_S, ConsolePage
+from tests.browser.pages import served
 from tests.browser.tab import ChromiumTab, Tab
 from tests.conftest import Require
 from tests.toolkit.environments import npm_environment
@@ -173,13 +170,5 @@ def other_origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The origin of an empty page on another server."""
     folder = tmp_path_factory.mktemp("other-origin")
     (folder / "index.html").write_text("<!doctype html><title>elsewhere</title>")
-    handler: Any = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
+    with served(folder) as origin:
+        yield origin

@@ -1,5 +1,5 @@
-// Draws components of the console with the given data, and reports what is drawn. `spoil` bends every link by mistake.
-const [{ graphs = {}, explain = null, spoil = false }, done] = arguments;
+// Draws components of the console with the given data, and reports what is drawn.
+const [{ graphs = {}, explain = null }, done] = arguments;
 
 const MARGIN = 1;
 const STEP = 3;
@@ -32,7 +32,6 @@ function drawing(place) {
   const boxes = [...place.querySelectorAll(".node")].map((node) => ({ id: node.dataset.id, ...areaOf(node.querySelector(".box")) }));
   const labels = [...place.querySelectorAll("rect.label")].map((node, index) => ({ id: `label ${index}`, ...areaOf(node) }));
   const links = [...place.querySelectorAll(".line")];
-  if (spoil) for (const line of links) line.setAttribute("d", "M0 0L1000 60");
   const faults = [...boxes, ...labels].flatMap((area, index, all) =>
     all.slice(index + 1).filter((other) => overlap(area, other)).map((other) => `${area.id} lies on ${other.id}`),
   );

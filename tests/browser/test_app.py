@@ -2,10 +2,7 @@
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.browser.pages import served
 from tests.browser.tab import Tab
 from tests.conftest import Require
 from tests.docs.pages import ROOT
@@ -36,16 +34,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     folder = tmp_path_factory.mktemp("app")
     for path in (APP / "index.html", APP / "app.js", ROOT / "samples" / "sign.png"):
         (folder / path.name).write_bytes(path.read_bytes())
-    handler: Any = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", folder
-        server.shutdown()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
+    with served(folder) as origin:
+        yield origin, folder
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +95,14 @@ def test_an_upload_is_answered(app: Tab, way: str) -> None:
     assert app.call("protocolOf", "/v1/pipelines/ocr") == PROTOCOLS[way], "the page reads no times of other origins"
 
 
-def test_an_upload_that_is_too_large_is_413(app: Tab) -> None:
+def test_errors_are_readable(app: Tab) -> None:
     for mib in (9, 20, 60):
         error = app.call("(size) => errorOf(upload(size))", str(mib << 20))
         assert (mib, error["status"], error["code"]) == (mib, 413, "payload_too_large")
+    wrong = app.call("() => errorOf(post('/v1/pipelines/write', {prompt: 'x', max_tokens: 9999}))")
+    assert (wrong["status"], wrong["code"]) == (422, "invalid_input")
+    unknown = app.call("() => errorOf(call('/v1/pipelines/nothing'))")
+    assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
 
 
 @BOTH_WAYS
@@ -131,13 +125,6 @@ def test_a_stream_is_resumed_after_a_reload(app: Tab) -> None:
     assert rest == [[number, "output"] for number in range(4, 21)] + [[21, "done"]]
 
 
-def test_errors_are_readable(app: Tab) -> None:
-    wrong = app.call("() => errorOf(post('/v1/pipelines/write', {prompt: 'x', max_tokens: 9999}))")
-    assert (wrong["status"], wrong["code"]) == (422, "invalid_input")
-    unknown = app.call("() => errorOf(call('/v1/pipelines/nothing'))")
-    assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
-
-
 def test_headers_of_libraries_are_allowed(app: Tab) -> None:
     """The browser itself refuses another header."""
     names = ["User-Agent", "baggage", "sentry-trace", "tracestate", "Idempotency-Key"]
@@ -151,22 +138,25 @@ class TestLibraries:
     @pytest.fixture
     def chat(self, tab: Tab, address: str, bundle: None) -> Tab:
         """The tab with the app again, because a chat keeps its messages."""
-        tab.open(address)
-        tab.call("async () => { await import('./chat.js'); }")
+        self.reopen(tab, address)
         return tab
 
-    def test_use_chat_streams_an_answer(self, chat: Tab) -> None:
+    def reopen(self, tab: Tab, address: str) -> None:
+        tab.open(address)
+        tab.call("async () => { await import('./chat.js'); }")
+
+    def test_use_chat_streams_and_stops_an_answer_and_shows_an_error(
+        self, chat: Tab, address: str, tmp_path: Path
+    ) -> None:
         said = chat.call("say", script(outputs=3, texts=["61", "62", "63"]))
         assert said == {"status": "ready", "said": "abc"}
-
-    def test_use_chat_stops_an_answer(self, chat: Tab, tmp_path: Path) -> None:
+        self.reopen(chat, address)
         notice = tmp_path / "notice"
         said = chat.call("say", script(outputs=60, texts=["61"], notice=str(notice)), "5")
         assert said["status"] == "ready"
         assert 5 <= len(said["said"]) < 60
         eventually(lambda: notice.exists() and bool(notice.read_text()))
-
-    def test_use_chat_shows_an_error(self, chat: Tab) -> None:
+        self.reopen(chat, address)
         said = chat.call("say", script(outputs=0, then="error", error={"code": "INTERNAL", "message": "no"}))
         assert said["status"] == "error"
         assert said["error"]

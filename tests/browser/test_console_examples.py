@@ -42,15 +42,6 @@ def pressed(page: ConsolePage) -> list[str]:
     return page.texts(".gallery [aria-pressed=true]")
 
 
-def test_the_sample_with_its_image_runs_with_one_click(console: Console) -> None:
-    page = console("ocr")
-    page.wait_for(".drop", "samples/sign.png")
-    assert page.texts(".took") == []
-    page.click("#run")
-    page.wait_for(".took")
-    assert page.texts(".boxes .box text") == LINES
-
-
 def test_the_gallery_shows_each_image_and_fills_the_form(console: Console, artifacts: Path) -> None:
     page = console("ocr")
     page.wait_for(".gallery button:last-child:enabled")

@@ -1,9 +1,6 @@
 """The documentation site in a real browser."""
 
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.page import WAIT_S
+from tests.browser.pages import served
 from tests.conftest import Require
 from tests.docs.site import built_site
 
@@ -20,18 +18,11 @@ LOADED = "return performance.getEntriesByType('resource').map(each => each.name)
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
-
-
 @pytest.fixture(scope="module")
 def site(require: Require) -> Iterator[str]:
     """Serves the site and yields its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=built_site(require))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(built_site(require)) as origin:
+        yield origin
 
 
 def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: Path) -> None:

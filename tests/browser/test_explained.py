@@ -97,22 +97,13 @@ def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained
     facts = dict(text.split("\n") for text in page.texts("[data-span=text_gate] .facts div"))
     assert (facts["model"], facts["start"], facts["end"]) == ("text_gate, version 1", "38.2 ms", "39.7 ms")
     assert (facts["queue"], facts["compute"], facts["share of the request"]) == ("0.20 ms", "0.90 ms", "4 %")
-    assert page.texts("[data-phase=triton] .name") == ["call Triton"], "no other request shared the call"
     page.click("[data-phase=read] summary")
     assert page.texts("[data-phase=read] .facts div")[-1].endswith("<1 %")
-
-
-def test_the_call_of_a_request_that_shared_it_shows_the_size_of_the_batch(open_explained: OpenExplained) -> None:
-    page = open_explained("ocr")
+    assert page.texts("[data-phase=triton] .name") == ["call Triton"], "no other request shared the call"
     explanation = json.loads((HERE / "explained.json").read_text())
     page.browser.execute_script(EXPLAIN_AS, {**explanation, "shared_with": 22})
-    page.wait_for(".drop", "samples/sign.png")
     page.click("#run")
-    page.wait_for("[data-phase=triton] .name", "in a batch of 23")
-    assert [text for text in page.texts(".phase .name") if "batch" in text] == ["call Triton in a batch of 23"]
-    page.click("[data-phase=triton] summary")
-    facts = dict(text.split("\n") for text in page.texts("[data-phase=triton] .facts div"))
-    assert facts["requests in the call"] == "23"
+    page.wait_for("[data-phase=triton] .name", "call Triton in a batch of 23")
 
 
 @pytest.mark.full

@@ -62,20 +62,12 @@ def test_the_console_works_with_an_entered_key(page: ConsolePage, locked: Gatewa
     assert "Authorization: Bearer $API_KEY" in page.one("main").get_property("textContent")
 
 
-def test_the_console_asks_again_after_an_invalid_key(page: ConsolePage, locked: GatewayProcess) -> None:
+def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProcess) -> None:
+    """It asks again after an invalid key, and when the user removes the key."""
     page.browser.get(locked.url)
     type_key(page, "tgw_wrong")
     page.wait_for("main .problem", "The API key is not valid.")
     assert page.texts("h1") == ["Enter your API key"]
-    type_key(page, key_text("all"))
-    page.wait_for("#pipelines a")
-    page.click("#key button[type=button]")
-    page.wait_for("main h1", "Enter your API key")
-    assert page.texts("main .problem") == []
-
-
-def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProcess) -> None:
-    page.browser.get(locked.url)
     type_key(page, key_text("all"))
     page.wait_for("#pipelines a")
     page.browser.refresh()
@@ -89,6 +81,9 @@ def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProc
     page.wait_for("main h1", "Enter your API key")
     page.browser.close()
     page.browser.switch_to.window(first)
+    page.click("#key button[type=button]")
+    page.wait_for("main h1", "Enter your API key")
+    assert page.texts("main .problem") == []
 
 
 def test_docs_work_with_an_entered_key(page: ConsolePage, locked: GatewayProcess, axe: Axe) -> None:

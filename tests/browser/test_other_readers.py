@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import httpx_sse
 import pytest
 
 from tests.conftest import Require
@@ -45,10 +44,3 @@ def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -
     for name, events in json.loads(answer.stdout).items():
         assert [(id_, event, json.loads(data)) for id_, event, data in events] == expected, name
     assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()
-
-
-def test_httpx_sse_reads_the_answer_of_a_post(client: httpx.Client) -> None:
-    body = {"script": json.dumps({"outputs": len(TRICKY), "texts": TRICKY})}
-    with httpx_sse.connect_sse(client, "POST", "/v1/pipelines/scripted_patient/stream", json=body) as source:
-        texts = [each.json().get("text", "") for each in source.iter_sse()]
-    assert "".join(texts) == bytes.fromhex("".join(TRICKY)).decode()

@@ -39,12 +39,6 @@ import("/console/listening.js").then(({ problemOfClose }) => done(closes.map((cl
 """
 
 
-WITHOUT_WEBSOCKETS = """
-const Socket = window.WebSocket;
-window.WebSocket = function (url, protocols) { return new Socket(`${url}/absent`, protocols); };
-window.WebSocket.OPEN = Socket.OPEN;
-"""
-"""WebSockets of the page are refused, and HTTP is not."""
 USE_SAMPLE = """
 async () => {
   const until = async (find) => {
@@ -136,12 +130,6 @@ def test_a_refused_microphone_is_explained(
         page.wait_for(".speak[data-state=ended] #speak", "Speak")
 
 
-def test_a_missing_microphone_is_explained(browser: Chrome, gateway: GatewayProcess) -> None:
-    page = opened(browser, gateway.url)
-    page.click("#speak")
-    page.wait_for(".speak .problem", "There is no microphone")
-
-
 def test_the_sample_needs_no_microphone(
     browser: Chrome, gateway: GatewayProcess, axe_in_both_schemes: Callable[[], list[list[str]]]
 ) -> None:
@@ -182,14 +170,6 @@ def test_a_model_without_a_free_place_is_explained(
     eventually(lambda: has_no_session(gateway))
     page.click("#use-sample")
     wait_for_the_sample(page)
-
-
-def test_a_proxy_without_websockets_is_explained(browser: Chrome, gateway: GatewayProcess) -> None:
-    page = opened(browser, gateway.url)
-    browser.execute_script(WITHOUT_WEBSOCKETS)
-    page.click("#use-sample")
-    page.wait_for(".speak .problem", "The WebSocket cannot be opened")
-    eventually(lambda: has_no_session(gateway))
 
 
 def test_each_close_code_is_explained(console: Callable[..., ConsolePage]) -> None:

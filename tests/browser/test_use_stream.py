@@ -3,12 +3,9 @@
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -17,6 +14,7 @@ from selenium.webdriver import Chrome
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
+from tests.browser.pages import served
 from tests.conftest import Require
 from tests.toolkit.environments import ROOT
 from tests.toolkit.processes import GatewayProcess, running_gateway
@@ -24,11 +22,6 @@ from tests.toolkit.waiting import eventually
 from tests.typescript.building import built_client
 
 pytestmark = pytest.mark.timeout(400)
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +32,8 @@ def origin(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "index.html").write_text(
         '<!doctype html><title>app</title><div id="root"></div><script src="page.js"></script>'
     )
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(folder) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

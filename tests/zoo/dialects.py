@@ -39,13 +39,6 @@ def oip_json_answer(client: httpx.Client, case: Case, truth: Truth, random: Rand
     _check_json(_inferred(client, case, binary_inputs=True, binary_outputs=False), case, truth)
 
 
-def oip_json_request(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
-    """`/v2/models/{model}/infer` with JSON inputs and binary outputs."""
-    answer = _inferred(client, case, binary_inputs=False, binary_outputs=True)
-    if not _is_refused(answer, case, truth):
-        assert _tensors_of(answer) == truth.responses[0]
-
-
 def generate(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`/v2/models/{model}/generate`."""
     answer = _post(client, f"/v2/models/{case.kind.name}/generate", _generate_body(case))
@@ -156,7 +149,6 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
         yield oip_json_answer
         if is_json(case):
             yield oip_json
-            yield oip_json_request
         if is_json(case) and is_single and _has_flat_inputs(case):
             yield generate
             yield generate_stream

@@ -43,7 +43,6 @@ class Kind:
         sample: Of the pipeline, whose requests then may share calls.
         fault: The output for which the trial of the sample refuses shared calls.
         heavy: JSON of this kind takes seconds: only the long form sends it.
-        is_long: Only the long form calls this kind.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Kind:
     sample: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
     heavy: bool = False
-    is_long: bool = False
 
     @cached_property
     def input_forms(self) -> dict[str, Form]:
@@ -242,9 +240,6 @@ KINDS = (
     Kind("silent", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(0, 0)),
     Kind("single", {"X": "INT32[1]"}, {"Y": "INT32[0..9]"}, responses=(1, 1), final="joined"),
     Kind("gaps", {"X": "INT32[1]"}, {"Y": "INT32[0..9]", "T": "BYTES[0..3]"}, responses=(0, 12), gaps=True),
-    Kind("empties", {"X": "INT32[1]"}, {"Y": "INT32[0..1]"}, responses=(8, 16)),
-    Kind("many", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(50, 150)),
-    Kind("endless", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(10_000, 10_000), is_long=True),
     Kind(
         "blobs",
         {"BLOB": "BYTES[1] of 0..1000000 raw"},
@@ -257,7 +252,6 @@ KINDS = (
         {f"T{index}_OUT": f"{name}[1..7]" for index, name in enumerate(("BOOL", "INT8", "UINT64", "FP64", "UINT16"))},
         habit="echo",
     ),
-    Kind("cube", {"X": "INT32[1..4,1..4,1..4]"}, {"Y": "FP32[0..4,0..4,0..4]"}),
     Kind("cube_batched", {"X": "INT32[1..4,1..4,1..4]"}, {"Y": "FP64[0..4,0..4,0..4]", "N": "INT8[]"}, batch=64),
     Kind(
         "forgetful",
@@ -311,13 +305,6 @@ KINDS = (
             Step("dali", {"IMAGE": "IMAGE"}, {"PIXELS": "p"}),
             Step("pixels", {"PIXELS": "p"}, {"VECTOR": "VECTOR"}),
         ],
-    ),
-    Kind(
-        "optional_ids",
-        IDS,
-        {"LOGIT": "FP32[1]"},
-        batch=32,
-        steps=[Step("cross_encoder", {name: name for name in IDS}, {"LOGIT": "LOGIT"})],
     ),
     Kind(
         "incomplete",

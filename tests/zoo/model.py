@@ -18,19 +18,8 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SAY = b"Please write: "
 """What follows it in a prompt is the answer of the vLLM stand-in, four bytes at a time."""
 SAMPLING = {
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "n",
-    "stop",
-    "logprobs",
-    "ignore_eos",
-    "skip_special_tokens",
-    "structured_outputs",
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "logprobs"),
+    *("ignore_eos", "skip_special_tokens", "structured_outputs"),
 }
 MARKER = b"<image>"
 """The place of an image in a prompt."""
@@ -242,16 +231,6 @@ def tensorrt_llm_api(_model, request):
             if given.get("return_finish_reason", False):
                 outputs.append(_texts("finish_reason", [b"length" if number == len(pieces) else b"None"]))
             yield pb_utils.InferenceResponse(outputs)
-
-
-def sequence(model, request):
-    """Sums the inputs of a sequence."""
-    value = next(tensor.as_numpy() for tensor in request.inputs() if tensor.name() == "VALUE")
-    key = request.correlation_id()
-    starts = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-    total = value if starts else model.states[key] + value
-    model.states[key] = total
-    yield pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total)])
 
 
 def iterative(model, request):

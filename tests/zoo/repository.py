@@ -15,15 +15,6 @@ BATCHED = "_batch"
 SILENCE_S = 300
 """A model that answers several long streams in turn is silent for a while on a busy machine."""
 """The suffix of the second pipeline of a model with batches, for lists of items."""
-SEQUENCES = {"sequence_text": "STRING", "sequence_uint64": "UINT64", "sequence_int32": "INT32"}
-"""Model with `sequence_batching` -> the datatype of its correlation-id control."""
-
-
-def write_repository(folder: Path) -> None:
-    write_models(folder, KINDS)
-    _write_labels(folder / "resnet")
-    for name, datatype in SEQUENCES.items():
-        _write_model(folder / name, _sequence_config(name, datatype), is_script=True)
 
 
 def write_models(folder: Path, kinds: Iterable[Kind]) -> None:
@@ -65,12 +56,6 @@ def _write_model(folder: Path, config: str, *, is_script: bool) -> None:
     (folder / "config.pbtxt").write_text(config)
     if is_script:
         (folder / "1" / "model.py").symlink_to(SCRIPT)
-
-
-def _write_labels(folder: Path) -> None:
-    (folder / "labels.txt").write_text("".join(f"class {index}\n" for index in range(1000)))
-    config = folder / "config.pbtxt"
-    config.write_text(config.read_text().replace('name: "SCORES"', 'name: "SCORES" label_filename: "labels.txt"'))
 
 
 def _config_of(kind: Kind) -> Iterator[str]:
@@ -120,20 +105,3 @@ def _row(kind: Kind) -> dict[str, Any]:
         "rows": kind.rows,
         "may_omit": kind.may_omit,
     }
-
-
-def _sequence_config(name: str, datatype: str) -> str:
-    row = json.dumps(json.dumps({"habit": "sequence", "outputs": {}}))
-    return f"""name: "{name}"
-backend: "python"
-max_batch_size: 4
-input {{ name: "VALUE" data_type: TYPE_INT64 dims: [ 3 ] }}
-output {{ name: "TOTAL" data_type: TYPE_INT64 dims: [ 3 ] }}
-sequence_batching {{
-  oldest {{ max_candidate_sequences: 64 }}
-  max_sequence_idle_microseconds: 60000000
-  control_input [ {{ name: "ID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype} }} ] }} ]
-}}
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-parameters {{ key: "zoo" value {{ string_value: {row} }} }}
-"""

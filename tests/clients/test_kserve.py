@@ -35,10 +35,12 @@ def ours(kserve: Path, gateway: GatewayProcess, notice: Path, run_program: RunPr
     return run_program(kserve, PROGRAM, gateway.url, notice)
 
 
-@pytest.mark.parametrize("call", ["json", "binary", "binary in, json out", "vector"])
-def test_answers_equal_those_of_triton(theirs: Outcomes, ours: Outcomes, call: str) -> None:
-    assert "error" not in theirs[call]
-    assert ours[call] == theirs[call]
+def test_answers_and_readiness_equal_those_of_triton(theirs: Outcomes, ours: Outcomes) -> None:
+    for call in ("json", "binary", "binary in, json out", "vector"):
+        assert "error" not in theirs[call]
+        assert ours[call] == theirs[call]
+    for call, expected in (("model ready", True), ("unknown model ready", False)):
+        assert theirs[call] is ours[call] is expected
 
 
 def test_health_works_where_the_client_fails_with_triton(theirs: Outcomes, ours: Outcomes) -> None:
@@ -47,21 +49,12 @@ def test_health_works_where_the_client_fails_with_triton(theirs: Outcomes, ours:
         assert (theirs[call]["error"], ours[call]) == ("JSONDecodeError", True)
 
 
-def test_readiness_of_models_equals_that_of_triton(theirs: Outcomes, ours: Outcomes) -> None:
-    for call, expected in (("model ready", True), ("unknown model ready", False)):
-        assert theirs[call] is ours[call] is expected
-
-
-@pytest.mark.parametrize(("call", "status"), [("unknown model", 404), ("wrong shape", 400), ("failed model", 500)])
-def test_errors_have_the_status_of_triton_and_a_message(
-    theirs: Outcomes, ours: Outcomes, call: str, status: int
-) -> None:
-    assert error_of(ours[call]) == error_of(theirs[call]) == ("HTTPStatusError", status)
-    assert not ours[call]["message"].startswith(", ")
-    assert "secret" not in ours[call]["message"]
-
-
-def test_this_client_shows_no_message_of_a_model_error_of_triton(theirs: Outcomes) -> None:
+def test_errors_have_the_status_of_triton_and_a_message(theirs: Outcomes, ours: Outcomes) -> None:
+    """The client shows no message of a model's error of Triton."""
+    for call, status in (("unknown model", 404), ("wrong shape", 400), ("failed model", 500)):
+        assert error_of(ours[call]) == error_of(theirs[call]) == ("HTTPStatusError", status)
+        assert not ours[call]["message"].startswith(", ")
+        assert "secret" not in ours[call]["message"]
     assert theirs["failed model"]["message"].startswith(", ")
 
 

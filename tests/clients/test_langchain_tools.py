@@ -23,16 +23,8 @@ def ours(
 
 
 @pytest.mark.parametrize("model", TEXTS)
-def test_a_call_whole_and_as_a_stream(ours: Outcomes, model: str) -> None:
+def test_a_call_whole_as_a_stream_with_its_result_and_forced(ours: Outcomes, model: str) -> None:
     expected = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}
     assert (ours[model]["answer"], ours[model]["stream"]) == (expected, expected)
-
-
-@pytest.mark.parametrize("model", TEXTS)
-def test_the_result_goes_back_to_the_model(ours: Outcomes, model: str) -> None:
     assert ours[model]["result"] == "<called Z\u00fcrich>Wait.31 degrees in Z\u00fcrich"
-
-
-@pytest.mark.parametrize("model", TEXTS)
-def test_a_forced_call(ours: Outcomes, model: str) -> None:
     assert ours[model]["forced"] == {"text": "", "calls": [["weather", {"city": "Lima"}]]}

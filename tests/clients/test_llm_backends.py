@@ -62,32 +62,14 @@ def client(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_client_reads_what_the_backend_wrote(
+def test_each_client_reads_the_answer_the_usage_and_an_error(
     client: tuple[str, Found], llms: GatewayProcess, backend: str
 ) -> None:
-    _, found = client
-    text = text_of_triton(llms, backend, "<user>Hi")
-    assert (found[backend]["answer"], found[backend]["stream"]) == (text, text)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_client_reads_the_usage(client: tuple[str, Found], backend: str) -> None:
-    used = client[1][backend]["usage"]
-    assert used["input_tokens"] > 0
-    assert used["output_tokens"] > 0
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_wrong_parameter_is_named(client: tuple[str, Found], backend: str) -> None:
-    refused = client[1][backend]["wrong"]
-    assert refused["status"] == 400
-    assert any(field in refused["message"] for field in ("max_tokens", "max_completion_tokens", "top_p"))
-
-
-def test_a_prompt_that_is_too_long_is_refused(client: tuple[str, Found]) -> None:
-    refused = client[1]["vllm"]["long"]
-    assert refused["status"] == 400
-    assert "longer than the model's context" in refused["message"]
+    found, text = client[1][backend], text_of_triton(llms, backend, "<user>Hi")
+    assert (found["answer"], found["stream"]) == (text, text)
+    assert min(found["usage"]["input_tokens"], found["usage"]["output_tokens"]) > 0
+    assert found["wrong"]["status"] == 400
+    assert any(field in found["wrong"]["message"] for field in ("max_tokens", "max_completion_tokens", "top_p"))
 
 
 class TestAiperf:
@@ -111,12 +93,9 @@ class TestAiperf:
         (export,) = (folder / "artifacts").rglob("profile_export_aiperf.json")
         return json.loads(export.read_text())
 
-    @pytest.mark.parametrize(("kind", "options"), [("chat", ["--streaming"]), ("chat", []), ("completions", [])])
-    def test_every_request_is_answered(
-        self, llms: GatewayProcess, tmp_path: Path, require: Require, kind: str, options: list[str]
-    ) -> None:
-        options = ["--extra-inputs", "ignore_eos:true", "--osl", "8", *options]
-        self.check(self.run(llms.url, "vllm", tmp_path, require, kind, *options))
+    def test_every_request_is_answered(self, llms: GatewayProcess, tmp_path: Path, require: Require) -> None:
+        options = ("--extra-inputs", "ignore_eos:true", "--osl", "8", "--streaming")
+        self.check(self.run(llms.url, "vllm", tmp_path, require, "chat", *options))
 
     def test_every_text_has_a_vector(self, backends: EmbeddedTriton, tmp_path: Path, require: Require) -> None:
         with running_embeddings(tmp_path / "embeddings", backends) as gateway:

@@ -4,7 +4,6 @@ import argparse
 
 from app.cli import command_parser
 from deploy.reference import arguments_of, commands_of, section_of
-from tests.docs.pages import ROOT
 
 COMMANDS = list(commands_of(command_parser()))
 
@@ -34,7 +33,3 @@ def test_an_option_is_a_row_with_its_choices() -> None:
         "|---|---|",
         "| `--tempo` (slow, fast) | 100 % &#124; more |",
     ]
-
-
-def test_the_readme_of_deploy_names_the_generator() -> None:
-    assert "`reference.py`" in (ROOT / "deploy" / "README.md").read_text()

@@ -61,12 +61,3 @@ def test_a_figure_is_on_the_page_that_its_section_links(page: Path) -> None:
         measured = frozenset(float(each.replace(",", "")) for each in re.findall(NUMBER, pages))
         missing = [figure for figure in figures_of(section) if not is_measured(figure, measured)]
         assert missing == [], f"{page.name}, {heading}"
-
-
-def test_the_figures_of_a_disconnect_are_on_the_page_of_cancellation() -> None:
-    (claim,) = re.findall(
-        r"(?ms)^- (?:(?!^- ).)*\(docs/explanation/cancellation\.md\)", (ROOT / "README.md").read_text()
-    )
-    named = set(re.findall(rf"\b{NUMBER}\b", claim))
-    assert len(named) > 3
-    assert named <= set(re.findall(rf"\b{NUMBER}\b", (ROOT / "docs/explanation/cancellation.md").read_text()))

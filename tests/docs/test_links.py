@@ -9,26 +9,6 @@ import pytest
 from deploy.documentation import links_of
 from tests.docs.pages import ALL_PAGES, ROOT
 
-PAGE_BY_TOPIC = {
-    "install": "how-to/install.md",
-    "compose": "how-to/install.md",
-    "port": "how-to/install.md",
-    "kubernetes": "how-to/install-kubernetes.md",
-    "release notes": "../CHANGELOG.md",
-    "sizing": "how-to/scaling.md",
-    "alerts": "how-to/alerts.md",
-    "api keys": "how-to/keys.md",
-    "error by its message": "how-to/troubleshooting.md",
-    "react": "how-to/react.md",
-    "vllm": "reference/models.md",
-    "tensorrt-llm": "how-to/llm-backends.md",
-    "nvidia's openai front end": "how-to/migration.md",
-    "openai's clients": "tutorials/llm-of-your-triton.md",
-    "command line": "reference/command-line.md",
-}
-"""What users look for, in lower case, and the page that the index must link in the same line."""
-
-
 HEADINGS_IN_TWO_CLICKS = {
     "how-to/install.md#with-pip": "install",
     "how-to/install.md#compose": "compose",
@@ -68,16 +48,6 @@ def is_broken(page: Path, link: str) -> bool:
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_points_to_a_file_and_a_heading(page: Path) -> None:
     assert [link for link in links_of(page) if "://" not in link and is_broken(page, link)] == []
-
-
-def test_the_links_are_found() -> None:
-    assert len([link for page in ALL_PAGES for link in links_of(page)]) > 300
-
-
-@pytest.mark.parametrize("topic", PAGE_BY_TOPIC)
-def test_the_index_names_a_topic_beside_its_page(topic: str) -> None:
-    lines = (ROOT / "docs" / "README.md").read_text().splitlines()
-    assert [line for line in lines if f"]({PAGE_BY_TOPIC[topic]})" in line and topic in line.lower()]
 
 
 @pytest.mark.parametrize("heading", HEADINGS_IN_TWO_CLICKS, ids=HEADINGS_IN_TWO_CLICKS.get)

@@ -62,9 +62,3 @@ def test_a_state_depends_on_the_whole_text_and_the_position(network):
     first, changed_end, moved = (network.states_of([np.array(ids)])[0] for ids in ([1, 2, 3], [1, 2, 4], [2, 1, 3]))
     assert not np.allclose(first[0], changed_end[0], atol=1e-3)
     assert not np.allclose(first[0], moved[1], atol=1e-3)
-
-
-def test_read_only_weights_are_sufficient(network):
-    for tensor in network._weights.values():
-        tensor.setflags(write=False)
-    network.states_of([np.array([1, 2])])

@@ -19,9 +19,6 @@ def test_after_the_deadline_the_work_is_cancelled():
         deadline_check(Request(**{PARAMETER: time.time() * 1000 - 1}))()
 
 
-def test_work_continues_before_the_deadline():
+def test_work_continues_before_the_deadline_and_without_one():
     deadline_check(Request(**{PARAMETER: time.time() * 1000 + 10_000}))()
-
-
-def test_work_continues_without_a_deadline():
     deadline_check(Request())()

@@ -40,23 +40,16 @@ def test_interleaved_sequences_have_states_of_their_own(sequences):
 def test_the_last_step_frees_the_state(sequences):
     step(sequences, 1, "a", starts=True)
     assert step(sequences, 1, "b", ends=True) == ["a", "b"]
+    assert step(sequences, 2, "a", starts=True, ends=True) == ["a"]
     assert len(sequences) == 0
 
 
-def test_a_sequence_of_one_step(sequences):
-    assert step(sequences, 1, "a", starts=True, ends=True) == ["a"]
-    assert len(sequences) == 0
-
-
-def test_a_second_start_begins_again(sequences):
+def test_a_start_begins_again_and_an_unknown_sequence_must_start(sequences):
     step(sequences, 1, "a", starts=True)
     assert step(sequences, 1, "b", starts=True) == ["b"]
     assert len(sequences) == 1
-
-
-def test_an_unknown_sequence_must_start(sequences):
     with pytest.raises(InvalidInput, match=NOT_OPEN):
-        step(sequences, 1, "a")
+        step(sequences, 2, "a")
 
 
 def test_the_longest_unused_state_makes_place(sequences):

@@ -21,17 +21,11 @@ def test_a_signed_exit_is_accepted_from_an_ensemble():
     assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
 
 
-@pytest.mark.parametrize(
-    "marker",
-    [
-        signed_exit("decide", "no_text", "r2", KEY),
-        signed_exit("decide", "no_face", "r1", KEY),
-        signed_exit("decide", "no_text", "r1", b"another key of sixteen bytes"),
-    ],
-    ids=["another request", "another reason", "another key"],
-)
-def test_a_marker_with_a_wrong_signature_is_rejected(marker):
-    assert reason(str(marker)) is None
+def test_a_marker_with_a_wrong_signature_is_rejected():
+    """That of another request, of another reason and of another key."""
+    assert reason(str(signed_exit("decide", "no_text", "r2", KEY))) is None
+    assert reason(str(signed_exit("decide", "no_face", "r1", KEY))) is None
+    assert reason(str(signed_exit("decide", "no_text", "r1", b"another key of sixteen bytes"))) is None
 
 
 def test_a_signed_exit_is_an_early_exit():

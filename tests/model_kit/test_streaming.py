@@ -58,39 +58,29 @@ def sent(streaming):
     return sent
 
 
-def test_final_is_sent_with_the_last_part(streaming, sent):
-    parts = [streaming.Part({"X": np.array([1])}), streaming.Part({"X": np.array([2])}, is_last=True)]
-    assert sent(lambda request, is_gone: iter(parts)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
-
-
-def test_an_empty_answer_is_final_without_a_response(sent):
+def test_final_is_sent_once_at_the_end(streaming, sent):
+    last = [streaming.Part({"X": np.array([1])}), streaming.Part({"X": np.array([2])}, is_last=True)]
+    assert sent(lambda request, is_gone: iter(last)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
+    assert sent(lambda request, is_gone: [streaming.Part({})]) == [([], 0), (None, FINAL)]
     assert sent(lambda request, is_gone: None) == [(None, FINAL)]
 
 
-def test_final_follows_parts_without_a_last_part(streaming, sent):
-    assert sent(lambda request, is_gone: [streaming.Part({})]) == [([], 0), (None, FINAL)]
+def test_final_is_sent_with_the_error(streaming, sent):
+    outcomes = importlib.import_module("model_kit.outcomes")
 
+    def failing(error):
+        def accept(request, is_gone):
+            raise error
 
-def test_final_is_sent_with_the_error_of_a_rejected_request(streaming, sent):
-    def accept(request, is_gone):
-        raise importlib.import_module("model_kit.outcomes").InvalidInput("no")
+        return accept
 
-    assert sent(accept) == [("INVALID_ARG", FINAL)]
-
-
-def test_final_is_sent_with_an_error_between_parts(streaming, sent):
     def parts():
         yield streaming.Part({})
-        raise importlib.import_module("model_kit.outcomes").Cancelled
+        raise outcomes.Cancelled
 
+    assert sent(failing(outcomes.InvalidInput("no"))) == [("INVALID_ARG", FINAL)]
+    assert sent(failing(ZeroDivisionError("text of the caller"))) == [("INTERNAL", FINAL)]
     assert sent(lambda request, is_gone: parts()) == [([], 0), ("CANCELLED", FINAL)]
-
-
-def test_an_unexpected_exception_is_internal(sent):
-    def accept(request, is_gone):
-        raise ZeroDivisionError("text of the caller")
-
-    assert sent(accept) == [("INTERNAL", FINAL)]
 
 
 def test_a_failing_sender_does_not_end_the_thread(streaming):
@@ -100,21 +90,16 @@ def test_a_failing_sender_does_not_end_the_thread(streaming):
     assert len(closed.sent) == 1
 
 
-@pytest.mark.parametrize("error", [None, "no"])
-def test_final_is_delayed_after_a_disconnect(streaming, monkeypatch, error):
+def test_final_is_delayed_after_a_disconnect(streaming, monkeypatch):
     waits = []
     monkeypatch.setattr(streaming.time, "sleep", waits.append)
-    here, gone = Sender(), Sender(is_gone=True)
-    streaming.send_final(here, error)
-    assert waits == []
-    streaming.send_final(gone, error)
-    assert waits == [streaming.SETTLE_S]
-    assert here.sent == gone.sent == [(error, FINAL)]
-
-
-def test_the_last_part_is_delayed_after_a_disconnect(streaming, monkeypatch):
-    waits = []
-    monkeypatch.setattr(streaming.time, "sleep", waits.append)
+    for error in (None, "no"):
+        here, gone = Sender(), Sender(is_gone=True)
+        streaming.send_final(here, error)
+        assert waits == []
+        streaming.send_final(gone, error)
+        assert waits.pop() == streaming.SETTLE_S
+        assert here.sent == gone.sent == [(error, FINAL)]
     gone = Sender(is_gone=True)
     streaming.relay(gone, [streaming.Part({}), streaming.Part({}, is_last=True)])
     assert waits == [streaming.SETTLE_S]

@@ -38,12 +38,5 @@ def test_vectors_equal_those_of_the_original(original, encoded, way):
     assert np.abs(encoded[way] - original["vectors"]).max() < 3e-7
 
 
-def test_the_compared_texts_include_edge_cases(original):
-    texts = original["texts"].tolist()
-    assert "" in texts
-    assert max(len(text.split()) for text in texts) > 256
-    assert any(ord(character) > 0xFFFF for text in texts for character in text)
-
-
 def test_vectors_have_length_one(encoded):
     assert np.linalg.norm(encoded["alone"], axis=1) == pytest.approx(1)

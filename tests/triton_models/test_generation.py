@@ -48,15 +48,10 @@ def token_ids(chunks):
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
-def test_the_same_seed_gives_the_same_text(chunks):
+def test_the_seed_decides_the_text(chunks):
+    """Temperature 0 needs none."""
     assert chunks(seed=7, max_tokens=20) == chunks(seed=7, max_tokens=20)
-
-
-def test_another_seed_gives_another_text(chunks):
     assert len({tuple(token_ids(chunks(seed=seed, max_tokens=20, temperature=2.0))) for seed in (1, 2, -3)}) == 3
-
-
-def test_temperature_zero_needs_no_seed(chunks):
     assert chunks(temperature=0, max_tokens=20) == chunks(temperature=0, max_tokens=20, seed=5)
 
 
@@ -68,16 +63,11 @@ def test_each_chunk_holds_only_the_newest_tokens(chunks):
     assert token_ids(by_four) == token_ids(one_by_one)
 
 
-def test_only_the_last_chunk_has_a_finish_reason(chunks):
+def test_only_the_last_chunk_has_a_finish_reason(chunks, generation, wishes):
+    """The end token stops the text, also at the limit."""
     assert [chunk.finish_reason for chunk in chunks(seed=1, max_tokens=3)] == [None, None, "length"]
-
-
-def test_the_end_token_stops_the_text(generation, wishes):
     found = generation.generate(EndsAfter(2), np.array([1]), wishes(temperature=0), lambda: False)
     assert [(chunk.token_ids, chunk.finish_reason) for chunk in found] == [([1], None), ([1], None), ([0], "stop")]
-
-
-def test_an_end_token_at_the_limit_is_a_stop(generation, wishes):
     found = generation.generate(EndsAfter(1), np.array([1]), wishes(temperature=0, max_tokens=2), lambda: False)
     assert [chunk.finish_reason for chunk in found] == [None, "stop"]
 
@@ -92,13 +82,7 @@ def test_cancellation_stops_before_the_next_token(generation, wishes, network):
     assert len(list(islice(running, 3))) == 3
     gone.append(True)
     assert list(running) == []
-
-
-def test_an_early_cancellation_generates_no_tokens(generation, wishes):
-    class Unread:
-        pass
-
-    assert list(generation.generate(Unread(), np.array([300]), wishes(), lambda: True)) == []
+    assert list(generation.generate(object(), np.array([300]), wishes(), lambda: True)) == [], "the network is not read"
 
 
 def test_a_long_prompt_is_cut_to_the_window(generation, network):

@@ -17,15 +17,20 @@ def found(segments):
     return [(round(float(start), 3), round(float(end), 3)) for start, end in segments.as_array()]
 
 
-def test_silence_has_no_segments(segments):
-    segments.add([0.1] * 100)
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([0.1] * 100, []),
+        ([0.1] * 10 + [0.9] * 10 + [0.1] * 10, [(0.29, 0.67)]),  # with a margin on both sides
+        ([0.9] * 10, [(0.0, 0.32)]),
+        ([0.9] * 7 + [0.1] * 10, []),  # too short
+    ],
+)
+def test_speech_is_a_segment(segments, scores, expected):
+    segments.add(scores)
+    assert found(segments) == expected
     segments.end()
-    assert segments.as_array().shape == (0, 2)
-
-
-def test_a_segment_has_a_margin_on_both_sides(segments):
-    segments.add([0.1] * 10 + [0.9] * 10 + [0.1] * 10)
-    assert found(segments) == [(0.29, 0.67)]
+    assert segments.as_array().shape == (len(expected), 2)
 
 
 def test_an_open_segment_ends_now(segments):
@@ -35,16 +40,6 @@ def test_an_open_segment_ends_now(segments):
     assert found(segments) == [(0.29, 0.96)]
     segments.end()
     assert found(segments) == [(0.29, 0.96)]
-
-
-def test_speech_from_the_start_begins_at_zero(segments):
-    segments.add([0.9] * 10)
-    assert found(segments) == [(0.0, 0.32)]
-
-
-def test_short_speech_is_no_segment(segments):
-    segments.add([0.9] * 7 + [0.1] * 10)
-    assert found(segments) == []
 
 
 @pytest.mark.parametrize(("drop", "count"), [([0.4] * 20, 1), ([0.1] * 3, 1), ([0.1] * 4, 2)])

@@ -37,9 +37,3 @@ def test_caches_of_two_texts_are_independent(network):
     expected = network.read(np.append(ids[:5], 7))[1]
     network.advance(other, 9)
     np.testing.assert_allclose(network.advance(cache, 7), expected, atol=1e-3)
-
-
-def test_sizes_match_the_weights(network):
-    assert network.window == 512
-    assert network.vocabulary == 2048
-    assert (ROOT / "triton_models/tokens_generate/1/weights.npz").stat().st_size < 5_000_000

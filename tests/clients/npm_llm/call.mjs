@@ -30,7 +30,6 @@ async function openai(model) {
       return usage && { input_tokens: usage.prompt_tokens, output_tokens: usage.completion_tokens };
     }),
     wrong: await outcome(async () => await chat("Hi", { max_tokens: 0 })),
-    long: await outcome(async () => await chat("x".repeat(5000))),
   };
 }
 
@@ -48,7 +47,6 @@ async function aiSdk(name) {
       return { input_tokens: usage.inputTokens, output_tokens: usage.outputTokens };
     }),
     wrong: await outcome(async () => (await generateText(ask("Hi", { topP: 0 }))).text),
-    long: await outcome(async () => (await generateText(ask("x".repeat(5000)))).text),
   };
 }
 

@@ -28,7 +28,6 @@ show(
             "stream": outcome(lambda model=model: streamed(model)),
             "usage": outcome(lambda model=model: usage(model)),
             "wrong": outcome(lambda model=model: chat(model, top_p=0).invoke("Hi").content),
-            "long": outcome(lambda model=model: chat(model).invoke("x" * 5000).content),
         }
         for model in MODELS
     }

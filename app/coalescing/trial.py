@@ -15,8 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.coalescing.rows import RowsMismatch, cut, joined, key_of, rows_of
-from app.core.engine import Engine
-from app.core.engine_layer import LayerFault, PipelineLayer
+from app.core.engine import Engine, LayerFault, PipelineLayer
 from app.core.errors import ContractViolation, ModelError, ModelNotReady
 from app.core.inference import (
     FLOAT_DATATYPES,

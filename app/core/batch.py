@@ -144,24 +144,19 @@ class JoinedRows:
 
     def put(self, items: range, rows: Array | Sequence[Any]) -> None:
         """``rows``: one for each item."""
-        if self._rows is None and isinstance(rows, np.ndarray) and self._takes(rows, items):
-            return
+        if self._rows is None and isinstance(rows, np.ndarray):
+            if len(items) == self._count:
+                self._array = rows
+                return
+            if self._array is None:
+                self._array = np.empty((self._count, *rows.shape[1:]), rows.dtype)
+            if self._array.shape[1:] == rows.shape[1:]:
+                self._array[items.start : items.stop] = rows
+                return
         if self._rows is None:
             self._rows = [None] * self._count if self._array is None else list(self._array)
             self._array = None
         self._rows[items.start : items.stop] = rows
-
-    def _takes(self, rows: Array, items: range) -> bool:
-        """Writes the rows into the array, unless their shape is another."""
-        if len(items) == self._count:
-            self._array = rows
-            return True
-        if self._array is None:
-            self._array = np.empty((self._count, *rows.shape[1:]), rows.dtype)
-        if self._array.shape[1:] != rows.shape[1:]:
-            return False
-        self._array[items.start : items.stop] = rows
-        return True
 
     @property
     def value(self) -> Array | list[Any]:

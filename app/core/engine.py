@@ -1,6 +1,7 @@
 """The ports to an inference server: its inferences (``Engine``), and its models and health (``InferenceServer``).
 
-The interface for observers of inference calls: metrics, the tensor log, tracing, the health of models.
+The interfaces for layers around the engine, which do something with a pipeline's requests, and for observers of
+inference calls: metrics, the tensor log, tracing, the health of models.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.errors import GatewayError
@@ -157,6 +159,34 @@ async def discard_stream(engine: Engine, request: InferenceRequest, deadline: De
     async with aclosing(engine.infer_stream(request, deadline)) as responses:
         async for _ in responses:
             pass
+
+
+class LayerFault(Struct, frozen=True):
+    """Why a layer does nothing for a pipeline. ``code``: of a finding. ``output``: the one at fault, or empty."""
+
+    code: str
+    text: str
+    output: str = ""
+
+
+class PipelineLayer:
+    """A layer as one compiled pipeline uses it. This base class changes nothing."""
+
+    needs_trial = False
+    """Whether a version of the model answered that no trial has seen."""
+    fault: LayerFault | None = None
+
+    def extended(self, request: InferenceRequest) -> InferenceRequest:
+        """Returns the request with the layer's extension."""
+        return request
+
+    async def run_trial(
+        self, engine: Engine, declared: Sequence[InferenceRequest], varied: Sequence[InferenceRequest], timeout_s: float
+    ) -> None:
+        """Tries the model. ``declared``: the sample and the examples. ``varied``: requests made from the sample.
+
+        Raises GatewayError if the model cannot be called now.
+        """
 
 
 class ObservedCall:

@@ -201,25 +201,18 @@ class InferenceRequest(Struct, frozen=True, eq=False):
 
         That memory belongs to another caller's body when the caller leaves. A call for several callers goes on.
         """
-        if all(map(_is_owned, self.inputs)):
-            return self
-        return replace(self, inputs=tuple([replace(each, array=_copied(each)) for each in self.inputs]))
-
-    def with_parameter(self, name: str, value: Parameter) -> Self:
-        return replace(self, parameters={**self.parameters, name: value})
-
-
-def _is_owned(tensor: Tensor) -> bool:
-    """Whether numpy allocated the memory of the numbers. The elements of BYTES have memory of their own kind."""
-    array = tensor.array
-    owner = array if array.base is None else array.base
-    return tensor.datatype != BYTES and isinstance(owner, np.ndarray) and owner.flags.owndata
-
-
-def _copied(tensor: Tensor) -> Array:
-    if tensor.datatype != BYTES:
-        return tensor.array.copy()
-    return bytes_array([bytes(element) for element in tensor.array.flat], tensor.shape)
+        numbers = [each.array for each in self.inputs if each.datatype != BYTES]
+        owners = [array if array.base is None else array.base for array in numbers]
+        if len(owners) == len(self.inputs) and all(isinstance(x, np.ndarray) and x.flags.owndata for x in owners):
+            return self  # numpy allocated the memory of all numbers
+        copies = [
+            bytes_array([bytes(element) for element in each.array.flat], each.shape)
+            if each.datatype == BYTES
+            else each.array.copy()
+            for each in self.inputs
+        ]
+        inputs = [replace(each, array=copy) for each, copy in zip(self.inputs, copies, strict=True)]
+        return replace(self, inputs=tuple(inputs))
 
 
 class InferenceResponse(Struct, frozen=True, eq=False):

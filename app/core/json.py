@@ -62,20 +62,15 @@ def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
         if isinstance(value, np.ndarray):
             yield from slices_of(value)
         elif isinstance(value, list):
-            yield from _slices_of_list(value)
+            yield b"["
+            for start in range(0, len(value), ITEMS_AT_ONCE):
+                yield b"," if start else b""
+                yield memoryview(json_of(value[start : start + ITEMS_AT_ONCE]))[1:-1]
+            yield b"]"
         else:
             yield json_of(value)
         before = b","
     yield b"}"
-
-
-def _slices_of_list(items: list[Any]) -> Iterator[bytes | memoryview]:
-    before = b"["
-    for start in range(0, len(items), ITEMS_AT_ONCE):
-        yield before
-        yield memoryview(json_of(items[start : start + ITEMS_AT_ONCE]))[1:-1]
-        before = b","
-    yield b"]" if items else b"[]"
 
 
 def slices_of(array: Array) -> Iterator[bytes | memoryview]:
@@ -137,12 +132,9 @@ def only(value: Any) -> Schema:
         members = {name: only(member) for name, member in value.items()}
         return {"type": "object", "required": list(members), "properties": members, "additionalProperties": False}
     if isinstance(value, list):
-        return {"type": "array", "items": enum_of(value) if value else {}, **_exactly(len(value))}
+        length = len(value)
+        return {"type": "array", "items": enum_of(value) if value else {}, "minItems": length, "maxItems": length}
     return const_of(value)
-
-
-def _exactly(length: int) -> Schema:
-    return {"minItems": length, "maxItems": length}
 
 
 def any_of(schemas: Sequence[Any]) -> Any:

@@ -250,7 +250,7 @@ def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capac
     steps = [each for each in models.values() if not each.is_ensemble] or [config]
     return Capacity(
         instances=min(each.instance_count for each in steps),
-        requests=min(each.instance_count * _batch_of(each) for each in steps),
+        requests=min(each.instance_count * max(each.joins_requests * each.max_batch_size, 1) for each in steps),
         is_decoupled=config.decoupled,
     )
 
@@ -264,7 +264,3 @@ def largest_batch(config: ModelConfig, models: Mapping[str, ModelConfig]) -> int
         return 0
     below = reached(config, models, by_steps=True)
     return min(each.max_batch_size for each in below if each.max_batch_size)
-
-
-def _batch_of(config: ModelConfig) -> int:
-    return max(config.max_batch_size, 1) if config.joins_requests else 1

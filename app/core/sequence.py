@@ -76,7 +76,12 @@ class SequenceIds:
             raise InvalidInput(text, hint="The model has `iterative_sequence: true`.")
         elif not self._fits(sequence_id):
             raise InvalidInput(f"parameter 'sequence_id' has invalid type or value; expected {self.form}.")
-        elif any(_is_of(own, sequence_id) for own in self.reserved):
+        elif any(
+            isinstance(sequence_id, str) and sequence_id.startswith(own)
+            if isinstance(own, str)
+            else isinstance(sequence_id, int) and sequence_id in own
+            for own in self.reserved
+        ):
             text = "parameter 'sequence_id' is one of those that the gateway makes for the sessions of this model."
             raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(sorted(map(_words, self.reserved)))}.")
 
@@ -86,12 +91,6 @@ class SequenceIds:
             is_dangerous = self.is_text_tensor and size in _DANGEROUS_BYTES
             return self.takes_text and size <= MAX_ID_BYTES and not is_dangerous
         return type(sequence_id) is int and 0 < sequence_id <= self.max_number
-
-
-def _is_of(own: OwnIds, sequence_id: object) -> bool:
-    if isinstance(own, str):
-        return isinstance(sequence_id, str) and sequence_id.startswith(own)
-    return isinstance(sequence_id, int) and sequence_id in own
 
 
 def _words(own: OwnIds) -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.config.watch import FollowedFile
-from app.core.engine import InferenceServer
-from app.core.engine_layer import PipelineLayer
+from app.core.engine import InferenceServer, PipelineLayer
 from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext

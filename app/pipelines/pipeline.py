@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
+from msgspec.structs import replace
 
 from app.codecs.kinds import encoded_json
-from app.core.engine_layer import PipelineLayer
+from app.core.engine import PipelineLayer
 from app.core.errors import (
     ClientError,
     ContextLengthExceeded,
@@ -40,7 +41,7 @@ from app.pipelines.sessions import SessionTerms
 from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
 
 
-class Limits(Extension):
+class CountLimits(Extension):
     """The values of the parameters that the outputs which count may reach, by output."""
 
     by_output: Mapping[str, float]
@@ -68,7 +69,7 @@ class Target:
         name = self.spec.deadline_parameter
         if name is not None:  # Triton tells no step the deadline
             expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
-            request = request.with_parameter(name, expires_at_ms)
+            request = replace(request, parameters={**request.parameters, name: expires_at_ms})
         for layer in self.layers:
             request = layer.extended(request)
         return request
@@ -190,7 +191,7 @@ class Pipeline(Target):
         if not self.counts:
             return request
         limits = {output: float(sent[name]) for output, name in self.counts.items() if name in sent}
-        return request.extended(Limits(by_output=limits))
+        return request.extended(CountLimits(by_output=limits))
 
     def _input_tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> list[Tensor]:
         tensors: list[Tensor] = []

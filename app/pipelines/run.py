@@ -25,7 +25,7 @@ from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body, trial_requests
 from app.pipelines.outputs import ContractCheck, OutputField
-from app.pipelines.pipeline import Limits, Pipeline, Target
+from app.pipelines.pipeline import CountLimits, Pipeline, Target
 
 
 class Collector(Answer):
@@ -53,7 +53,7 @@ class Collector(Answer):
         self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
         self._limits: Mapping[str, float] = {}
         for each in request.extensions:
-            if isinstance(each, Limits):
+            if isinstance(each, CountLimits):
                 self._limits = each.by_output
         self._written: set[str] = set()
         self._filled: set[str] = set()

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from app.coalescing.trial import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Section
-from app.core.engine_layer import PipelineLayer
+from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode
 from app.core.model import ModelConfig, reached
 from app.pipelines.mismatch import PipelineMismatch

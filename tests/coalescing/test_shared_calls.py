@@ -169,11 +169,11 @@ DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
     "version": lambda request: replace(request, version="2"),
     "outputs": lambda request: replace(request, outputs=(RequestedOutput("TEXT"),)),
     "classification": lambda request: replace(request, outputs=(RequestedOutput("NEGATIVE", 1),)),
-    "parameter": lambda request: request.with_parameter("beam", 2),
-    "integer and boolean": lambda request: request.with_parameter("beam", True),
-    "integer and number": lambda request: request.with_parameter("beam", 1.0),
-    "text": lambda request: request.with_parameter("beam", "1"),
-    "priority": lambda request: request.with_parameter("priority", 1),
+    "parameter": lambda request: replace(request, parameters={"beam": 2}),
+    "integer and boolean": lambda request: replace(request, parameters={"beam": True}),
+    "integer and number": lambda request: replace(request, parameters={"beam": 1.0}),
+    "text": lambda request: replace(request, parameters={"beam": "1"}),
+    "priority": lambda request: replace(request, parameters={"priority": 1}),
     "name": lambda request: replace(request, inputs=(Tensor("OTHER", "INT64", request.inputs[0].array),)),
     "datatype": lambda request: replace(
         request, inputs=(Tensor("ITEM", "INT32", request.inputs[0].array.astype(np.int32)),)

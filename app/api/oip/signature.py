@@ -11,7 +11,7 @@ from app.api.oip.oip_parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, NumberLists, number_codec
-from app.core.engine_layer import PipelineLayer
+from app.core.engine import PipelineLayer
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import (
     BYTES,

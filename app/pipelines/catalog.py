@@ -5,7 +5,7 @@ A pipeline's entry in the catalog: the active version, and the version of the ne
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,10 +170,6 @@ class Catalog:
             return ()
         pipelines = (entry.pipeline for entry in self.entries.values() if entry.spec.model == model)
         return next((each.layers for each in pipelines if each is not None and each.layers), ())
-
-    def missing_at(self, entry: CatalogEntry) -> Mapping[str, str]:
-        """The Tritons, of several, that are not called for a pipeline: address -> why not."""
-        return self.engine.absences(entry.spec.model, entry.spec.version)
 
     @property
     def is_compiled(self) -> bool:

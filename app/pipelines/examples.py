@@ -148,11 +148,6 @@ def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) ->
     return orjson.dumps({**values, **encoded})
 
 
-def sample_body(pipeline: Pipeline, folder: Path) -> bytes:
-    """The JSON body of the pipeline's sample. Raises OSError, TypeError or ValueError."""
-    return body_of(pipeline, pipeline.spec.sample or {}, folder)
-
-
 VARIATIONS = 4
 """How many different requests are made from the sample."""
 
@@ -189,17 +184,15 @@ def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) ->
         value = spec.enum[turn % len(spec.enum)]
         return np.full_like(array, value.encode() if isinstance(value, str) else value)
     if tensor.datatype == BYTES:
-        texts = [_varied_text(each.decode(errors="replace"), turn).encode() for each in array.flat]
+        texts = []
+        for text in (each.decode(errors="replace") for each in array.flat):
+            mixed = text[turn:] + text[:turn] if len(text) > turn else text[::-1]
+            texts.append((mixed if mixed != text else f"{text} {'a' * turn}").encode())
         return bytes_array(texts, array.shape)
     if tensor.datatype == "BOOL":
         return ~array
     mixed = np.roll(array.reshape(-1)[::-1], turn).reshape(array.shape)
     return np.full_like(array, _other_number(array, spec, turn)) if np.array_equal(mixed, array) else mixed
-
-
-def _varied_text(text: str, turn: int) -> str:
-    mixed = text[turn:] + text[:turn] if len(text) > turn else text[::-1]
-    return mixed if mixed != text else f"{text} {'a' * turn}"
 
 
 def _other_number(array: Array, spec: InputSpec | ParameterSpec, turn: int) -> Any:

@@ -31,9 +31,30 @@ class GatewayFile:
 
 
 def read_gateway_file(path: Path) -> GatewayFile:
-    """Raises ConfigError."""
+    """With the text of every template, so that a changed template is a new version of its pipeline.
+
+    Raises ConfigError.
+    """
     spec, lines = read_spec(path, GatewaySpec)
-    return _with_templates(GatewayFile(path, spec, lines))
+    file = GatewayFile(path, spec, lines)
+    folder, pipelines, stamps = path.parent, dict(spec.pipelines), dict[Path, Stamp]()
+    for name, chat in _chats_of(spec).items():
+        key = "template" if chat.template is not None else "tokenizer"
+        try:
+            if chat.template is not None:
+                stamps[folder / chat.template] = stamp_of(folder / chat.template)
+                text = read_regular_file(folder / chat.template, MAX_TEMPLATE_BYTES).decode("utf-8")
+                read = chat.model_copy(update={"template_text": text})
+            elif chat.tokenizer is not None:
+                stamps |= {each: stamp_of(each) for each in files_of(folder / chat.tokenizer)}
+                read = chat.with_folder(read_folder(folder / chat.tokenizer))
+            else:
+                continue
+        except (OSError, ValueError) as exc:
+            location = ("pipelines", name, "openai", "chat", key)
+            raise ConfigError(file.complaint(location, f"cannot be read: {exc}")) from exc
+        pipelines[name] = pipelines[name].with_chat(read)
+    return replace(file, spec=spec.model_copy(update={"pipelines": pipelines}), templates=stamps)
 
 
 def followed_gateway_file(path: Path) -> FollowedFile[GatewayFile]:
@@ -51,28 +72,3 @@ def warn_without_counter(file: GatewayFile) -> None:
 def _chats_of(spec: GatewaySpec) -> dict[str, ChatSpec]:
     declared = ((name, each.openai) for name, each in spec.pipelines.items())
     return {name: openai.chat for name, openai in declared if openai is not None and openai.chat is not None}
-
-
-def _with_templates(file: GatewayFile) -> GatewayFile:
-    """Returns the file with the text of every template, so that a changed template is a new version of its pipeline.
-
-    Raises ConfigError.
-    """
-    folder, pipelines, stamps = file.path.parent, dict(file.spec.pipelines), dict[Path, Stamp]()
-    for name, chat in _chats_of(file.spec).items():
-        key = "template" if chat.template is not None else "tokenizer"
-        try:
-            if chat.template is not None:
-                stamps[folder / chat.template] = stamp_of(folder / chat.template)
-                text = read_regular_file(folder / chat.template, MAX_TEMPLATE_BYTES).decode("utf-8")
-                read = chat.model_copy(update={"template_text": text})
-            elif chat.tokenizer is not None:
-                stamps |= {path: stamp_of(path) for path in files_of(folder / chat.tokenizer)}
-                read = chat.with_folder(read_folder(folder / chat.tokenizer))
-            else:
-                continue
-        except (OSError, ValueError) as exc:
-            location = ("pipelines", name, "openai", "chat", key)
-            raise ConfigError(file.complaint(location, f"cannot be read: {exc}")) from exc
-        pipelines[name] = pipelines[name].with_chat(read)
-    return replace(file, spec=file.spec.model_copy(update={"pipelines": pipelines}), templates=stamps)

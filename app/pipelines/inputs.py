@@ -98,7 +98,11 @@ class InputField:
             _dims=((-1,) if batch else ()) + tensor.dims,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
-        return field if spec.default is None else dataclasses.replace(field, default=field._default())
+        if spec.default is None:
+            return field
+        is_json = spec.kind == "json"
+        value = msgspec.json.encode(spec.default) if is_json else converted(spec.default, field.json_type, "default")
+        return dataclasses.replace(field, default=field.read(value))
 
     @property
     def is_bare(self) -> bool:
@@ -127,7 +131,7 @@ class InputField:
 
     @property
     def is_required(self) -> bool:
-        return not self.spec.optional and self.spec.default is None
+        return self.spec.is_required
 
     def decode_large(self, text: memoryview) -> Any:
         """Decodes a large JSON text for ``read``. Raises ValueError or InvalidJson before it uses much memory."""
@@ -149,12 +153,6 @@ class InputField:
         if self._allowed is not None and not np.isin(array[~np.isnan(array)], self._allowed).all():
             raise ValueError("is not one of the allowed values")
         return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
-
-    def _default(self) -> Tensor:
-        """Raises ValueError."""
-        if self.spec.kind == "json":
-            return self.read(msgspec.json.encode(self.spec.default))
-        return self.read(converted(self.spec.default, self.json_type, "default"))
 
     def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape for Triton, without batch dimension, from the caller's shape. Raises ValueError."""
@@ -212,7 +210,14 @@ def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
     """``depth``: nested lists around an element; a single value may be a list of one element. Raises ValueError."""
     if spec.kind == "json":
         return msgspec.Raw
-    element = _element_type(spec, tensor)
+    if spec.kind == "number":
+        element = number_type(tensor.datatype, _bounds_of(spec))
+        element = element if spec.missing is None else element | None
+    elif spec.kind == "text":
+        element = Literal[tuple(spec.enum)] if spec.enum else str
+    else:
+        schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
+        element = Annotated[str, Meta(extra_json_schema=schema)]
     if depth == 0:
         return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
     return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
@@ -220,16 +225,6 @@ def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
 
 def _list_of(element: Any) -> Any:
     return list[element]
-
-
-def _element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
-    if spec.kind == "number":
-        element = number_type(tensor.datatype, _bounds_of(spec))
-        return element if spec.missing is None else element | None
-    if spec.kind == "text":
-        return Literal[tuple(spec.enum)] if spec.enum else str
-    schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
-    return Annotated[str, Meta(extra_json_schema=schema)]
 
 
 def _bounds_of(spec: InputSpec) -> Bounds:

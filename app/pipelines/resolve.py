@@ -92,15 +92,11 @@ def _present(specs: dict[str, Spec], tensors: set[str], preset: Preset, key: str
     return {
         name: each
         for name, each in specs.items()
-        if name not in optional or _tensor_of(each) in {None, *tensors} or _is_needed(each, preset)
+        if name not in optional
+        or _tensor_of(each) in {None, *tensors}
+        or (each.tensor in preset.outputs if isinstance(each, OutputSpec) else each.is_required)
     }
 
 
 def _tensor_of(spec: InputSpec | OutputSpec | ParameterSpec) -> str | None:
     return spec.tensor or (spec.member_of if isinstance(spec, ParameterSpec) else None)
-
-
-def _is_needed(spec: InputSpec | OutputSpec | ParameterSpec, preset: Preset) -> bool:
-    if isinstance(spec, OutputSpec):
-        return spec.tensor in preset.outputs
-    return spec.is_required if isinstance(spec, ParameterSpec) else not spec.optional

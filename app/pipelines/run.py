@@ -23,7 +23,7 @@ from app.core.batch import items_of, part_of
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
-from app.pipelines.examples import sample_body, trial_requests
+from app.pipelines.examples import body_of, trial_requests
 from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import CountLimits, Pipeline, Target
 
@@ -282,7 +282,7 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
 
     ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
     """
-    body = await asyncio.to_thread(sample_body, pipeline, folder)
+    body = await asyncio.to_thread(body_of, pipeline, pipeline.spec.sample or {}, folder)
     request = replace(pipeline.probe_of(body), is_probe=True)
     if pipeline.batch is not None:
         request = part_of(request, range(pipeline.call_items))

@@ -88,6 +88,10 @@ class InputSpec(Section):
     enum: Enum | None = None
     description: str = ""
 
+    @property
+    def is_required(self) -> bool:
+        return not self.optional and self.default is None
+
     def faults(self) -> Iterator[str]:
         is_number, is_text = self.kind == "number", self.kind == "text"
         if self.missing is not None and not is_number:

@@ -109,17 +109,16 @@ class PipelineVersion:
             self.pipeline = compile_pipeline(self.name, self.spec, config, models, context)
         except PipelineMismatch as exc:
             key = ".".join(map(str, exc.location))
-            self._misfit(f"It does not match its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}")
+            detail = f"It does not match its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}"
             self._report(exc.location, exc.text)
         except Exception as exc:
-            self._misfit("The gateway cannot compile it; see the log for the cause.")
+            detail = "The gateway cannot compile it; see the log for the cause."
             self._report((), f"cannot be compiled: {exc!r}", exc)
         else:
             self._models, self._logged = models, ""
             if not is_known:
                 self._begin_warming()
-
-    def _misfit(self, detail: str) -> None:
+            return
         self.stop()
         self.pipeline, self.state, self.detail = None, VersionState.MISCONFIGURED, detail
 

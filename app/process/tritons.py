@@ -22,7 +22,7 @@ from app.observability.log import TensorLog, say
 from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.catalog import Catalog
-from app.pipelines.examples import sample_body
+from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
 from app.process.credential_settings import credentials_of
 from app.process.listening import url_of
@@ -124,7 +124,7 @@ class Declarations:
     def _canary_of(self, pipeline: Pipeline) -> Canary | None:
         assert self.catalog is not None
         try:
-            request = pipeline.probe_of(sample_body(pipeline, self.catalog.folder))
+            request = pipeline.probe_of(body_of(pipeline, pipeline.spec.sample or {}, self.catalog.folder))
         except (GatewayError, OSError, TypeError, ValueError):
             return None  # the catalog reports a sample that cannot be used
         models = pipeline.graph.models

@@ -16,7 +16,7 @@ from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import compile_pipeline
-from app.pipelines.examples import sample_body
+from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.version import VersionState
 from app.process.tritons import Declarations
@@ -696,7 +696,7 @@ class TestWarmingUp:
         (path.parent / "sample.bin").write_bytes(b"\0\1")
         text = "pipelines:\n  p: {model: plain, inputs: {f: {tensor: F, kind: binary}}, sample: {f: sample.bin}}\n"
         catalog = await loaded(engine, path, text)
-        assert orjson.loads(sample_body(catalog.pipeline("p"), catalog.folder)) == {"f": "AAE="}
+        assert orjson.loads(body_of(catalog.pipeline("p"), {"f": "sample.bin"}, catalog.folder)) == {"f": "AAE="}
         assert engine.requests[0].inputs[0].array.tolist() == [b"\0\1"]
 
 

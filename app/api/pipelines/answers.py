@@ -208,7 +208,7 @@ def _named(catalog: Catalog, name: str) -> dict[str, Any]:
         "streams": entry.spec.stream is not None and entry.spec.session is None,
         "sessions": entry.spec.session is not None,
         "url": f"/v1/pipelines/{name}",
-        "missing_at": catalog.missing_at(entry) or UNSET,
+        "missing_at": catalog.engine.absences(entry.spec.model, entry.spec.version) or UNSET,
     }
 
 

@@ -20,7 +20,7 @@ from app.api.openapi import Visible, document_of
 from app.api.pages import Page, PageFiles
 from app.api.request_layer import Layer
 from app.api.responses import JsonResponse
-from app.core.errors import GatewayError, NotFound
+from app.core.errors import NotFound
 from app.core.json import Schema, json_of
 from app.pipelines.catalog import Catalog
 
@@ -48,24 +48,20 @@ class Documents:
         self._kept: dict[_Scope, bytes] = {}
 
     async def openapi(self, exchange: Exchange, _found: Found) -> Response:
-        """Keeps the document, and drops the least recently used ones."""
-        self._drop_outdated()
+        """Keeps the document, and drops outdated ones, and then the least recently used ones."""
+        # A change replaces an object, so comparing the identities is enough, and cheap.
+        entries, models, known = self._catalog.entries.items(), self._catalog.oip_models, self._described
+        names = tuple(name for name, _ in entries), tuple(models.names)
+        described = [part for _, entry in entries for part in (entry.spec, entry.pipeline)] + list(models.configs)
+        if self._names != names or len(described) != len(known) or not all(map(is_, described, known)):
+            self._names, self._described = names, described
+            self._kept.clear()
         key = exchange.key
         scope = (None, None) if key is None else (key.pipelines, key.dialects)
         self._kept[scope] = document = self._kept.pop(scope, None) or json_of(self._document(key))
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
         return Response(document, media_type=JsonResponse.media_type)
-
-    def _drop_outdated(self) -> None:
-        """A change replaces an object, so comparing the identities is enough, and cheap."""
-        entries, models = self._catalog.entries.items(), self._catalog.oip_models
-        names = tuple(name for name, _ in entries), tuple(models.names)
-        described = [part for _, entry in entries for part in (entry.spec, entry.pipeline)] + list(models.configs)
-        known = self._described
-        if self._names != names or len(described) != len(known) or not all(map(is_, described, known)):
-            self._names, self._described = names, described
-            self._kept.clear()
 
     def _document(self, key: Key | None) -> Schema:
         """What the key allows."""
@@ -105,16 +101,13 @@ async def error(_exchange: Exchange, found: Found) -> Response:
     kind = ERROR_BY_CODE.get(found["code"])
     if kind is None:
         raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
-    return _page(f"{ROW_BY_ERROR[kind].status} {kind.code}", _body_of(kind))
-
-
-def _body_of(error: type[GatewayError]) -> str:
-    row = ROW_BY_ERROR[error]
-    retry = "A retry can succeed." if error.retryable else "A retry of the same request fails again."
-    return (
-        f"<p><b>{html.escape(error.title)}.</b> {html.escape(row.meaning)}</p><p>{html.escape(row.remedy)}</p>"
-        f"<p>{retry} <code>triton_gateway_requests_total</code> counts it as <code>{error.outcome}</code>.</p>"
-        '<p><a href="/docs/errors">All error codes</a></p>'
+    row = ROW_BY_ERROR[kind]
+    retry = "A retry can succeed." if kind.retryable else "A retry of the same request fails again."
+    return _page(
+        f"{row.status} {kind.code}",
+        f"<p><b>{html.escape(kind.title)}.</b> {html.escape(row.meaning)}</p><p>{html.escape(row.remedy)}</p>"
+        f"<p>{retry} <code>triton_gateway_requests_total</code> counts it as <code>{kind.outcome}</code>.</p>"
+        '<p><a href="/docs/errors">All error codes</a></p>',
     )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
@@ -132,31 +132,22 @@ class ImageDownloads:
             raise ValueError("cannot be downloaded: its host is not known") from exc
         if not addresses or not all(map(self._may_connect, addresses)):
             raise ValueError("cannot be downloaded: its host has no public IP address")
+        # A request to an IP address in the name of the host, for which the certificate must be valid too.
+        headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+        extensions = {"sni_hostname": url.raw_host.decode("ascii")}
         timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S)
-        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
-            response = await _first_answer(client, url, addresses)
-            try:
-                yield response
-            finally:
-                await response.aclose()
-
-
-async def _first_answer(client: httpx.AsyncClient, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:
-    """Asks the first IP address that accepts a connection. Raises HTTPError."""
-    *others, last = (_request_of(client, url, address) for address in addresses)
-    for request in others:
-        try:
-            return await client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            continue
-    return await client.send(last, stream=True)
-
-
-def _request_of(client: httpx.AsyncClient, url: httpx.URL, address: str) -> httpx.Request:
-    """A request to an IP address in the name of the host, for which the certificate must be valid too."""
-    headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
-    extensions = {"sni_hostname": url.raw_host.decode("ascii")}
-    return client.build_request("GET", url.copy_with(host=address), headers=headers, extensions=extensions)
+        async with AsyncExitStack() as stack:
+            client = httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout)
+            await stack.enter_async_context(client)
+            for address in addresses:  # the first one that accepts a connection
+                request = client.stream("GET", url.copy_with(host=address), headers=headers, extensions=extensions)
+                try:
+                    response = await stack.enter_async_context(request)
+                    break
+                except (httpx.ConnectError, httpx.ConnectTimeout):
+                    if address is addresses[-1]:
+                        raise
+            yield response
 
 
 async def _content_of(response: httpx.Response, count: Callable[[int], None]) -> bytes:

@@ -1,7 +1,4 @@
-"""``Idempotency-Key``: a repeated request gets the first answer again (decision 7).
-
-The answers of unary requests with an ``Idempotency-Key``, in the memory of this process (decision 7).
-"""
+"""``Idempotency-Key``: a repeated unary request gets the first answer, from the memory of this process (decision 7)."""
 
 import asyncio
 import hashlib
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 from app.api.exchange import Exchange, Header
 from app.core.errors import DeadlineExceeded, InvalidRequest
-from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor
+from app.core.inference import BYTES, Deadline, InferenceRequest
 from app.core.repeats import MemoryRepeats, RepeatKey
 from app.streams.quota import KeepLimits, KeepQuota, KeptStream
 
@@ -83,14 +80,10 @@ def digest_of(request: InferenceRequest) -> str:
     digest = hashlib.sha256(repr(sorted(request.parameters.items())).encode())
     for tensor in request.inputs:
         digest.update(repr((tensor.name, tensor.datatype, tensor.shape)).encode())
-        _add_content(digest, tensor)
+        if tensor.datatype != BYTES:
+            digest.update(tensor.array.tobytes())
+            continue
+        for element in tensor.array.flat:
+            digest.update(b"%d:" % len(element))
+            digest.update(element)
     return digest.hexdigest()
-
-
-def _add_content(digest: "hashlib._Hash", tensor: Tensor) -> None:
-    if tensor.datatype != BYTES:
-        digest.update(tensor.array.tobytes())
-        return
-    for element in tensor.array.flat:
-        digest.update(b"%d:" % len(element))
-        digest.update(element)

@@ -31,10 +31,9 @@ class Page(HTMLResponse):
 class PageFiles(StaticFiles):
     """A folder of files, and beside them the files that all pages share."""
 
-    def get_directories(
-        self, directory: str | PathLike[str] | None = None, packages: list[str | tuple[str, str]] | None = None
-    ) -> list[str | PathLike[str]]:
-        return [*super().get_directories(directory, packages), _SHARED]
+    def __init__(self, directory: Path, packages: list[str | tuple[str, str]] | None = None) -> None:
+        super().__init__(directory=directory, packages=packages)
+        self.all_directories.append(_SHARED)
 
     def file_response(
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200

@@ -78,16 +78,6 @@ class Explained:
             record.error.forget_frames()
         self.ended, self.until = record, monotonic() + KEEP_S
 
-    def own_spans(self, triton_request_id: str) -> list[ExplainedSpan]:
-        """The spans of this request's calls, and all below them: a script may give its calls other ids."""
-        spans = self.spans.values()
-        found = {span.id for span in spans if span.request_id == triton_request_id}
-        above = {self.spans[each].parent for each in found}
-        found |= {span.id for span in spans if span.name == CALL and span.id in above}
-        while below := {span.id for span in spans if span.parent in found} - found:
-            found |= below
-        return [span for span in spans if span.id in found]
-
     def explanation(self) -> Explanation:
         """Triton exports spans as they end: all have arrived if each has the one above it, up to the call."""
         answer, record = Explanation(self.request_id, self.pipeline), self.ended
@@ -97,7 +87,14 @@ class Explained:
         if record.error is not None:
             answer.error, answer.failed_model = record.error.code, record.error.failed_step or None
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
-        answer.spans = self.own_spans(record.triton_request_id) if record.triton_at else []
+        if record.triton_at:  # the spans of its calls, and all below them: a script may give its calls other ids
+            spans = self.spans.values()
+            found = {span.id for span in spans if span.request_id == record.triton_request_id}
+            above = {self.spans[each].parent for each in found}
+            found |= {span.id for span in spans if span.name == CALL and span.id in above}
+            while below := {span.id for span in spans if span.parent in found} - found:
+                found |= below
+            answer.spans = [span for span in spans if span.id in found]
         answer.dropped = self.dropped
         answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
         has_call = any(span.name == CALL for span in answer.spans)

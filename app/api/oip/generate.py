@@ -6,7 +6,7 @@ response, with a value for each output. Source: Triton's generate extension.
 
 import codecs
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 
 from app.api.error_table import headers_of
-from app.api.oip.infer import MAX_ID, ParsedRequest, data_of
+from app.api.oip.infer import ParsedRequest, check_id, data_of
 from app.api.oip.oip_errors import is_of_model, message_of, status_of
 from app.api.oip.oip_parameters import parameter_of
 from app.api.oip.signature import Input, Signature
@@ -24,10 +24,7 @@ from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidRequest
 from app.core.inference import BYTES, InferenceResponse, Parameter, Tensor
 from app.core.text import shown
-from app.pipelines.body import LARGE_BYTES
 
-_Member = tuple[str, memoryview]
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _id = msgspec.json.Decoder(str)
 _MAX_BLANK = 1024
 """Limit of the white space before a list, in bytes."""
@@ -47,37 +44,22 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Parse
                 raise InvalidInput(f"input '{name}' already exists in request")
             tensors[name] = _tensor_of(signature.inputs[name], text)
         elif name == "id":
-            own_id = _id_of(text)
+            try:
+                own_id = _id.decode(text)
+            except ValueError as exc:
+                raise InvalidInput("Unable to parse 'id': attempt to access JSON non-string as string") from exc
         elif name in parameters:
             raise InvalidInput(f"parameter '{shown(name)}' is given twice.")
         else:
             parameters[name] = parameter_of(name, text)
+    check_id(own_id)
     given = tuple(tensors.values())
     signature.check_inputs(given)
     return ParsedRequest(signature.request_of(given, version, parameters), own_id)
 
 
-def _members_of(body: memoryview) -> Iterable[_Member]:
-    """Returns the members of the object and of ``parameters``, with duplicates. Raises the errors of ``members_of``."""
-    members = _decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
-    return _read_by_member(body) if members is None else members
-
-
-def _decoded_at_once(body: bytes) -> list[_Member] | None:
-    """Returns None if the body is invalid or may have duplicate names; the decoder would keep only the last."""
-    try:
-        outer = _decode_members(body)
-        inner = _decode_members(outer["parameters"]) if "parameters" in outer else {}
-    except (ValueError, RecursionError):
-        return None
-    members = [*outer.items(), *inner.items()]
-    is_clear = body.count(b":") == len(members)
-    if not is_clear and (b"\\u" in body or any(body.count(f'"{name}"'.encode()) > 1 for name, _ in members)):
-        return None
-    return [(name, memoryview(text)) for name, text in members if text is not outer.get("parameters")]
-
-
-def _read_by_member(body: memoryview) -> Iterator[_Member]:
+def _members_of(body: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """The members of the object and of ``parameters``, with duplicates. Raises the errors of ``members_of``."""
     for name, text in members_of(body):
         if name != "parameters":
             yield name, text
@@ -89,36 +71,20 @@ def _read_by_member(body: memoryview) -> Iterator[_Member]:
 
 
 def _tensor_of(known: Input, text: memoryview) -> Tensor:
-    """``text``: one element, or a flat list of them. Raises InvalidInput or InvalidJson."""
+    """``text``: one element, or a flat list of them. The last free dimension gets them; other free ones are 1.
+
+    Raises InvalidInput or InvalidJson.
+    """
     if not bytes(text[:_MAX_BLANK]).lstrip(WHITESPACE).startswith(b"["):
         text = memoryview(b"".join((b"[", text, b"]")))
     tensor = known.of_list(text)
-    shape = _shape_of(tensor.array.size, known)
-    known.check_shape(shape)
-    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
-
-
-def _shape_of(size: int, known: Input) -> tuple[int, ...]:
-    """The last free dimension gets the remaining elements, other free dimensions are 1. Raises InvalidInput."""
-    dims = list(known.dims)
-    last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
-    shape = [1 if dim == -1 else dim for dim in dims]
-    others = math.prod(shape)
-    if last is not None and others:
-        shape[last] = size // others
+    size, shape = tensor.array.size, [1 if dim == -1 else dim for dim in known.dims]
+    if -1 in known.dims and (others := math.prod(shape)):
+        shape[len(shape) - 1 - known.dims[::-1].index(-1)] = size // others
     if math.prod(shape) != size:
         raise InvalidInput(f"The schema can not convert input '{known.spec.name}' to tensor with proper shape.")
-    return tuple(shape)
-
-
-def _id_of(text: memoryview) -> str:
-    try:
-        own_id: str = _id.decode(text)
-    except ValueError as exc:
-        raise InvalidInput("Unable to parse 'id': attempt to access JSON non-string as string") from exc
-    if len(own_id) > MAX_ID:
-        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
-    return own_id
+    known.check_shape(tuple(shape))
+    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
 
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -152,14 +118,10 @@ class Generated(Answer):
         if tensor.array.size != 1:
             return data_of(tensor)
         if tensor.datatype == BYTES:
-            return self._text_of(tensor.name).decode(tensor.array.item())
+            if tensor.name not in self._texts:
+                self._texts[tensor.name] = codecs.getincrementaldecoder("utf-8")("replace")
+            return self._texts[tensor.name].decode(tensor.array.item())
         return data_of(tensor).item()
-
-    def _text_of(self, output: str) -> codecs.IncrementalDecoder:
-        known = self._texts.get(output)
-        if known is None:
-            known = self._texts[output] = codecs.getincrementaldecoder("utf-8")("replace")
-        return known
 
 
 def values_of(parsed: ParsedRequest, response: InferenceResponse) -> Values:

@@ -6,6 +6,7 @@ Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and cl
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.api.exchange import Exchange, Header
 from app.api.oip.oip_parameters import parameter_of
-from app.api.oip.signature import Input, Signature, not_json
+from app.api.oip.signature import Signature, not_json
 from app.api.responses import JSON, send_parts
 from app.codecs.json_scan import spans_of
 from app.core.errors import InvalidInput, InvalidJson
@@ -104,9 +105,6 @@ class ParsedRequest(Struct, frozen=True, eq=False):
     wanted: frozenset[str] | None = None
     """The outputs for the caller; None for all that the model sends."""
 
-    def is_binary(self, output: str) -> bool:
-        return self.binary.get(output, self.all_binary)
-
 
 def parse_request(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
     """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
@@ -115,8 +113,7 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     all_binary = parameters.pop("binary_data_output", False)
     if not isinstance(all_binary, bool):
         raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
-    if len(own_id) > MAX_ID:
-        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+    check_id(own_id)
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
     signature.check_inputs(tensors)
     requested = _outputs_of(outputs, signature)
@@ -134,6 +131,12 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     return ParsedRequest(inference, own_id, is_all_binary, binary, frozenset(requested) if requested else None)
 
 
+def check_id(own_id: str) -> None:
+    """Raises InvalidInput."""
+    if len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+
+
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
     """Converts a body of raw bytes for the model's only input, which may have at most one free dimension.
 
@@ -145,8 +148,20 @@ def parse_raw_request(body: memoryview, signature: Signature, version: str) -> P
             f"'{signature.config.name}' model configuration"
         )
     (only,) = signature.inputs.values()
-    shape = _shape_of_raw(body, only)
-    tensor = only.of_bytes(body, shape) if only.itemsize else only.of_element(body, shape)
+    shape = (1, *only.spec.dims) if only.max_batch_size else only.spec.dims
+    if not only.itemsize:
+        if any(dim != 1 for dim in shape):
+            raise InvalidInput(
+                f"For BYTE datatype raw input '{only.spec.name}', the model must have input shape [1]. Send the "
+                "elements as a binary tensor, each with its length."
+            )
+        tensor = only.of_elements([body], shape)
+    else:
+        known = math.prod(dim for dim in shape if dim != -1)
+        if shape.count(-1) > 1 or (-1 in shape and not known):
+            raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
+        free = len(body) // (known * only.itemsize) if -1 in shape else 0
+        tensor = only.of_bytes(body, tuple(free if dim == -1 else dim for dim in shape))
     return ParsedRequest(signature.request_of([tensor], version, {}), all_binary=True)
 
 
@@ -155,7 +170,9 @@ def _decoded(text: memoryview, *, is_whole: bool = True) -> _Body:
     try:
         return _decode(text)
     except msgspec.ValidationError as exc:
-        _check_parameters(text)
+        with suppress(ValueError, RecursionError):  # names the parameter of a wrong type, which the decoder does not
+            for name, value in (msgspec.json.decode(text, type=_Parameters).parameters or {}).items():
+                parameter_of(name, memoryview(value))
         raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
     except msgspec.DecodeError as exc:
         if not is_whole:
@@ -181,16 +198,6 @@ def _decoded_around_data(text: memoryview) -> _Body:
         if isinstance(each.data, Raw):
             each.data = Raw(found.get(bytes(each.data), memoryview(each.data)))
     return body
-
-
-def _check_parameters(text: memoryview) -> None:
-    """Names the parameter of a wrong type, because the decoder does not. Raises InvalidInput."""
-    try:
-        parameters = msgspec.json.decode(text, type=_Parameters).parameters
-    except (ValueError, RecursionError):
-        return
-    for name, value in (parameters or {}).items():
-        parameter_of(name, memoryview(value))
 
 
 def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
@@ -246,22 +253,6 @@ def _no_shared_memory(region: Raw) -> InvalidInput:
     return InvalidInput(f"Unable to find shared memory region{of_name}. This gateway accepts none from callers.")
 
 
-def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:
-    shape = (1, *only.spec.dims) if only.max_batch_size else only.spec.dims
-    if not only.itemsize and any(dim != 1 for dim in shape):
-        raise InvalidInput(
-            f"For BYTE datatype raw input '{only.spec.name}', the model must have input shape [1]. Send the elements "
-            "as a binary tensor, each with its length."
-        )
-    if -1 not in shape:
-        return shape
-    known = math.prod(dim for dim in shape if dim != -1)
-    if shape.count(-1) > 1 or not known:
-        raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
-    size = len(body) // (known * only.itemsize)
-    return tuple(size if dim == -1 else dim for dim in shape)
-
-
 Described = dict[str, Any]
 
 _BINARY: Header = (b"content-type", b"application/octet-stream")
@@ -281,8 +272,10 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     is_large = any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
     whole = [] if is_large else [json_of(frame | {"outputs": outputs})]
     head = whole or await joined_in_turns(_pieces_of(frame, outputs))
-    headers = _headers_of(sum(map(len, head)), raws)
-    size = sum(map(len, head)) + sum(map(len, raws))
+    json_bytes, raw_bytes = sum(map(len, head)), sum(map(len, raws))
+    size, headers = json_bytes + raw_bytes, [JSON]
+    if raw_bytes:
+        headers = [_BINARY, (b"inference-header-content-length", b"%d" % json_bytes)]
     if size < _LARGE_BYTES:
         await exchange.answer(((b"content-length", b"%d" % size), *headers), b"".join((*head, *raws)))
     else:
@@ -297,16 +290,10 @@ def data_of(tensor: Tensor) -> Any:
     return flat.astype(np.float32) if tensor.datatype == "BF16" else flat
 
 
-def _headers_of(json_bytes: int, raws: list[Buffer]) -> tuple[Header, ...]:
-    if not any(map(len, raws)):
-        return (JSON,)
-    return _BINARY, (b"inference-header-content-length", b"%d" % json_bytes)
-
-
 def _described(tensor: Tensor, parsed: ParsedRequest, raws: list[Buffer]) -> Described:
     """``raws``: the bytes of binary tensors are added to it."""
     described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if parsed.is_binary(tensor.name):
+    if parsed.binary.get(tensor.name, parsed.all_binary):
         parts = raw_parts(tensor)
         raw = parts[0] if len(parts) == 1 else b"".join(parts)
         raws.append(raw)

@@ -5,6 +5,8 @@ extension. The read-only routes are health, metadata, configurations, statistics
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -14,27 +16,30 @@ from starlette.responses import Response
 from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
-from app.api.call import Inference
+from app.api.call import Inference, InferenceCall
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Answering, Found
 from app.api.exchange import Exchange
 from app.api.limits import Limits
-from app.api.oip.generate import (
-    Generated,
-    error_object,
-    generation_of,
-    values_of,
-)
+from app.api.oip.generate import Generated, error_object, generation_of, values_of
 from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer
-from app.api.oip.model_calls import ModelCalls
+from app.api.oip.oip_errors import is_of_model
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
 from app.api.streaming import StreamResponse
-from app.core.answer import Values
+from app.core.answer import Answer, Ending, Values
 from app.core.engine import Document
-from app.core.errors import GatewayError, InvalidInput, ModelNotReady, UnknownModel, UnsupportedMediaType
-from app.core.inference import Deadline
+from app.core.errors import (
+    GatewayError,
+    InvalidInput,
+    InvalidRequest,
+    ModelNotReady,
+    UnknownModel,
+    UnsupportedMediaType,
+)
+from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.body import LARGE_BYTES
+from app.pipelines.error_hints import public_text
 from app.streams.events import Event
 
 
@@ -45,59 +50,8 @@ class _Digits(StringConvertor):
 
 
 register_url_convertor("int", _Digits())
-_ENCODINGS = {"gzip", "deflate"}
 _LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
-
-
-async def read_request(
-    exchange: Exchange, signature: Signature, version: str, limits: Limits, deadline: Deadline
-) -> ParsedRequest:
-    """Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
-
-    Raises the client errors of ``app.core.errors``.
-    """
-    body = await read_content(exchange, limits, tensor_at=_declared(exchange))
-    json_bytes = _json_bytes_of(exchange, len(body))
-    if json_bytes == 0:
-        return parse_raw_request(body, signature, version)
-    if json_bytes < LARGE_BYTES and not signature.takes_bytes:
-        return parse_request(body, json_bytes, signature, version)
-    parsed = await off_loop(lambda body: parse_request(body, json_bytes, signature, version), body, exchange, deadline)
-    if json_bytes == len(body):
-        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
-    return parsed
-
-
-async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
-    """Returns the inflated body. Raises UnsupportedMediaType, InvalidRequest, and the errors of ``receive_body``.
-
-    ``tensor_at``: as for ``receive_body``, for a body that is not compressed.
-    """
-    encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
-    if encoding in {"identity", ""}:
-        return await receive_body(exchange, limits, tensor_at=tensor_at)
-    if encoding not in _ENCODINGS:
-        raise UnsupportedMediaType("Unsupported compression type.", hint="Content-Encoding may be gzip or deflate.")
-    return await inflated(exchange, await receive_body(exchange, limits), limits)
-
-
-def _json_bytes_of(exchange: Exchange, size: int) -> int:
-    """The length of the JSON in bytes; 0 if the body is raw data for the model's only input. Raises InvalidInput."""
-    if exchange.header(_LENGTH) is None:
-        return size or 1  # an empty body is not JSON
-    declared = _declared(exchange)
-    if declared is None or declared > size:
-        raise InvalidInput(f"inference header size should be in range (0, {size}).")
-    return declared
-
-
-def _declared(exchange: Exchange) -> int | None:
-    """``Inference-Header-Content-Length``; None if it is missing or not a valid length."""
-    text = exchange.header(_LENGTH) or ""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
-
-
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -111,6 +65,37 @@ EXTENSIONS = [
 ]
 
 
+ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, and so does infer; "
+    "call generate_stream for a model that sends any number of responses."
+)
+"""Begins as Triton's text."""
+
+
+class OneResponse(Answer):
+    """The answer of a unary request."""
+
+    has_enough = False
+    """Whether there is a second response, which is an error."""
+
+    def __init__(self, *, decoupled: bool) -> None:
+        self._decoupled = decoupled
+        self.responses: list[InferenceResponse] = []
+
+    def add(self, response: InferenceResponse) -> None:
+        """Ignores a response of a decoupled model without outputs."""
+        if response.outputs or not self._decoupled:
+            self.has_enough = bool(self.responses)
+            self.responses.append(response)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises ``error``, or InvalidRequest if there is not exactly one response."""
+        ending = super().finish(error)
+        if self.has_enough or not self.responses:
+            raise InvalidRequest(ONE_RESPONSE)
+        return ending
+
+
 class _Wanted(msgspec.Struct):
     ready: bool = False
 
@@ -118,18 +103,37 @@ class _Wanted(msgspec.Struct):
 class OipEndpoints:
     def __init__(self, inference: Inference, limits: Limits) -> None:
         self._inference = inference
-        self._calls = ModelCalls(inference)
+        self._catalog = inference.catalog
         self._limits = limits
+        self._signatures: dict[str, tuple[tuple[object, ...], Signature]] = {}
 
     async def infer(self, exchange: Exchange, found: Found) -> None:
         """Infer with a model.
 
         The Open Inference Protocol: tensors as JSON, or as binary data after the JSON.
         """
-        signature, call = self._calls.begin(exchange, found["model"], "unary")
-        parsed = await read_request(exchange, signature, version_of(found), self._limits, call.deadline)
-        with CancelledOnDisconnect(exchange):
-            response = await self._calls.answer(call, parsed.inference)
+        signature, call = self._begin(exchange, found["model"], "unary")
+        version, text = version_of(found), exchange.header(_LENGTH)
+        is_length = text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        declared = int(text) if text is not None and is_length else None
+        body = await self._content_of(exchange, tensor_at=declared)
+        json_bytes = len(body) or 1  # an empty body is not JSON
+        if text is not None:
+            if declared is None or declared > len(body):
+                raise InvalidInput(f"inference header size should be in range (0, {len(body)}).")
+            json_bytes = declared
+        if not json_bytes:
+            parsed = parse_raw_request(body, signature, version)
+        elif json_bytes < LARGE_BYTES and not signature.takes_bytes:
+            parsed = parse_request(body, json_bytes, signature, version)
+        else:
+            parsed = await off_loop(
+                lambda body: parse_request(body, json_bytes, signature, version), body, exchange, call.deadline
+            )
+            if json_bytes == len(body):
+                exchange.forget_body()  # the tensors were copied, and the answer needs memory too
+        del body
+        response = await self._only_response(exchange, call, parsed.inference)
         await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Found) -> None:
@@ -137,42 +141,106 @@ class OipEndpoints:
 
         Triton's generate extension: inputs by name, and one response.
         """
-        signature, call = self._calls.begin(exchange, found["model"], "unary")
-        parsed = await self._read(exchange, found, signature, call.deadline)
-        with CancelledOnDisconnect(exchange):
-            response = await self._calls.answer(call, parsed.inference)
-        await send_json(exchange, values_of(parsed, response))
+        call, parsed = await self._generation(exchange, found, "unary")
+        await send_json(exchange, values_of(parsed, await self._only_response(exchange, call, parsed.inference)))
 
     async def generate_stream(self, exchange: Exchange, found: Found) -> Response:
         """Generate with a model as a stream.
 
         Triton's generate extension: inputs by name, and each response as an event.
         """
-        calls = self._calls
-        signature, call = calls.begin(exchange, found["model"], "stream")
-        parsed = await self._read(exchange, found, signature, call.deadline)
+        call, parsed = await self._generation(exchange, found, "stream")
+        request = parsed.inference
 
         def problem_of(error: GatewayError, _request_id: str) -> Values:
-            calls.complete(error, signature.config.name)
+            self._complete(error, request.model)
             return error_object(error)
 
-        request = parsed.inference
         call.requests, call.answer, call.problem_of = [request], Generated(parsed), problem_of
         exchange.record.triton_request_id = request.request_id  # is logged even if the request gets no slot
         with CancelledOnDisconnect(exchange):
             try:
                 stream, opening = await self._inference.open_stream(call)
             except GatewayError as exc:
-                calls.explain(exc, request)
+                self._explain(exc, request)
                 raise
         return _Generation.of(stream, opening, self._limits)
 
-    async def _read(self, exchange: Exchange, found: Found, signature: Signature, deadline: Deadline) -> ParsedRequest:
-        version = version_of(found)
-        body = await read_content(exchange, self._limits)
-        parsed = await off_loop(lambda body: generation_of(body, signature, version), body, exchange, deadline)
+    async def _generation(
+        self, exchange: Exchange, found: Found, transport: str
+    ) -> tuple[InferenceCall, ParsedRequest]:
+        signature, call = self._begin(exchange, found["model"], transport)
+        version, body = version_of(found), await self._content_of(exchange)
+        parsed = await off_loop(lambda body: generation_of(body, signature, version), body, exchange, call.deadline)
         exchange.forget_body()
-        return parsed
+        return call, parsed
+
+    def _begin(self, exchange: Exchange, model: str, transport: str) -> tuple[Signature, InferenceCall]:
+        """The request counts as work until its last byte is sent, under no pipeline's name.
+
+        The signature is the same object until the model's configuration, or a pipeline over it, changes.
+
+        Raises Forbidden, Draining, UnknownModel, ModelNotReady, and the errors of :meth:`Inference.begin`.
+        """
+        catalog = self._catalog
+        exchange.record.transport = transport
+        check_model(exchange, catalog, model)
+        models = catalog.oip_models
+        config, rules = models.config(model), models.rules(model)
+        layers = catalog.layers_of(model) if rules.idempotent else ()
+        parts = config, rules, models.capacity(model), models.in_flight, layers
+        known = self._signatures.get(model)
+        if known is None or not all(map(is_, known[0], parts)):
+            known = self._signatures[model] = parts, Signature.compile(model, models, layers)
+        signature = known[1]
+        self._inference.workload.begin(exchange)
+        timeout_s = signature.stream_terms.timeout_s if transport == "stream" else catalog.context.timeout_s
+        return signature, self._inference.begin(exchange, signature, timeout_s)
+
+    async def _content_of(self, exchange: Exchange, *, tensor_at: int | None = None) -> memoryview:
+        """The body, inflated. Raises UnsupportedMediaType, InvalidRequest, and the errors of ``receive_body``.
+
+        ``tensor_at``: as for ``receive_body``, for a body that is not compressed.
+        """
+        encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
+        if encoding in {"identity", ""}:
+            return await receive_body(exchange, self._limits, tensor_at=tensor_at)
+        if encoding not in {"gzip", "deflate"}:
+            hint = "Content-Encoding may be gzip or deflate."
+            raise UnsupportedMediaType("Unsupported compression type.", hint=hint)
+        return await inflated(exchange, await receive_body(exchange, self._limits), self._limits)
+
+    async def _only_response(
+        self, exchange: Exchange, call: InferenceCall, request: InferenceRequest
+    ) -> InferenceResponse:
+        """Raises GatewayError, which the caller may see."""
+        call.requests, call.answer = [request], (answer := OneResponse(decoupled=call.target.config.decoupled))
+        with CancelledOnDisconnect(exchange):
+            try:
+                await self._inference.answer(call)
+            except GatewayError as exc:
+                self._explain(exc, request)
+                exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
+                raise
+        return answer.responses[0]
+
+    def _explain(self, error: GatewayError, request: InferenceRequest) -> None:
+        """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""
+        if isinstance(error, ModelNotReady) and request.version and error.upstream is not None:
+            is_loading = error.was_answered or error.upstream.grpc_code not in {"NOT_FOUND", None}
+            if not is_loading:
+                raise UnknownModel.named(request.model, request.version) from error
+        self._complete(error, request.model)
+
+    def _complete(self, error: GatewayError, model: str) -> None:
+        """Names the model in an error of it, or shows its own message if the operator allows that. Idempotent."""
+        named = f"Model '{model}' failed: "
+        if error.upstream is None or not is_of_model(error):
+            return
+        if self._catalog.context.exposes_oip_errors:
+            error.detail, error.hint = public_text(error.upstream.message), None
+        elif error.fault is not None and not error.detail.startswith(named):
+            error.detail = named + error.detail[0].lower() + error.detail[1:]
 
     async def server(self, _exchange: Exchange, _found: Found) -> Response:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
@@ -186,38 +254,38 @@ class OipEndpoints:
         return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)  # as Triton
 
     async def model_ready(self, exchange: Exchange, found: Found) -> Response:
-        model = found["model"]
-        check_model(exchange, self._inference.catalog, model)
-        is_exposed = model in self._inference.catalog.oip_models
-        if is_exposed and await self._is_ready(model, version_of(found)):
+        model, is_ready = found["model"], False
+        check_model(exchange, self._catalog, model)
+        if model in self._catalog.oip_models:
+            with suppress(ModelNotReady):
+                is_ready = await self._catalog.engine.model_ready(model, version_of(found))
+        if is_ready:
             return JsonResponse({"name": model, "ready": True})
         return JsonResponse({"error": "Model version not ready"}, 400)  # as Triton, also for an unknown model
-
-    async def _is_ready(self, model: str, version: str) -> bool:
-        try:
-            return await self._inference.catalog.engine.model_ready(model, version)
-        except ModelNotReady:
-            return False
 
     def document(self, document: Document) -> Answering:
         """What answers with this document of a model."""
 
         async def answer(exchange: Exchange, found: Found) -> Response:
             model = found["model"]
-            check_model(exchange, self._inference.catalog, model)
-            if model not in self._inference.catalog.oip_models:
+            check_model(exchange, self._catalog, model)
+            if model not in self._catalog.oip_models:
                 raise UnknownModel.named(model)
-            return JsonResponse(await self._inference.catalog.engine.document(document, model, version_of(found)))
+            return JsonResponse(await self._catalog.engine.document(document, model, version_of(found)))
 
         return answer
 
     async def all_statistics(self, exchange: Exchange, _found: Found) -> Response:
-        stats = await self._inference.catalog.engine.document("stats", "")
+        stats = await self._catalog.engine.document("stats", "")
         return JsonResponse({"model_stats": self._visible(exchange, stats["model_stats"])})
 
     async def index(self, exchange: Exchange, _found: Found) -> Response:
-        wanted = _wanted_of(await receive_body(exchange, self._limits))
-        models = await self._inference.catalog.engine.models()
+        body = await receive_body(exchange, self._limits)
+        try:
+            wanted = msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
+        except (ValueError, RecursionError) as exc:
+            raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
+        models = await self._catalog.engine.models()
         rows = [  # without Triton's reasons, which may contain paths
             {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
             for each in models
@@ -227,7 +295,7 @@ class OipEndpoints:
 
     def _visible(self, exchange: Exchange, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of models that are exposed, and that the key of the request allows."""
-        key, catalog = exchange.key, self._inference.catalog
+        key, catalog = exchange.key, self._catalog
         exposed = (row for row in rows if row["name"] in catalog.oip_models)
         return [row for row in exposed if allows_model(key, catalog, row["name"])]
 
@@ -238,14 +306,6 @@ def version_of(found: Found) -> str:
     if len(text) > _MAX_DIGITS:
         raise UnknownModel.named(found["model"], text)
     return str(int(text)) if text else ""
-
-
-def _wanted_of(body: memoryview) -> _Wanted:
-    """Raises InvalidInput."""
-    try:
-        return msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
-    except (ValueError, RecursionError) as exc:
-        raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
 
 
 class _Generation(StreamResponse):

@@ -1,8 +1,9 @@
 """The inputs and outputs of a model, compiled once for its configuration: names, datatypes, shapes, codecs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,6 +39,11 @@ _MAX_DIMENSIONS = 32
 _KEPT_IN_BODY = 4096
 """Elements of at least this size are not copied out of the body."""
 _texts = msgspec.json.Decoder(list[str])
+_BATCH_NOTE = (
+    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape."
+)
+"""A model with batches is the usual reason for a wrong rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,8 @@ class Input:
         """Raises InvalidInput."""
         if not fits(shape, self.dims):
             expected, got = shape_text(self.dims), shape_text(shape[:_MAX_DIMENSIONS])
-            raise InvalidInput(
-                f"unexpected shape for input {self._of_model}. Expected {expected}, got {got}.{self._note}"
-            )
+            text = f"unexpected shape for input {self._of_model}. Expected {expected}, got {got}."
+            raise InvalidInput(f"{text}{_BATCH_NOTE}" if self.max_batch_size else text)
         if self.max_batch_size and not 1 <= shape[0] <= self.max_batch_size:
             bound = f"<= {self.max_batch_size}" if shape[0] else ">= 1"
             raise InvalidInput(f"inference request batch-size must be {bound} for '{self.model}'")
@@ -79,20 +84,42 @@ class Input:
 
     def of_json(self, text: memoryview, shape: tuple[int, ...]) -> Tensor:
         """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
-        array = self._elements_of(text, shape)
-        if array.size != math.prod(shape):
-            raise self._other_count(array.size, shape)
+
+        def check_count(sent: tuple[int, ...]) -> None:
+            """Called before any number of a large text is decoded."""
+            if math.prod(sent) != math.prod(shape):
+                expected = f"Expected {math.prod(shape)} elements for shape {list(shape)}, got {math.prod(sent)}."
+                same = "Shape does not match true shape of 'data' field"
+                raise InvalidInput(f"Unable to parse 'data': {same} of input '{self.spec.name}'. {expected}")
+
+        array = self._elements_of(text, check_count)
+        check_count((array.size,))
         return self._tensor(array.reshape(shape))
 
     def of_list(self, text: memoryview) -> Tensor:
         """``text``: a flat list of any number of elements. Raises InvalidInput or InvalidJson."""
         if _depth_of(text) != 1:
             raise self._refused("has nested lists; expected a flat list")
-        return self._tensor(self._elements_of(text, None))
+        return self._tensor(self._elements_of(text, lambda _: None))
 
-    def _elements_of(self, text: memoryview, shape: tuple[int, ...] | None) -> Array:
+    def _elements_of(self, text: memoryview, check_count: Callable[[tuple[int, ...]], None]) -> Array:
+        depth, is_large = _depth_of(text), len(text) >= LARGE_BYTES
         try:
-            return self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
+            if self._numbers is not None:
+                if depth == 1 and not is_large:
+                    return self._numbers.decode(bytes(text))
+                return NumberLists(depth, self._numbers, check_count).read(text)
+            if is_large and has_more_elements(text, MAX_ELEMENTS):
+                raise self._refused(f"has more than {MAX_ELEMENTS} elements")
+            if depth == 1:
+                values = _texts.decode(text)
+                return bytes_array([value.encode("utf-8") for value in values], (len(values),))
+            if not 1 <= depth <= _MAX_DIMENSIONS:
+                raise ValueError
+            nested: Any = str
+            for _ in range(depth):
+                nested = list[nested]
+            return to_array_of("text", BYTES)(msgspec.json.decode(text, type=nested))
         except msgspec.ValidationError as exc:
             raise self._refused(f"has data that are not {self.spec.datatype}, or out of its range") from exc
         except msgspec.DecodeError as exc:
@@ -101,42 +128,17 @@ class Input:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
 
     def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput."""
-        if self._numbers is None:
-            return self._tensor(_object_array(self._elements_in(raw, math.prod(shape)), shape))
-        dtype = self._numbers.dtype
-        if len(raw) != math.prod(shape) * dtype.itemsize:
-            expected = math.prod(shape) * dtype.itemsize
-            raise InvalidInput(
-                f"input byte size mismatch for input {self._of_model}. Expected {expected}, got {len(raw)}"
-            )
-        return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
+        """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput.
 
-    def of_element(self, element: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of the datatype BYTES with this one element."""
-        kept = bytes(element) if len(element) < _KEPT_IN_BODY else element
-        return self._tensor(_object_array([kept], shape))
-
-    def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...] | None) -> Array:
-        if len(text) < LARGE_BYTES and _depth_of(text) == 1:
-            return numbers.decode(bytes(text))
-        return NumberLists(_depth_of(text), numbers, lambda sent: self._check_count(sent, shape)).read(text)
-
-    def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
-        """Called before any number is decoded. Raises InvalidInput."""
-        if shape is not None and math.prod(sent) != math.prod(shape):
-            raise self._other_count(math.prod(sent), shape)
-
-    def _texts_of(self, text: memoryview) -> Array:
-        if len(text) >= LARGE_BYTES and has_more_elements(text, MAX_ELEMENTS):
-            raise self._refused(f"has more than {MAX_ELEMENTS} elements")
-        if _depth_of(text) == 1:
-            values = _texts.decode(text)
-            return bytes_array([value.encode("utf-8") for value in values], (len(values),))
-        return to_array_of("text", BYTES)(msgspec.json.decode(text, type=_nested_texts(_depth_of(text))))
-
-    def _elements_in(self, raw: memoryview, count: int) -> Sequence[bytes | memoryview]:
-        """Returns the elements of a BYTES tensor, each preceded by its length in 4 bytes. Raises InvalidInput."""
+        Each element of a BYTES tensor follows its length in 4 bytes.
+        """
+        count = math.prod(shape)
+        if self._numbers is not None:
+            expected = count * self.itemsize
+            if len(raw) != expected:
+                of_input = f"for input {self._of_model}. Expected {expected}, got {len(raw)}"
+                raise InvalidInput(f"input byte size mismatch {of_input}")
+            return self._tensor(np.frombuffer(raw, self._numbers.dtype).reshape(shape))
         if count > MAX_ELEMENTS:
             raise self._refused(f"has more than {MAX_ELEMENTS} elements")
         elements, is_whole = elements_in(raw, count)
@@ -148,26 +150,18 @@ class Input:
         if len(elements) < count:
             got = f"{self._of_model}, got {len(elements)}"
             raise InvalidInput(f"expected {count} string elements for inference input {got}")
-        return [bytes(element) if len(element) < _KEPT_IN_BODY else element for element in elements]
+        return self.of_elements(elements, shape)
+
+    def of_elements(self, elements: Sequence[memoryview], shape: tuple[int, ...]) -> Tensor:
+        """The tensor of the datatype BYTES. Filled one by one, because numpy would read a memoryview as an array."""
+        array = np.empty(len(elements), dtype=np.object_)
+        for index, element in enumerate(elements):
+            array[index] = bytes(element) if len(element) < _KEPT_IN_BODY else element
+        return self._tensor(array.reshape(shape))
 
     @property
     def _of_model(self) -> str:
         return f"'{self.spec.name}' for model '{self.model}'"
-
-    @property
-    def _note(self) -> str:
-        """A model with batches is the usual reason for a wrong rank."""
-        if not self.max_batch_size:
-            return ""
-        return (
-            " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
-            "to each input shape."
-        )
-
-    def _other_count(self, count: int, shape: tuple[int, ...]) -> InvalidInput:
-        text = "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        expected = f"Expected {math.prod(shape)} elements for shape {list(shape)}, got {count}."
-        return InvalidInput(f"{text} of input '{self.spec.name}'. {expected}")
 
     def _tensor(self, array: Array) -> Tensor:
         return Tensor(self.spec.name, self.spec.datatype, array)
@@ -246,21 +240,21 @@ class Signature(Target):
 
     def input(self, name: str) -> Input:
         """Raises InvalidInput."""
-        found = self.inputs.get(name)
-        if found is None:
-            raise InvalidInput(
-                f"unexpected inference input '{shown(name)}' for model '{self.config.name}'{_listed(self.inputs)}"
-            )
-        return found
+        if name not in self.inputs:
+            raise self._unexpected("input", name, self.inputs)
+        return self.inputs[name]
 
     def output(self, name: str) -> TensorSpec:
         """Raises InvalidInput."""
-        found = self.outputs.get(name)
-        if found is None:
-            raise InvalidInput(
-                f"unexpected inference output '{shown(name)}' for model '{self.config.name}'{_listed(self.outputs)}"
-            )
-        return found
+        if name not in self.outputs:
+            raise self._unexpected("output", name, self.outputs)
+        return self.outputs[name]
+
+    def _unexpected(self, what: str, name: str, known: Iterable[str]) -> InvalidInput:
+        has = ", ".join(list(known)[:16]) or "none"
+        return InvalidInput(
+            f"unexpected inference {what} '{shown(name)}' for model '{self.config.name}'; it has {has}."
+        )
 
 
 def not_json() -> InvalidJson:
@@ -271,29 +265,7 @@ def _quoted(names: Sequence[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names[:16]) + "]"
 
 
-def _listed(names: Mapping[str, object]) -> str:
-    return f"; it has {', '.join(list(names)[:16]) or 'none'}."
-
-
 def _depth_of(text: memoryview) -> int:
     """The number of leading opening brackets, at most MAX_DEPTH."""
     head = bytes(text[: 2 * MAX_DEPTH]).translate(None, b" \t\r\n")
     return min(len(head) - len(head.lstrip(b"[")), MAX_DEPTH)
-
-
-def _nested_texts(depth: int) -> object:
-    """The type of texts in lists that are nested ``depth`` deep. Raises ValueError for no list, or too many."""
-    if not 1 <= depth <= _MAX_DIMENSIONS:
-        raise ValueError
-    nested: object = str
-    for _ in range(depth):
-        nested = list[nested]  # type: ignore[valid-type]
-    return nested
-
-
-def _object_array(elements: Sequence[bytes | memoryview], shape: tuple[int, ...]) -> Array:
-    """Filled one by one, because numpy would read a memoryview as an array."""
-    array = np.empty(len(elements), dtype=np.object_)
-    for index, element in enumerate(elements):
-        array[index] = element
-    return array.reshape(shape)

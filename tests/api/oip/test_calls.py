@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.oip.model_calls import OneResponse
+from app.api.oip.oip_endpoints import OneResponse
 from app.core.errors import InvalidRequest, ModelError
 from app.core.inference import InferenceResponse
 from tests.toolkit.models import response, tensor

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -154,7 +154,12 @@ class EmbeddedTriton:
                 backoff.reset()
             if not self._stopping.is_set():
                 logger.error("the embedded Triton ended with %s and is started again", self._end(status))
-                await self._restart(backoff)
+            while not await _happens_within(backoff.fail(), self._stopping.wait()):
+                try:
+                    await self._launch()
+                    break
+                except (EmbeddedTritonError, OSError) as exc:
+                    logger.error("the embedded Triton could not be started again: %s", exc)
 
     @property
     def is_starting(self) -> bool:
@@ -195,7 +200,13 @@ class EmbeddedTriton:
         try:
             async with asyncio.timeout(self._options.start_timeout_s), Probe.open(self.http_url) as probe:
                 while not await probe.is_ready(triton.launch.nonce):
-                    self._require_alive(triton)
+                    if self._stopping.is_set():
+                        raise StartFailed("Triton was stopped before it was ready.")
+                    if triton.has_ended and triton.status > _SIGNALED and not triton.log.failures:
+                        end = self._end(triton.status)
+                        raise StartCrashed(f"Triton crashed while it loaded its models, with {end}.")
+                    if triton.has_ended:
+                        raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
                     loading = Loading(len(loaded), len(names), loaded[-1] if loaded else None)
                     if loading != shown:
                         on_progress(loading)
@@ -209,15 +220,6 @@ class EmbeddedTriton:
             raise StartTimedOut(f"{waited}. Not loaded: {missing}." if missing else f"{waited}.") from exc
         on_progress(Loading(len(names), len(names)))
 
-    def _require_alive(self, triton: GuardedTriton) -> None:
-        if self._stopping.is_set():
-            raise StartFailed("Triton was stopped before it was ready.")
-        if not triton.has_ended:
-            return
-        if triton.status > _SIGNALED and not triton.log.failures:
-            raise StartCrashed(f"Triton crashed while it loaded its models, with {self._end(triton.status)}.")
-        raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
-
     def _end(self, status: int) -> str:
         """Describes how Triton ended, with the line of its log that announced a crash."""
         death = self._triton.log.death if self._triton is not None else ""
@@ -230,31 +232,17 @@ class EmbeddedTriton:
         assert self._triton is not None, "watch() follows start()"
         triton, failures = self._triton, 0
         async with Probe.open(self.http_url) as probe:
-            while not await _has_ended_within(LIVENESS_POLL_S, triton):
+            while not await _happens_within(LIVENESS_POLL_S, triton.ended()):
                 failures = 0 if await probe.is_live() else failures + 1
                 if failures == LIVENESS_FAILURES and not triton.has_ended:
                     logger.error("the embedded Triton failed %d liveness checks in a row: it is killed", failures)
                     await triton.kill()
         return triton.status
 
-    async def _restart(self, backoff: Backoff) -> None:
-        while not await self._is_stopped_within(backoff.fail()):
-            try:
-                await self._launch()
-            except (EmbeddedTritonError, OSError) as exc:
-                logger.error("the embedded Triton could not be started again: %s", exc)
-            else:
-                return
 
-    async def _is_stopped_within(self, delay_s: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
-        return self._stopping.is_set()
-
-
-async def _has_ended_within(delay_s: float, triton: GuardedTriton) -> bool:
+async def _happens_within(delay_s: float, event: Awaitable[object]) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(delay_s):
-            await triton.ended()
-    return triton.has_ended
+            await event
+            return True
+    return False

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -25,38 +24,72 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Charge:
-    """The command to run, additions to its environment, the files to remove after it, and its time limit to exit."""
-
-    command: list[str]
-    environment: dict[str, str]
-    shm_prefix: str
-    folder: Path
-    grace_s: float
-
-
 def main(arguments: list[str]) -> int:
     """Runs Triton until it exits or the gateway is gone. Returns Triton's exit status.
 
     A parent-death signal on Triton is not enough, because busy stub processes and their shared memory would remain.
     """
-    charge = _charge(arguments)
+    parser = argparse.ArgumentParser(prog="guard")
+    parser.add_argument("--shm-prefix", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--grace-s", required=True, type=float)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        status = _run(charge)
+        status = _run(given.command, dict(pair.split("=", 1) for pair in given.env), given.grace_s)
     finally:
-        _end_orphans()
-        discard(charge.shm_prefix, charge.folder)
+        # This process is the subreaper, so it becomes the parent of every orphan of Triton's processes, in any process
+        # group. When it has no children left, all processes of Triton have ended.
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                for child in _children(os.getpid()):
+                    os.kill(child, signal.SIGKILL)
+                os.waitpid(-1, 0)
+        discard(given.shm_prefix, given.folder)
     return status if status >= 0 else 128 - status
 
 
-def _run(charge: Charge) -> int:
-    triton = _launch(charge)
+def _run(command: list[str], additions: dict[str, str], grace_s: float) -> int:
+    """Runs Triton until its end, or until ``grace_s`` after it was told to stop. Returns its status."""
+    guard = os.getpid()
+
+    def die_with_guard() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+
+    triton = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env={**os.environ, **additions},
+        process_group=0,
+        preexec_fn=die_with_guard,  # noqa: PLW1509 - safe: no thread runs yet
+    )
     os.write(1, b"%d\n" % triton.pid)
-    _wait_for_the_end(triton.pid, charge.grace_s)
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: events.put("told to stop"))
+    _tell(events, "gateway gone", lambda: os.read(0, 1))
+    _tell(events, "triton ended", lambda: os.waitid(os.P_PID, triton.pid, os.WEXITED | os.WNOWAIT))
+    if events.get() != "triton ended":
+        os.kill(triton.pid, signal.SIGTERM)
+        with contextlib.suppress(queue.Empty):
+            while events.get(timeout=grace_s) != "triton ended":
+                continue
     end_group(triton.pid)
     return triton.wait()
+
+
+def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], object]) -> None:
+    def tell() -> None:
+        with contextlib.suppress(ChildProcessError):  # already reaped as an orphan
+            wait()
+        events.put(event)
+
+    threading.Thread(target=tell, daemon=True).start()
 
 
 def end_group(group: int) -> None:
@@ -73,71 +106,6 @@ def discard(shm_prefix: str, folder: Path) -> None:
     for region in SHARED_MEMORY.glob(shm_prefix + "*"):
         region.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _charge(arguments: list[str]) -> Charge:
-    parser = argparse.ArgumentParser(prog="guard")
-    parser.add_argument("--shm-prefix", required=True)
-    parser.add_argument("--folder", required=True, type=Path)
-    parser.add_argument("--grace-s", required=True, type=float)
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args(arguments)
-    environment = dict(pair.split("=", 1) for pair in given.env)
-    return Charge(given.command, environment, given.shm_prefix, given.folder, given.grace_s)
-
-
-def _launch(charge: Charge) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        charge.command,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        env={**os.environ, **charge.environment},
-        process_group=0,
-        preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509 - safe: no thread runs yet
-    )
-
-
-def _dies_with(guard: int) -> Callable[[], None]:
-    def ask_the_kernel() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
-            os._exit(1)
-
-    return ask_the_kernel
-
-
-def _wait_for_the_end(triton: int, grace_s: float) -> None:
-    events: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: events.put("told to stop"))
-    _tell(events, "gateway gone", lambda: os.read(0, 1))
-    _tell(events, "triton ended", lambda: os.waitid(os.P_PID, triton, os.WEXITED | os.WNOWAIT))
-    if events.get() == "triton ended":
-        return
-    os.kill(triton, signal.SIGTERM)
-    with contextlib.suppress(queue.Empty):
-        while events.get(timeout=grace_s) != "triton ended":
-            continue
-
-
-def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], object]) -> None:
-    def tell() -> None:
-        with contextlib.suppress(ChildProcessError):  # already reaped as an orphan
-            wait()
-        events.put(event)
-
-    threading.Thread(target=tell, daemon=True).start()
-
-
-def _end_orphans() -> None:
-    # This process is the subreaper, so it becomes the parent of every orphan of Triton's processes, in any process
-    # group. When it has no children left, all processes of Triton have ended.
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            for child in _children(os.getpid()):
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(-1, 0)
 
 
 def _children(parent: int) -> Iterator[int]:

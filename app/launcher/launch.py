@@ -157,16 +157,34 @@ class Launch:
 
     def command(self) -> list[str]:
         """The command line of `tritonserver`."""
-        return [
+        options = self.options
+        arguments = [
             str(self.models.executable),
             f"--id={self.nonce}",
-            *self._model_arguments(),
-            *self._address_arguments(),
+            f"--model-repository={self.repository.path}",
+            f"--backend-directory={self.folder}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            # A model process that cannot start would delay loading by 30 s.
+            "--backend-config=python,stub-timeout-seconds=10",
+            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
             *_KEEPALIVE,
-            *self._trace_arguments(),
-            f"--exit-timeout-secs={self.options.exit_timeout_s}",
-            *self.options.arguments,
         ]
+        if self.repository.is_complete:
+            arguments.append("--disable-auto-complete-config")
+        for service, port in vars(self.ports).items():
+            arguments += (f"--{service}-address={options.host}", f"--{service}-port={port}")
+        if options.traces_url is not None:
+            arguments += (
+                "--trace-config=mode=opentelemetry",
+                f"--trace-config=opentelemetry,url={options.traces_url}",
+                "--trace-config=level=TIMESTAMPS",
+                f"--trace-config=rate={_ONLY_WITH_PARENT}",
+            )
+            if options.traces_delay_ms is not None:
+                arguments.append(f"--trace-config=opentelemetry,bsp_schedule_delay={options.traces_delay_ms}")
+        return [*arguments, *options.arguments]
 
     def environment(self) -> dict[str, str]:
         """Additions to the inherited environment. Model processes run the first `python3` on PATH."""
@@ -178,32 +196,6 @@ class Launch:
                 rest = inherited.get(name, os.defpath if name == "PATH" else "")
                 added[name] = f"{folder}{os.pathsep}{rest}" if rest else folder
         return added
-
-    def _model_arguments(self) -> Iterator[str]:
-        yield f"--model-repository={self.repository.path}"
-        yield f"--backend-directory={self.folder}"
-        yield "--model-control-mode=explicit"
-        yield "--load-model=*"
-        # A model process that cannot start would delay loading by 30 s.
-        yield "--backend-config=python,stub-timeout-seconds=10"
-        yield f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}"
-        if self.repository.is_complete:
-            yield "--disable-auto-complete-config"
-
-    def _address_arguments(self) -> Iterator[str]:
-        for service in ("grpc", "http", "metrics"):
-            yield f"--{service}-address={self.options.host}"
-            yield f"--{service}-port={getattr(self.ports, service)}"
-
-    def _trace_arguments(self) -> Iterator[str]:
-        if self.options.traces_url is None:
-            return
-        yield "--trace-config=mode=opentelemetry"
-        yield f"--trace-config=opentelemetry,url={self.options.traces_url}"
-        if self.options.traces_delay_ms is not None:
-            yield f"--trace-config=opentelemetry,bsp_schedule_delay={self.options.traces_delay_ms}"
-        yield "--trace-config=level=TIMESTAMPS"
-        yield f"--trace-config=rate={_ONLY_WITH_PARENT}"
 
 
 @contextmanager

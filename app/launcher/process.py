@@ -12,7 +12,6 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,20 +29,17 @@ def is_crashing(pid: int) -> bool:
     The kernel blocks a signal in the thread that handles it. A thread that blocks SIGTERM too blocks signals for
     another reason. Source: signal(7), sigaction(2), proc_pid_status(5).
     """
-    return any(mask & _CRASHES and not mask & _ORDERLY for mask in _blocked(pid))
-
-
-def _blocked(pid: int) -> list[int]:
-    masks = []
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with suppress(OSError):  # the thread ended
-            lines = status.read_text().splitlines()
-            masks += [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")]
-    return masks
+            (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", status.read_text(), re.MULTILINE)
+            if (mask := int(blocked, 16)) & _CRASHES and not mask & _ORDERLY:
+                return True
+    return False
 
 
 logger = logging.getLogger(__name__)
 
+_GUARD = str(Path(guard.__file__).resolve())
 _LEVELS = {"I": logging.DEBUG, "W": logging.DEBUG, "E": logging.ERROR, "F": logging.CRITICAL}
 _PREFIX = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\S+)\] ?(.*)", re.DOTALL)
 _LOADED = re.compile(r"\"successfully loaded '([^']+)'")
@@ -94,41 +90,31 @@ class TritonLog:
         """Returns why Triton exited, according to its log: the models that failed, otherwise its last errors."""
         if self.failures:
             return "\n".join(f"model {name!r}: {reason}" for name, reason in sorted(self.failures.items()))
-        return "\n".join(self._errors()) or "\n".join([*self._lines][-8:]) or "it wrote no log"
+        begins = ("E", "F", "error:", "Failed")
+        errors = [line for line in self._lines if line.startswith(begins) and not _HARMLESS.search(line)]
+        return "\n".join(errors or [*self._lines][-8:]) or "it wrote no log"
 
     def _take(self, line: str) -> None:
         self._lines.append(line)
         if match := _PREFIX.match(line):
-            self._level = logging.INFO if _TENSORS.match(match[3]) else _LEVELS[match[1]]
-            self._learn(match[3])
+            message = match[3]
+            self._level = logging.INFO if _TENSORS.match(message) else _LEVELS[match[1]]
+            if found := _LOADED.match(message):
+                self.loaded.append(found[1])
+            elif found := _NOT_LOADED.match(message) or _NOT_POLLED.match(message):
+                self.failures[found[1].rpartition("/")[2]] = found[2].replace("\\n", "\n").strip()
+        elif _DEATH.match(line):  # as the other lines without a prefix, not by Triton's logger
+            self.death = self.death or line
+            self._level = logging.ERROR
         elif line and not _TABLE_ROW.match(line):
-            self._level = self._level_without_prefix(line)
+            self._level = logging.DEBUG if _STOPPING.match(line) else logging.WARNING
         if line and not _HARMLESS.search(line):
             logger.log(self._level, "triton: %s", line)
-
-    def _level_without_prefix(self, line: str) -> int:
-        """Triton did not write the line with its logger: glibc, a crash handler or a model did."""
-        if _DEATH.match(line):
-            self.death = self.death or line
-            return logging.ERROR
-        return logging.DEBUG if _STOPPING.match(line) else logging.WARNING
-
-    def _learn(self, message: str) -> None:
-        if match := _LOADED.match(message):
-            self.loaded.append(match[1])
-        elif match := _NOT_LOADED.match(message) or _NOT_POLLED.match(message):
-            self.failures[match[1].rpartition("/")[2]] = match[2].replace("\\n", "\n").strip()
-
-    def _errors(self) -> Iterator[str]:
-        for line in self._lines:
-            if line.startswith(("E", "F", "error:", "Failed")) and not _HARMLESS.search(line):
-                yield line
 
 
 CRASH_S = 5.0
 """How long Triton may take to end after it has announced a crash. Its crash handler may deadlock, because it allocates
 memory and starts processes."""
-_logger = logging.getLogger(__name__)
 
 
 class GuardedTriton:
@@ -146,19 +132,29 @@ class GuardedTriton:
     async def start(cls, launch: Launch) -> "GuardedTriton":
         """Starts the guard in its own session, so that Ctrl-C in the terminal reaches only the gateway."""
         log, log_end = os.pipe()
+        command = [
+            *(sys.executable, "-I", "-S", _GUARD),
+            f"--shm-prefix={launch.shm_prefix}",
+            f"--folder={launch.folder}",
+            f"--grace-s={launch.grace_s}",
+            *(f"--env={name}={value}" for name, value in launch.environment().items()),
+            "--",
+            *launch.command(),
+        ]
         environment = dict(launch.options.environment)
         try:
             process = await asyncio.create_subprocess_exec(
-                *_guard_command(launch),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log_end,
-                env=environment,
-                start_new_session=True,
+                *command, stdin=PIPE, stdout=PIPE, stderr=log_end, env=environment, start_new_session=True
             )
         finally:
             os.close(log_end)
-        return cls(launch, process, await _pid_from(process), await _reader(log))
+        assert process.stdout is not None
+        if not (pid := await process.stdout.readline()):
+            raise StartFailed("The process that guards Triton ended before it had started Triton.")
+        # With a pipe of asyncio, `Process.wait` may wait for every process that holds the pipe, also orphaned stubs.
+        reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(log, "rb", 0))
+        return cls(launch, process, int(pid), reader)
 
     @property
     def has_ended(self) -> bool:
@@ -189,16 +185,13 @@ class GuardedTriton:
         relay = asyncio.ensure_future(self._relay(log))
         status = await self._process.wait()
         if status < 0:
-            self._stand_in_for_guard()
+            # The guard was killed, and the kernel killed Triton too. Its stubs and shared memory remain.
+            guard.end_group(self.pid)
+            guard.discard(self.launch.shm_prefix, self.launch.folder)
         await relay
         if self._dying is not None:
             self._dying.cancel()
         return status if status >= 0 else 128 - status
-
-    def _stand_in_for_guard(self) -> None:
-        # The guard was killed, and the kernel killed Triton too. Its stubs and shared memory remain.
-        guard.end_group(self.pid)
-        guard.discard(self.launch.shm_prefix, self.launch.folder)
 
     async def _relay(self, log: asyncio.StreamReader) -> None:
         while data := await log.read(65536):
@@ -211,36 +204,7 @@ class GuardedTriton:
         death = self.log.death
         await asyncio.sleep(CRASH_S)
         if is_crashing(self.pid):
-            _logger.error("the embedded Triton crashed (%s) and has not ended after %g s: it is killed", death, CRASH_S)
+            logger.error("the embedded Triton crashed (%s) and has not ended after %g s: it is killed", death, CRASH_S)
             guard.end_group(self.pid)
         else:
             self.log.death = ""
-
-
-async def _pid_from(process: Process) -> int:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line:
-        raise StartFailed("The process that guards Triton ended before it had started Triton.")
-    return int(line)
-
-
-async def _reader(descriptor: int) -> asyncio.StreamReader:
-    # With a pipe of asyncio, `Process.wait` may wait for every process that holds the pipe, including orphaned stubs.
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
-    return reader
-
-
-def _guard_command(launch: Launch) -> list[str]:
-    additions = (f"--env={name}={value}" for name, value in launch.environment().items())
-    return [
-        *(sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())),
-        f"--shm-prefix={launch.shm_prefix}",
-        f"--folder={launch.folder}",
-        f"--grace-s={launch.grace_s}",
-        *additions,
-        "--",
-        *launch.command(),
-    ]

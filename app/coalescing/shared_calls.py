@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -108,40 +108,28 @@ class CoalescingEngine(Engine):
     def __init__(
         self, engine: Engine, calls: Calls, metrics: SharedCallMetrics, is_dead_process: Callable[[GatewayError], bool]
     ) -> None:
-        self._engine = engine
-
-        @cache
-        def of_model(model: str) -> _Model:
-            return _Model(model, engine, calls, metrics, is_dead_process)
-
-        self.of_model = of_model
+        self.engine = engine
+        self.calls = calls
+        self.metrics = metrics
+        self.is_dead_process = is_dead_process
+        self.of_model = cache(partial(_Model, self))
 
     def infer(self, request: InferenceRequest, deadline: Deadline) -> Coroutine[Any, Any, InferenceResponse]:
         for each in request.extensions:
             if isinstance(each, Joinable):
                 return self.of_model(request.model).infer(request, each, deadline)
-        return self._engine.infer(request, deadline)
+        return self.engine.infer(request, deadline)
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        return self._engine.infer_stream(request, deadline)
+        return self.engine.infer_stream(request, deadline)
 
 
 class _Model:
     """The calls of one model that are under way, and the requests that wait, by their keys."""
 
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        calls: Calls,
-        metrics: SharedCallMetrics,
-        is_dead_process: Callable[[GatewayError], bool],
-    ) -> None:
+    def __init__(self, shared: CoalescingEngine, name: str) -> None:
+        self._shared = shared
         self._name = name
-        self._engine = engine
-        self._calls = calls
-        self._metrics = metrics
-        self._is_dead_process = is_dead_process
         self.running = 0
         self.waiting: dict[Hashable, deque[_Waiting]] = {}
         self._ended: set[str] = set()
@@ -151,7 +139,7 @@ class _Model:
 
     async def infer(self, request: InferenceRequest, joinable: Joinable, deadline: Deadline) -> InferenceResponse:
         coalescing, rows = joinable.coalescing, rows_of(request)
-        if not self.running or (self.running < self._calls(self._name, coalescing.steps) and not self.waiting):
+        if not self.running or (self.running < self._shared.calls(self._name, coalescing.steps) and not self.waiting):
             self.running += 1
             try:
                 return await self._alone(request, joinable, rows, deadline)
@@ -161,11 +149,24 @@ class _Model:
         fits = rows is not None and rows <= coalescing.max_items and 2 * size <= coalescing.max_bytes
         if rows is None or not fits or not self._may_share(coalescing):
             return await self._alone(request, joinable, rows, deadline)
-        shared = await self._in_group(_Waiting(request.owned(), joinable, deadline, rows, size))
-        if shared is None:
-            self._metrics.repeated(self._name)
+        waiting = _Waiting(request.owned(), joinable, deadline, rows, size)
+        self.waiting.setdefault((coalescing, key_of(request)), deque()).append(waiting)
+        self._start_calls()
+        expiry = asyncio.get_running_loop().call_later(deadline.remaining_s(), waiting.expire)
+        try:
+            response = await waiting.answer
+        except asyncio.CancelledError:
+            if waiting.answer.cancelled():
+                waiting.leave()
+            else:
+                waiting.answer.exception()  # answered in the same turn of the event loop
+            raise
+        finally:
+            expiry.cancel()
+        if response is None:
+            self._shared.metrics.repeated(self._name)
             return await self._alone(request, joinable, rows, deadline)
-        return shared
+        return response
 
     def _may_share(self, coalescing: Coalescing) -> bool:
         if not coalescing.is_on or not coalescing.proven.isdisjoint(self._ended):
@@ -177,8 +178,8 @@ class _Model:
     ) -> InferenceResponse:
         """Looks at the answer of a call for one request. Its caller gets it also if it ends the shared calls."""
         joinable.sent_as = None
-        self._metrics.called(self._name, rows or 1, 1)
-        response, coalescing = await self._engine.infer(request, deadline), joinable.coalescing
+        self._shared.metrics.called(self._name, rows or 1, 1)
+        response, coalescing = await self._shared.engine.infer(request, deadline), joinable.coalescing
         if response.version not in coalescing.proven:
             coalescing.saw(response.version)
         elif rows is not None:
@@ -188,23 +189,6 @@ class _Model:
                 self._end(coalescing, response.version, exc)
         return response
 
-    async def _in_group(self, waiting: _Waiting) -> InferenceResponse | None:
-        """Waits for the answer of a shared call; None if the request must be sent alone."""
-        key = waiting.joinable.coalescing, key_of(waiting.request)
-        self.waiting.setdefault(key, deque()).append(waiting)
-        self._start_calls()
-        expiry = asyncio.get_running_loop().call_later(waiting.deadline.remaining_s(), waiting.expire)
-        try:
-            return await waiting.answer
-        except asyncio.CancelledError:
-            if waiting.answer.cancelled():
-                waiting.leave()
-            else:
-                waiting.answer.exception()  # answered in the same turn of the event loop
-            raise
-        finally:
-            expiry.cancel()
-
     def _call_ended(self, _task: object = None) -> None:
         self.running -= 1
         self._start_calls()
@@ -212,7 +196,7 @@ class _Model:
     def _start_calls(self) -> None:
         while self.waiting:
             first = next(iter(self.waiting.values()))[0]
-            if self.running >= self._calls(self._name, first.joinable.coalescing.steps):
+            if self.running >= self._shared.calls(self._name, first.joinable.coalescing.steps):
                 return
             if members := self._taken():
                 self.running += 1
@@ -272,11 +256,17 @@ class _Model:
                 if not self._is_of_model(exc):
                     self._fail(exc, chain(part, *parts))
                     return
-                if failure is None:
-                    self._note_split()
+                if failure is None:  # after several, no requests share calls for a while
+                    now = asyncio.get_running_loop().time()
+                    self._splits.append(now)
+                    if len(self._splits) == SPLITS and now - self._splits[0] <= SPLIT_WINDOW_S:
+                        self._splits.clear()
+                        self._paused_until = now + PAUSE_S
+                        text = "requests to model '%s' do not share calls for %.0f s: the model fails too often"
+                        _log.warning(text, self._name, PAUSE_S)
                 failure, middle = exc, len(part) // 2
                 parts += [part[middle:], part[:middle]]
-                self._metrics.repeated(self._name, 2)
+                self._shared.metrics.repeated(self._name, 2)
             else:
                 if not answered:
                     for each in chain(part, *parts):
@@ -296,12 +286,12 @@ class _Model:
                 first.fail(exc)
             return True
         rows, coalescing = [each.rows for each in part], first.joinable.coalescing
-        self._metrics.called(self._name, sum(rows), len(part))
+        self._shared.metrics.called(self._name, sum(rows), len(part))
         request = joined([each.request for each in part])
         sent_as = SentAs(request.request_id, request.trace, {"shared_with": len(part) - 1})
         for each in part:
             each.joinable.sent_as = sent_as
-        response = await self._engine.infer(request, deadline)
+        response = await self._shared.engine.infer(request, deadline)
         coalescing.saw(response.version)
         if response.version not in coalescing.proven or response.version in self._ended:
             return False
@@ -322,22 +312,12 @@ class _Model:
             text = "requests to version %s of model '%s' do not share calls any more: %s"
             _log.error(text, version, self._name, mismatch)
 
-    def _note_split(self) -> None:
-        """Notes that a call failed and is split. After several, no requests share calls for a while."""
-        now = asyncio.get_running_loop().time()
-        self._splits.append(now)
-        if len(self._splits) == SPLITS and now - self._splits[0] <= SPLIT_WINDOW_S:
-            self._splits.clear()
-            self._paused_until = now + PAUSE_S
-            text = "requests to model '%s' do not share calls for %.0f s: the model fails too often"
-            _log.warning(text, self._name, PAUSE_S)
-
     def _is_of_model(self, error: GatewayError) -> bool:
         """Whether a part of the requests may succeed: the model failed, and its process did not die.
 
         A full queue, an unreachable Triton, a deadline, a cancellation and a dead process concern every request.
         """
-        if isinstance(error, UpstreamProtocol) or self._is_dead_process(error):
+        if isinstance(error, UpstreamProtocol) or self._shared.is_dead_process(error):
             return False
         is_cancelled = error.upstream is not None and error.upstream.grpc_code == "CANCELLED"
         return isinstance(error, ModelError | ContractViolation | PayloadTooLarge) and not is_cancelled

@@ -38,22 +38,16 @@ _log = logging.getLogger(__name__)
 def refusals_of(models: Sequence[ModelConfig]) -> Iterator[str]:
     """Why requests that run through the models cannot share calls."""
     for model in models:
-        yield from (f"model '{model.name}' {refusal}" for refusal in _refusals_of(model))
-
-
-def _refusals_of(model: ModelConfig) -> Iterator[str]:
-    if model.decoupled:
-        yield "is decoupled"
-    if model.sequence is not None:
-        yield "has sequence batching"
-    if model.max_batch_size < 2:
-        yield f"does not batch (max_batch_size is {model.max_batch_size})"
-    for name in model.unjoinable_inputs:
-        yield f"has the input '{name}', which is ragged or a shape tensor"
-    if model.caches_responses:
-        yield "has a response_cache, which joined requests never hit"
-    for name in model.may_omit:
-        yield f"may omit the output '{name}', and would omit it for every request of a call"
+        batch, omitted = model.max_batch_size, "would omit it for every request of a call"
+        found = {
+            "is decoupled": model.decoupled,
+            "has sequence batching": model.sequence is not None,
+            f"does not batch (max_batch_size is {batch})": batch < 2,
+            **{f"has the input '{each}', which is ragged or a shape tensor": True for each in model.unjoinable_inputs},
+            "has a response_cache, which joined requests never hit": model.caches_responses,
+            **{f"may omit the output '{each}', and {omitted}": True for each in model.may_omit},
+        }
+        yield from (f"model '{model.name}' {refusal}" for refusal, applies in found.items() if applies)
 
 
 @dataclass(eq=False)
@@ -164,18 +158,16 @@ class _Trial:
             text = "the model answers every input of the trial alike: declare `examples` with different answers"
             raise RowsMismatch(text)
         await self._in_batch([alone[1], alone[0]])
-        if len(mixed := self._mixed(alone)) > 2:
-            await self._in_batch(mixed)
-
-    def _mixed(self, alone: Sequence[_Alone]) -> list[_Alone]:
-        """As many members as may share a call, in a mixed order."""
-        room, random, members = min(self._coalescing.max_items, LARGEST_BATCH), Random(0), list[_Alone]()
+        # as many members as may share a call, in a mixed order
+        room, random, mixed = min(self._coalescing.max_items, LARGEST_BATCH), Random(0), list[_Alone]()
         while True:
             member = alone[random.randrange(len(alone))]
             room -= rows_of(member[0]) or 1
             if room < 0:
-                return members
-            members.append(member)
+                break
+            mixed.append(member)
+        if len(mixed) > 2:
+            await self._in_batch(mixed)
 
     async def _in_batch(self, members: Sequence[_Alone]) -> None:
         requests = [request for request, _ in members]

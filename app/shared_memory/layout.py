@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor
-from app.core.model import ModelConfig, ModelKey, Step, TensorSpec, walk
+from app.core.model import ModelConfig, ModelKey, Step, walk
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:
@@ -27,13 +27,9 @@ def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[Mo
     return not config.decoupled and all(
         _runs_alone(config.steps, i) and ends_with_call((step.model, step.version), touched, configs)
         for i, step in enumerate(config.steps)
-        if (touched := _touched(step, tensors))
+        # the tensors of the step's model that are mapped to those of the ensemble
+        if (touched := frozenset(name for name, tensor in (*step.input_map, *step.output_map) if tensor in tensors))
     )
-
-
-def _touched(step: Step, tensors: frozenset[str]) -> frozenset[str]:
-    """Returns the tensors of the step's model that are mapped to ``tensors`` of the ensemble."""
-    return frozenset(name for name, tensor in (*step.input_map, *step.output_map) if tensor in tensors)
 
 
 def _runs_alone(steps: tuple[Step, ...], step: int) -> bool:
@@ -89,14 +85,19 @@ class Layouts:
         self._large_bytes = large_bytes
         self._configs: dict[ModelKey, ModelConfig] = {}
         self._outputs: dict[ModelKey, _Sizes] = {}
-        """The sizes are for one item if the model supports batching."""
+        """Of one item if the model supports batching. The size is 0 if the configuration does not determine it."""
         self._is_suitable: dict[tuple[ModelKey, frozenset[str]], bool] = {}
 
     def learn(self, config: ModelConfig, version: str) -> None:
         key = (config.name, version)
         if self._configs.get(key) != config:
             self._configs[key] = config
-            self._outputs[key] = [(spec.name, _item_bytes(spec)) for spec in config.outputs]
+            sizes = []
+            for spec in config.outputs:
+                dtype = DTYPE_BY_DATATYPE.get(spec.datatype)
+                is_unknown = dtype is None or dtype.kind == "O" or min(spec.dims, default=-1) < 0
+                sizes.append((spec.name, 0 if dtype is None or is_unknown else math.prod(spec.dims) * dtype.itemsize))
+            self._outputs[key] = sizes
             self._is_suitable.clear()
 
     def layout_of(self, request: InferenceRequest, in_place: Mapping[int, int] = _NOWHERE) -> Layout | None:
@@ -109,15 +110,27 @@ class Layouts:
         large = {name: size for name, size in (*inputs, *outputs) if size >= self._large_bytes}
         if not large or sum(large.values()) > self._max_call_bytes:
             return None
-        if not self._ends_with_call((request.model, request.version), frozenset(large)):
-            return None
-        return _layout(inputs, outputs, self._large_bytes, in_place)
-
-    def _ends_with_call(self, model: ModelKey, tensors: frozenset[str]) -> bool:
-        key = (model, tensors)
+        key = (request.model, request.version), frozenset(large)
         if key not in self._is_suitable:
-            self._is_suitable[key] = ends_with_call(model, tensors, self._configs)
-        return self._is_suitable[key]
+            self._is_suitable[key] = ends_with_call(*key, self._configs)
+        if not self._is_suitable[key]:
+            return None
+        end = 0
+
+        def span_of(size: int) -> ByteRange | None:
+            nonlocal end
+            if size < self._large_bytes:
+                return None
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + size
+            return ByteRange(start, size)
+
+        spans = tuple(
+            ByteRange(in_place[each], size) if each in in_place else span_of(size)
+            for each, (_, size) in enumerate(inputs)
+        )
+        named = tuple((name, span_of(size)) for name, size in outputs)
+        return Layout(spans, named if any(span for _, span in named) else (), end)
 
     def _outputs_of(self, request: InferenceRequest) -> _Sizes:
         key = (request.model, request.version)
@@ -131,24 +144,6 @@ class Layouts:
         return [(name, size * (shape[0] if shape else 0)) for name, size in sizes]
 
 
-def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Mapping[int, int]) -> Layout:
-    end = 0
-
-    def span_of(size: int) -> ByteRange | None:
-        nonlocal end
-        if size < large_bytes:
-            return None
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + size
-        return ByteRange(start, size)
-
-    spans = tuple(
-        ByteRange(in_place[each], size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs)
-    )
-    named = tuple((name, span_of(size)) for name, size in outputs)
-    return Layout(spans, named if any(span for _, span in named) else (), end)
-
-
 def _raw_size(tensor: Tensor) -> int:
     """Returns the size in Triton's raw form; 0 for a tensor that would not be faster through shared memory."""
     if tensor.datatype != BYTES:
@@ -156,11 +151,3 @@ def _raw_size(tensor: Tensor) -> int:
     if tensor.array.size > _MOST_ELEMENTS:
         return 0
     return sum(4 + len(element) for element in tensor.array.flat)
-
-
-def _item_bytes(spec: TensorSpec) -> int:
-    """Returns the size of one item of an output; 0 if the configuration does not determine it."""
-    dtype = DTYPE_BY_DATATYPE.get(spec.datatype)
-    if dtype is None or dtype.kind == "O" or not spec.dims or min(spec.dims) < 0:
-        return 0
-    return math.prod(spec.dims) * dtype.itemsize

@@ -170,7 +170,7 @@ class SharedMemory:
             return None
         own = None
         if layout.size:
-            own = self._pool.take(layout.size) or await self._made(layout.size)
+            own = self._pool.take(layout.size) or await self._made(rounded(layout.size))
             if own is None:
                 return None
         self._observer.called("shared_memory")
@@ -228,7 +228,6 @@ class SharedMemory:
 
     async def _made(self, size: int) -> Region | None:
         """Creates a region for a call, already in use. None: the call must use the wire."""
-        size = rounded(size)
         if not self._backoff.is_due:
             self._observer.called("unavailable")
         elif not self._pool.has_room(size):
@@ -272,32 +271,29 @@ class SharedMemory:
         self._observer.holds(free=free, used=used, quarantined=retired)
 
     async def _cleaned(self) -> bool:
-        """Makes Triton unmap unneeded regions. Returns False if another check is needed."""
+        """Makes Triton unmap unneeded regions. Returns False if another check is needed.
+
+        Unneeded are those that are retired, are left from a failed registration, or belong to a gateway that was
+        killed.
+        """
+        retired, owner = self._pool.retired, self._owner
         try:
-            await self._clean()
+            if self._is_proven:
+                remove_leftovers()
+                if await self._may_unregister():
+                    for name in await self._registry.names():
+                        if name not in self._pool.names if owner.owns(name) else is_abandoned(name):
+                            with suppress(RegistryFailed):  # a request uses the region
+                                await self._registry.unregister(name)
+                names = await self._registry.names()
+                for region in retired:
+                    if region.name not in names:
+                        self._pool.drop(region)
         except _FAILURES as exc:
             _log.debug("Triton's regions could not be listed: %s", exc)
             return False
         self._tell()
         return not self._pool.retired
-
-    async def _clean(self) -> None:
-        if not self._is_proven:
-            return
-        remove_leftovers()
-        retired = self._pool.retired
-        if await self._may_unregister():
-            for name in filter(self._is_unneeded, await self._registry.names()):
-                with suppress(RegistryFailed):  # a request uses the region
-                    await self._registry.unregister(name)
-        names = await self._registry.names()
-        for region in retired:
-            if region.name not in names:
-                self._pool.drop(region)
-
-    def _is_unneeded(self, name: str) -> bool:
-        """Whether a region is retired, is left from a failed registration, or belongs to a gateway that was killed."""
-        return name not in self._pool.names if self._owner.owns(name) else is_abandoned(name)
 
     async def _may_unregister(self) -> bool:
         if self._counts_uses is None:

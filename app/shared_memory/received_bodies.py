@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.core.inference import BYTES, ELEMENT, Array, Tensor
+from app.core.inference import BYTES, ELEMENT, Tensor
 from app.shared_memory.layout import ALIGNMENT
 from app.shared_memory.regions import Region, RegionPool
 
@@ -67,14 +67,12 @@ class Bodies:
         return {position: place for position, place in found if place is not None}
 
     def _place_of(self, tensor: Tensor) -> BodyLocation | None:
-        if tensor.datatype == BYTES:
-            return self._place_of_element(tensor.array)
         array = tensor.array
-        found = self._found(array.__array_interface__["data"][0], array.nbytes) if array.flags.c_contiguous else None
-        return found if found is not None and found.offset % ALIGNMENT == 0 else None
-
-    def _place_of_element(self, array: Array) -> BodyLocation | None:
-        """Returns the location of a tensor with one element, which follows its length."""
+        if tensor.datatype != BYTES:
+            address = array.__array_interface__["data"][0]
+            found = self._found(address, array.nbytes) if array.flags.c_contiguous else None
+            return found if found is not None and found.offset % ALIGNMENT == 0 else None
+        # a tensor with one element, which follows its length
         element = array.flat[0] if array.size == 1 else None
         if not isinstance(element, memoryview) or not element:
             return None

@@ -44,8 +44,13 @@ class Region:
         return memoryview(self._memory)
 
     def allocate(self) -> None:
-        """Allocates all pages, because a missing page would later kill the process that accesses it. Raises OSError."""
-        _check_room(self.size)
+        """Allocates all pages, because a missing page would later kill the process that accesses it. Raises OSError.
+
+        Half of the file system stays free for the tensors of Python models.
+        """
+        system = os.statvfs(SHARED_MEMORY)
+        if system.f_bavail * system.f_frsize - self.size < system.f_blocks * system.f_frsize // 2:
+            raise OSError(errno.ENOSPC, f"half of {SHARED_MEMORY} has to stay free for the models")
         descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, self.size)
@@ -64,13 +69,6 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _check_room(size: int) -> None:
-    """Raises OSError if less than half of the file system would stay free for the tensors of Python models."""
-    system = os.statvfs(SHARED_MEMORY)
-    if system.f_bavail * system.f_frsize - size < system.f_blocks * system.f_frsize // 2:
-        raise OSError(errno.ENOSPC, f"half of {SHARED_MEMORY} has to stay free for the models")
-
-
 PREFIX = "triton_gateway_lane_"
 
 
@@ -87,10 +85,18 @@ class Owner:
         self._count = 0
 
     def next_name(self) -> str:
-        """Returns a unique name. Raises OSError."""
+        """Returns a unique name. Raises OSError, also if another gateway removed the lock file before it was locked."""
         if self._descriptor is None:
             token = secrets.token_hex(8)
-            self._token, self._descriptor = token, _locked(token)
+            path = _lock_file(token)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.stat()
+            except OSError:
+                os.close(descriptor)
+                raise
+            self._token, self._descriptor = token, descriptor
         self._count += 1
         return f"{PREFIX}{self._token}_{self._count}"
 
@@ -121,21 +127,8 @@ def remove_leftovers() -> None:
                 _remove_files(token)
 
 
-def _lock_file(token: str) -> str:
-    return str(SHARED_MEMORY / f"{PREFIX}{token}.lock")
-
-
-def _locked(token: str) -> int:
-    """Creates and locks the file. Raises OSError, also if another gateway removed the file before it was locked."""
-    path = _lock_file(token)
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Path(path).stat()
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _lock_file(token: str) -> Path:
+    return SHARED_MEMORY / f"{PREFIX}{token}.lock"
 
 
 @contextmanager
@@ -147,17 +140,14 @@ def _has_ended(token: str) -> Iterator[bool]:
         yield isinstance(exc, FileNotFoundError)
         return
     try:
-        yield _can_lock(descriptor)
+        has_ended = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            has_ended = False
+        yield has_ended
     finally:
         os.close(descriptor)
-
-
-def _can_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _remove_files(token: str) -> None:

@@ -1,7 +1,7 @@
 """A model's configuration, from Triton's protobuf message or the text of a ``config.pbtxt``."""
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,19 +33,32 @@ _TYPE_BY_OTHER_NAME = {
 
 
 def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
+    batching = message.dynamic_batching
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     return ModelConfig(
         name=message.name,
         backend=_backend_of(message),
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_input_of(spec) for spec in message.input),
-        outputs=tuple(TensorSpec(spec.name, _datatype_of(spec.data_type), _dims_of(spec)) for spec in message.output),
+        inputs=tuple(
+            TensorSpec(each.name, _datatype_of(each.data_type), tuple(each.dims), each.optional)
+            for each in message.input
+        ),
+        outputs=tuple(TensorSpec(each.name, _datatype_of(each.data_type), tuple(each.dims)) for each in message.output),
         decoupled=message.model_transaction_policy.decoupled,
-        steps=tuple(_step_of(step) for step in message.ensemble_scheduling.step),
+        steps=tuple(
+            Step(
+                model=step.model_name,
+                version="" if step.model_version <= 0 else str(step.model_version),
+                input_map=tuple(sorted(step.input_map.items())),
+                output_map=tuple(sorted(step.output_map.items())),
+            )
+            for step in message.ensemble_scheduling.step
+        ),
         instance_count=sum(max(group.count, 1) * max(len(group.gpus), 1) for group in message.instance_group) or 1,
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
-        limits_queue=_limits_queue(message.dynamic_batching),
+        limits_queue=any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies),
         joins_requests=message.HasField("dynamic_batching"),
-        sequence=_sequence_of(message),
+        sequence=_sequence_of(message) if message.HasField("sequence_batching") else None,
         unjoinable_inputs=tuple(each.name for each in message.input if each.allow_ragged_batch or each.is_shape_tensor),
         caches_responses=message.response_cache.enable,
     )
@@ -57,7 +70,11 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as exc:
         text = str(exc).removesuffix(".")
-        raise ValueError(text + _nearest_name(text)) from exc
+        if found := _UNKNOWN_NAME.search(text):
+            kind, name = found.groups()
+            known = _TYPE_BY_OTHER_NAME.get(name.removeprefix("TYPE_")) if kind == "DataType" else None
+            text += f"; did you mean '{known}'?" if known else nearest(name, _names_in(kind))
+        raise ValueError(text) from exc
 
 
 class Repeat(NamedTuple):
@@ -100,17 +117,6 @@ def _repeats(message: Any, step: int = 0) -> Iterator[Repeat]:
         yield from (Repeat(step, field.name, key, all_[-1]) for key, all_ in entries.items() if len(set(all_)) > 1)
 
 
-def _nearest_name(text: str) -> str:
-    """Returns a suggestion to append to the error message for an unknown field or enum value."""
-    found = _UNKNOWN_NAME.search(text)
-    if found is None:
-        return ""
-    kind, name = found.groups()
-    if kind == "DataType" and name.removeprefix("TYPE_") in _TYPE_BY_OTHER_NAME:
-        return f"; did you mean '{_TYPE_BY_OTHER_NAME[name.removeprefix('TYPE_')]}'?"
-    return nearest(name, _names_in(kind))
-
-
 def _names_in(kind: str) -> list[str]:
     """Returns the fields of a message or the values of an enum. ``kind``: its name, including the outer messages."""
     outer, *inner = kind.split(".")
@@ -126,30 +132,19 @@ def _names_in(kind: str) -> list[str]:
     return list(found.values_by_name if isinstance(found, EnumDescriptor) else found.fields_by_name)
 
 
-def _sequence_of(message: model_config_pb2.ModelConfig) -> SequenceBatching | None:
-    if not message.HasField("sequence_batching"):
-        return None
+def _sequence_of(message: model_config_pb2.ModelConfig) -> SequenceBatching:
     batching = message.sequence_batching
     controls = [control for each in batching.control_input for control in each.control]
     datatypes = [_datatype_of(each.data_type) for each in controls if each.kind == each.CONTROL_SEQUENCE_CORRID]
+    # A script reads the flags of a request. Triton itself resets the state that it keeps for a model.
+    is_told = any(each.kind == each.CONTROL_SEQUENCE_START for each in controls) or bool(batching.state)
     return SequenceBatching(
         datatypes[0] if datatypes else "",
         batching.iterative_sequence,
         idle_s=batching.max_sequence_idle_microseconds / 1e6 or SequenceBatching().idle_s,
         candidates=batching.oldest.max_candidate_sequences,
-        knows_starts=_knows_starts(message, {each.Kind.Name(each.kind) for each in controls}),
+        knows_starts=is_told or _backend_of(message) in ("", "python"),
     )
-
-
-def _knows_starts(message: model_config_pb2.ModelConfig, controls: Set[str]) -> bool:
-    """A script reads the flags of a request. Triton itself resets the state that it keeps for a model."""
-    is_script = _backend_of(message) in ("", "python")
-    return is_script or bool(message.sequence_batching.state) or "CONTROL_SEQUENCE_START" in controls
-
-
-def _limits_queue(batching: model_config_pb2.ModelDynamicBatching) -> bool:
-    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-    return any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
 
 
 def _backend_of(message: model_config_pb2.ModelConfig) -> str:
@@ -158,23 +153,6 @@ def _backend_of(message: model_config_pb2.ModelConfig) -> str:
     return str(message.backend or message.platform)
 
 
-def _input_of(spec: model_config_pb2.ModelInput) -> TensorSpec:
-    return TensorSpec(spec.name, _datatype_of(spec.data_type), _dims_of(spec), spec.optional)
-
-
-def _dims_of(spec: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> tuple[int, ...]:
-    return tuple(spec.dims)
-
-
 def _datatype_of(data_type: int) -> str:
     """Returns the name without its prefix, except for TYPE_STRING, which is BYTES in the Open Inference Protocol."""
     return "BYTES" if data_type == _BYTES_TYPE else model_config_pb2.DataType.Name(data_type).removeprefix("TYPE_")
-
-
-def _step_of(step: model_config_pb2.ModelEnsembling.Step) -> Step:
-    return Step(
-        model=step.model_name,
-        version="" if step.model_version <= 0 else str(step.model_version),
-        input_map=tuple(sorted(step.input_map.items())),
-        output_map=tuple(sorted(step.output_map.items())),
-    )

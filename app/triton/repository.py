@@ -29,6 +29,8 @@ PYTHON = "{}.{}".format(*sys.version_info)
 
 @dataclass(slots=True)
 class Scripts:
+    """What the Python files of a model tell."""
+
     calls: set[str] = field(default_factory=set)
     """The models whose name is a literal in an ``InferenceRequest``; other calls are not found."""
     mistakes: list[str] = field(default_factory=list)
@@ -39,32 +41,32 @@ class Scripts:
     @property
     def may_complete(self) -> bool:
         """Whether a script may complete the inputs and outputs: by its own method, or by one that cannot be seen."""
-        methods = [{getattr(each, "name", "") for each in model.body} for model in self.models]
-        known = [names for names, model in zip(methods, self.models, strict=True) if not model.bases]
-        return not known or len(known) < len(methods) or any("auto_complete_config" in names for names in known)
+        methods = [{getattr(each, "name", "") for each in model.body} for model in self.models if not model.bases]
+        return (
+            not methods or len(methods) < len(self.models) or any("auto_complete_config" in names for names in methods)
+        )
 
-    @classmethod
-    def read(cls, paths: Iterable[Path]) -> "Scripts":
-        scripts = cls()
-        for path in paths:
-            try:
-                scripts._add(_parsed(path))
-            except ValueError as exc:
-                scripts.mistakes.append(str(exc))
-        return scripts
 
-    def _add(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+def read_scripts(paths: Iterable[Path]) -> Scripts:
+    scripts = Scripts()
+    for path in paths:
+        try:
+            nodes = list(ast.walk(_parsed(path)))
+        except ValueError as exc:
+            scripts.mistakes.append(str(exc))
+            continue
+        for node in nodes:
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                self.sends_errors |= name == "TritonError"
+                scripts.sends_errors |= name == "TritonError"
                 for keyword in node.keywords if name == "InferenceRequest" else ():
                     if keyword.arg == "model_name" and isinstance(keyword.value, ast.Constant):
-                        self.calls.add(str(keyword.value.value))
+                        scripts.calls.add(str(keyword.value.value))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "execute":
-                self.sends_errors |= any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+                scripts.sends_errors |= any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
             elif isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel":
-                self.models.append(node)
+                scripts.models.append(node)
+    return scripts
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -117,29 +119,26 @@ def served_repository(path: Path) -> ServedRepository:
         folders = model_folders(path)
     except RepositoryUnreadable as exc:
         raise RepositoryUnservable(str(exc)) from exc
-    are_complete = [_is_complete(folder) for folder in folders]
-    return ServedRepository(path.resolve(), tuple(each.name for each in folders), all(are_complete))
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether the configuration needs no auto-completion. Raises RepositoryUnservable."""
-    try:
-        config = read_config(folder)
-    except ValueError as exc:
-        raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
-    backend = backend_of(config, folder)
-    needed = backend or config.platform
-    if needed and needed not in EMBEDDED_BACKENDS:
-        raise RepositoryUnservable(
-            f"Model {folder.name!r} needs the backend {needed!r}, which the embedded Triton does not have (only "
-            "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
-            "name it with `triton-gateway serve --triton HOST:PORT`."
-        )
-    # Triton 2.51 would wait indefinitely for a missing script, and with a name that it cannot use.
-    missing = [f"{script} does not exist" for script in missing_scripts(folder, config)]
-    for text in [*missing, *unusable_names(folder, config, backend)]:
-        raise RepositoryUnservable(f"Model {folder.name!r}: {text}.")
-    return bool(config.backend or config.platform) and model_config_of(config).declares_tensors
+    is_complete = True
+    for folder in folders:
+        try:
+            config = read_config(folder)
+        except ValueError as exc:
+            raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
+        backend = backend_of(config, folder)
+        needed = backend or config.platform
+        if needed and needed not in EMBEDDED_BACKENDS:
+            raise RepositoryUnservable(
+                f"Model {folder.name!r} needs the backend {needed!r}, which the embedded Triton does not have (only "
+                "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
+                "name it with `triton-gateway serve --triton HOST:PORT`."
+            )
+        # Triton 2.51 would wait indefinitely for a missing script, and with a name that it cannot use.
+        missing = [f"{script} does not exist" for script in missing_scripts(folder, config)]
+        for text in [*missing, *unusable_names(folder, config, backend)]:
+            raise RepositoryUnservable(f"Model {folder.name!r}: {text}.")
+        is_complete &= bool(config.backend or config.platform) and model_config_of(config).declares_tensors
+    return ServedRepository(path.resolve(), tuple(each.name for each in folders), is_complete)
 
 
 async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
@@ -148,11 +147,12 @@ async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
     for state in await engine.models():
         if state.ready:
             versions.setdefault(state.name, []).append(state.version)
-    return [
-        RepositoryModel(name, config, tuple(found), frozenset(config.bls_calls))
-        for name, found in sorted(versions.items())
-        if (config := await _config_if_ready(engine, name)) is not None
-    ]
+    models = []
+    for name, found in sorted(versions.items()):
+        with suppress(ModelNotReady):
+            config = await engine.model_config(name)
+            models.append(RepositoryModel(name, config, tuple(found), frozenset(config.bls_calls)))
+    return models
 
 
 def model_folders(path: Path) -> list[Path]:
@@ -237,7 +237,7 @@ def _read_model(folder: Path) -> RepositoryModel:
         message = read_config(folder)
         config = model_config_of(message)
         config = _completed(replace(config, name=config.name or folder.name), folder)
-        scripts = Scripts.read(sorted(folder.glob("*/*.py")))
+        scripts = read_scripts(sorted(folder.glob("*/*.py")))
         backend, loaded, repeats = backend_of(message, folder), _loaded(message, versions), list[Repeat]()
         completes = scripts.may_complete if backend == "python" else backend not in ("ensemble", "pytorch")
         with suppress(FileNotFoundError):
@@ -270,10 +270,3 @@ def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
     given = values.get("triton_config") if isinstance(values, dict) else None
     decoupled = given.get("decoupled") if isinstance(given, dict) else None
     return replace(config, decoupled=decoupled) if isinstance(decoupled, bool) else config
-
-
-async def _config_if_ready(engine: InferenceServer, name: str) -> ModelConfig | None:
-    try:
-        return await engine.model_config(name)
-    except ModelNotReady:
-        return None

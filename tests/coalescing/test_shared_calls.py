@@ -1,10 +1,8 @@
 """Requests share calls, and each caller gets its own rows, whatever happens to the call and to the other callers."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +45,7 @@ from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.triton.grpc_errors import is_dead_process
 from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of
-from tests.toolkit.simulated_clock import simulated
+from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 OUTPUTS = {"NEGATIVE": (1,), "TEXT": (1,)}
 
@@ -111,57 +109,45 @@ def is_answer_of(response: object, *items: int) -> bool:
     return negative.tolist() == [[-item] for item in items] and text.tolist() == [[b"of %d" % item] for item in items]
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    simulated(work)
+@on_a_simulated_clock
+async def test_with_a_free_slot_a_request_goes_at_once() -> None:
+    bench = Bench(calls=2)
+    request = bench.request(7)
+    assert is_answer_of(await bench.engine.infer(request, Deadline.after(1)), 7)
+    assert bench.inner.calls == [request], "unchanged, with its own id"
+    assert request.extensions[0].sent_as is None
+    assert bench.counted.calls == [(1, 1)]
 
 
-def test_with_a_free_slot_a_request_goes_at_once() -> None:
-    async def work() -> None:
-        bench = Bench(calls=2)
-        request = bench.request(7)
-        assert is_answer_of(await bench.engine.infer(request, Deadline.after(1)), 7)
-        assert bench.inner.calls == [request], "unchanged, with its own id"
-        assert request.extensions[0].sent_as is None
-        assert bench.counted.calls == [(1, 1)]
-
-    run(work())
-
-
-def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
-    async def work() -> None:
-        bench = Bench(calls=2)
-        results = await bench.results(range(20))
-        assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        assert bench.inner.sizes == [1, 1, 18]
-        assert bench.inner.most_running == 2
-        assert bench.counted.calls == [(1, 1), (1, 1), (18, 18)]
-        assert bench.is_idle
-
-    run(work())
+@on_a_simulated_clock
+async def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
+    bench = Bench(calls=2)
+    results = await bench.results(range(20))
+    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert bench.inner.sizes == [1, 1, 18]
+    assert bench.inner.most_running == 2
+    assert bench.counted.calls == [(1, 1), (1, 1), (18, 18)]
+    assert bench.is_idle
 
 
-def test_a_request_may_have_several_rows() -> None:
-    async def work() -> None:
-        bench = Bench()
-        batches = [(1,), (2, 3, 4), (5,), (6, 7)]
-        results = await asyncio.gather(*(bench.infer(*batch) for batch in batches))
-        assert all(is_answer_of(result, *batch) for batch, result in zip(batches, results, strict=True))
-        assert bench.inner.sizes == [1, 6]
-
-    run(work())
+@on_a_simulated_clock
+async def test_a_request_may_have_several_rows() -> None:
+    bench = Bench()
+    batches = [(1,), (2, 3, 4), (5,), (6, 7)]
+    results = await asyncio.gather(*(bench.infer(*batch) for batch in batches))
+    assert all(is_answer_of(result, *batch) for batch, result in zip(batches, results, strict=True))
+    assert bench.inner.sizes == [1, 6]
 
 
-def test_the_bounds_of_items_and_bytes_hold() -> None:
-    async def work() -> None:
-        bench = Bench(max_items=8)
-        assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
-        assert max(bench.inner.sizes) == 8
-        bench.coalescing.max_bytes = 3 * 8
-        bench.inner.calls.clear()
-        assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
-        assert max(bench.inner.sizes) == 3
-
-    run(work())
+@on_a_simulated_clock
+async def test_the_bounds_of_items_and_bytes_hold() -> None:
+    bench = Bench(max_items=8)
+    assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+    assert max(bench.inner.sizes) == 8
+    bench.coalescing.max_bytes = 3 * 8
+    bench.inner.calls.clear()
+    assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+    assert max(bench.inner.sizes) == 3
 
 
 DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
@@ -193,95 +179,82 @@ def test_different_requests_have_different_keys(difference: str) -> None:
     assert len({key_of(change(request)) for change in DIFFERENT.values()}) == len(DIFFERENT)
 
 
-def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
+@on_a_simulated_clock
+async def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
     """The rows of a call are copies: a body's memory belongs to another caller when its caller leaves."""
-
-    async def work() -> None:
-        bench = Bench(RowEngine(service_s=1.0))
-        first = asyncio.create_task(bench.infer(0))
-        await asyncio.sleep(0)
-        number, text = np.array([[5]], np.int64), bytearray(b"secret")
-        inputs = (Tensor("ITEM", "INT64", number), Tensor("NOTE", "BYTES", bytes_array([memoryview(text)], (1, 1))))
-        request = replace(bench.request(5), inputs=inputs)
-        tasks = [asyncio.create_task(bench.engine.infer(request, Deadline.after(10))) for _ in range(2)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        number[0, 0], text[:] = 6, b"others"
-        await asyncio.sleep(1.5)
-        (_, call) = bench.inner.calls
-        assert call.inputs[0].array.tolist() == [[5]]
-        assert call.inputs[1].array.tolist() == [[b"secret"]]
-        await asyncio.gather(first, tasks[1])
-
-    run(work())
+    bench = Bench(RowEngine(service_s=1.0))
+    first = asyncio.create_task(bench.infer(0))
+    await asyncio.sleep(0)
+    number, text = np.array([[5]], np.int64), bytearray(b"secret")
+    inputs = (Tensor("ITEM", "INT64", number), Tensor("NOTE", "BYTES", bytes_array([memoryview(text)], (1, 1))))
+    request = replace(bench.request(5), inputs=inputs)
+    tasks = [asyncio.create_task(bench.engine.infer(request, Deadline.after(10))) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    number[0, 0], text[:] = 6, b"others"
+    await asyncio.sleep(1.5)
+    (_, call) = bench.inner.calls
+    assert call.inputs[0].array.tolist() == [[5]]
+    assert call.inputs[1].array.tolist() == [[b"secret"]]
+    await asyncio.gather(first, tasks[1])
 
 
-def test_different_requests_share_no_call() -> None:
-    async def work() -> None:
-        bench = Bench()
-        requests = [bench.request(item, parameters={"beam": item % 3}) for item in range(31)]
-        results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-        assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        for call in bench.inner.calls[1:]:
-            assert {item % 3 for item in items_of(call)} == {call.parameters["beam"]}
-        assert len(bench.inner.calls) == 4
-
-    run(work())
+@on_a_simulated_clock
+async def test_different_requests_share_no_call() -> None:
+    bench = Bench()
+    requests = [bench.request(item, parameters={"beam": item % 3}) for item in range(31)]
+    results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    for call in bench.inner.calls[1:]:
+        assert {item % 3 for item in items_of(call)} == {call.parameters["beam"]}
+    assert len(bench.inner.calls) == 4
 
 
-def test_pipelines_over_one_model_share_no_call() -> None:
-    async def work() -> None:
-        bench = Bench()
-        other = Coalescing("other", 64, 1024 * 1024, OUTPUTS)
-        other.prove("1")
-        requests = [bench.request(item) for item in range(5)]
-        requests[3:] = [
-            replace(each, extensions=other.extended(replace(each, extensions=())).extensions) for each in requests[3:]
-        ]
-        results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-        assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [3, 4]]
-
-    run(work())
+@on_a_simulated_clock
+async def test_pipelines_over_one_model_share_no_call() -> None:
+    bench = Bench()
+    other = Coalescing("other", 64, 1024 * 1024, OUTPUTS)
+    other.prove("1")
+    requests = [bench.request(item) for item in range(5)]
+    requests[3:] = [
+        replace(each, extensions=other.extended(replace(each, extensions=())).extensions) for each in requests[3:]
+    ]
+    results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [3, 4]]
 
 
-def test_one_bad_item_fails_alone_within_the_budget() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(bad={40}))
-        results = await bench.results(range(65))
-        for item, result in enumerate(results):
-            if item != 40:
-                assert is_answer_of(result, item)
-        assert isinstance(results[40], ModelError)
-        assert results[40].upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
-        assert len(bench.inner.calls) - 1 == 13 <= budget_of(64)
-        assert bench.is_idle
-
-    run(work())
+@on_a_simulated_clock
+async def test_one_bad_item_fails_alone_within_the_budget() -> None:
+    bench = Bench(RowEngine(bad={40}))
+    results = await bench.results(range(65))
+    for item, result in enumerate(results):
+        if item != 40:
+            assert is_answer_of(result, item)
+    assert isinstance(results[40], ModelError)
+    assert results[40].upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
+    assert len(bench.inner.calls) - 1 == 13 <= budget_of(64)
+    assert bench.is_idle
 
 
-def test_many_bad_items_stay_within_the_budget_and_get_no_text_of_others() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(bad=set(range(1, 65))))
-        results = await bench.results(range(65))
-        assert len(bench.inner.calls) - 1 <= budget_of(64)
-        for item, result in enumerate(results[1:], 1):
-            assert isinstance(result, ModelError)
-            assert result.upstream in (None, UpstreamError("INTERNAL", f"item {item} is bad"))
-
-    run(work())
+@on_a_simulated_clock
+async def test_many_bad_items_stay_within_the_budget_and_get_no_text_of_others() -> None:
+    bench = Bench(RowEngine(bad=set(range(1, 65))))
+    results = await bench.results(range(65))
+    assert len(bench.inner.calls) - 1 <= budget_of(64)
+    for item, result in enumerate(results[1:], 1):
+        assert isinstance(result, ModelError)
+        assert result.upstream in (None, UpstreamError("INTERNAL", f"item {item} is bad"))
 
 
-def test_an_item_that_kills_the_process_is_not_sent_again() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(killers={40}))
-        results = await bench.results(range(65))
-        assert is_answer_of(results[0], 0)
-        assert all(isinstance(result, ModelNotReady) for result in results[1:])
-        assert sum(40 in items_of(call) for call in bench.inner.calls) == 1
-        assert len(set(map(id, results[1:]))) == 64, "each its own error, which its pipeline may complete"
-
-    run(work())
+@on_a_simulated_clock
+async def test_an_item_that_kills_the_process_is_not_sent_again() -> None:
+    bench = Bench(RowEngine(killers={40}))
+    results = await bench.results(range(65))
+    assert is_answer_of(results[0], 0)
+    assert all(isinstance(result, ModelNotReady) for result in results[1:])
+    assert sum(40 in items_of(call) for call in bench.inner.calls) == 1
+    assert len(set(map(id, results[1:]))) == 64, "each its own error, which its pipeline may complete"
 
 
 @pytest.mark.parametrize(
@@ -297,46 +270,39 @@ def test_an_item_that_kills_the_process_is_not_sent_again() -> None:
     ],
     ids=lambda error: f"{type(error).__name__} {error.upstream}",
 )
-def test_failures_that_concern_everybody_are_not_repeated(error: GatewayError) -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(error=error))
-        results = await bench.results(range(9))
-        assert all(type(result) is type(error) for result in results)
-        assert bench.inner.sizes == [1, 8]
-        assert bench.counted.repeats == 0
-
-    run(work())
+@on_a_simulated_clock
+async def test_failures_that_concern_everybody_are_not_repeated(error: GatewayError) -> None:
+    bench = Bench(RowEngine(error=error))
+    results = await bench.results(range(9))
+    assert all(type(result) is type(error) for result in results)
+    assert bench.inner.sizes == [1, 8]
+    assert bench.counted.repeats == 0
 
 
-def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> None:
+@on_a_simulated_clock
+async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> None:
     """Nothing below sends the items of several callers again after a failure."""
-
-    async def work() -> None:
-        bench = Bench()
-        requests = [bench.request(item) for item in range(3)]
-        await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-        call = bench.inner.calls[1]
-        assert not call.idempotent
-        assert call.extensions == ()
-        assert call.request_id not in {each.request_id for each in requests}
-        sent_as = requests[1].extensions[0].sent_as
-        assert sent_as is not None
-        assert (sent_as.notes, sent_as.request_id) == ({"shared_with": 1}, call.request_id)
-
-    run(work())
+    bench = Bench()
+    requests = [bench.request(item) for item in range(3)]
+    await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+    call = bench.inner.calls[1]
+    assert not call.idempotent
+    assert call.extensions == ()
+    assert call.request_id not in {each.request_id for each in requests}
+    sent_as = requests[1].extensions[0].sent_as
+    assert sent_as is not None
+    assert (sent_as.notes, sent_as.request_id) == ({"shared_with": 1}, call.request_id)
 
 
-def test_the_trace_of_a_sampled_request_is_that_of_the_call() -> None:
-    async def work() -> None:
-        bench = Bench()
-        traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
-        requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
-        await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-        assert bench.inner.calls[1].trace == traces[3]
-        sent_as = [each.extensions[0].sent_as for each in requests[1:]]
-        assert [each and each.trace for each in sent_as] == [traces[3]] * 3
-
-    run(work())
+@on_a_simulated_clock
+async def test_the_trace_of_a_sampled_request_is_that_of_the_call() -> None:
+    bench = Bench()
+    traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
+    requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
+    await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+    assert bench.inner.calls[1].trace == traces[3]
+    sent_as = [each.extensions[0].sent_as for each in requests[1:]]
+    assert [each and each.trace for each in sent_as] == [traces[3]] * 3
 
 
 def with_rows(change: Callable[[list[int]], list[int]]) -> Callable[[Outputs], Outputs]:
@@ -366,26 +332,22 @@ HOSTILE: dict[str, tuple[Callable[[Outputs], Outputs], str]] = {
 
 
 @pytest.mark.parametrize("habit", HOSTILE)
-def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+@on_a_simulated_clock
+async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pytest.LogCaptureFixture) -> None:
     distort, output = HOSTILE[habit]
-
-    async def work() -> None:
-        bench = Bench(RowEngine(distort=distort))
-        results = await bench.results(range(9))
-        assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        assert bench.inner.sizes == [1, 8] + [1] * 8
-        assert bench.coalescing.fault is not None
-        assert bench.coalescing.fault.output == output
-        assert not bench.coalescing.is_on
-        bench.coalescing.prove("1")
-        assert not bench.coalescing.is_on, "a second trial does not take back what a call has shown"
-        assert bench.coalescing.fault.output == output
-        assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
-        assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
-        assert [items for items, _ in bench.counted.calls] == bench.inner.sizes, "each call is counted"
-
-    with caplog.at_level(logging.ERROR):
-        run(work())
+    bench = Bench(RowEngine(distort=distort))
+    results = await bench.results(range(9))
+    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert bench.inner.sizes == [1, 8] + [1] * 8
+    assert bench.coalescing.fault is not None
+    assert bench.coalescing.fault.output == output
+    assert not bench.coalescing.is_on
+    bench.coalescing.prove("1")
+    assert not bench.coalescing.is_on, "a second trial does not take back what a call has shown"
+    assert bench.coalescing.fault.output == output
+    assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
+    assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
+    assert [items for items, _ in bench.counted.calls] == bench.inner.sizes, "each call is counted"
     assert [output in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -398,33 +360,27 @@ def flat(outputs: Outputs) -> Outputs:
     return {name: Tensor(name, each.datatype, each.array[:, 0]) for name, each in outputs.items()}
 
 
-def test_rows_without_their_dimension_of_size_1_are_cut() -> None:
+@on_a_simulated_clock
+async def test_rows_without_their_dimension_of_size_1_are_cut() -> None:
     """As a model writes them whose rows are `argmax(1)` for the dims [1]."""
-
-    async def work() -> None:
-        bench = Bench(RowEngine(distort=flat))
-        results = await bench.results(range(9))
-        for item, result in enumerate(results):
-            assert isinstance(result, InferenceResponse)
-            assert result.outputs["NEGATIVE"].array.tolist() == [-item]
-        assert bench.inner.sizes == [1, 8]
-
-    run(work())
+    bench = Bench(RowEngine(distort=flat))
+    results = await bench.results(range(9))
+    for item, result in enumerate(results):
+        assert isinstance(result, InferenceResponse)
+        assert result.outputs["NEGATIVE"].array.tolist() == [-item]
+    assert bench.inner.sizes == [1, 8]
 
 
-def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
+@on_a_simulated_clock
+async def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
     """With the dims [-1] it may be all elements of one row, or of several, even if it has as many as there are rows."""
-
-    async def work() -> None:
-        bench = Bench(RowEngine(distort=flat), outputs={"NEGATIVE": (-1,), "TEXT": (1,)})
-        results = await bench.results(range(9))
-        for item, result in enumerate(results):
-            assert isinstance(result, InferenceResponse)
-            assert result.outputs["NEGATIVE"].array.tolist() == [-item]
-        assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
-        assert fault_of(bench.coalescing) == "output 'NEGATIVE' has the shape [1] for 1 rows of [-1]"
-
-    run(work())
+    bench = Bench(RowEngine(distort=flat), outputs={"NEGATIVE": (-1,), "TEXT": (1,)})
+    results = await bench.results(range(9))
+    for item, result in enumerate(results):
+        assert isinstance(result, InferenceResponse)
+        assert result.outputs["NEGATIVE"].array.tolist() == [-item]
+    assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
+    assert fault_of(bench.coalescing) == "output 'NEGATIVE' has the shape [1] for 1 rows of [-1]"
 
 
 def detections(outputs: Outputs) -> Outputs:
@@ -434,153 +390,135 @@ def detections(outputs: Outputs) -> Outputs:
     return outputs | {"BOXES": Tensor("BOXES", "INT64", np.array(found, np.int64).reshape(-1, 1))}
 
 
-def test_a_response_with_other_rows_for_one_request_ends_shared_calls() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(distort=detections))
-        results = await bench.results(range(9))
-        assert bench.inner.sizes == [1] * 9
-        assert all(is_answer_of(result, item) for item, result in enumerate(results))
-        assert fault_of(bench.coalescing) == "output 'BOXES' has the shape [2, 1] for 1 rows"
-
-    run(work())
+@on_a_simulated_clock
+async def test_a_response_with_other_rows_for_one_request_ends_shared_calls() -> None:
+    bench = Bench(RowEngine(distort=detections))
+    results = await bench.results(range(9))
+    assert bench.inner.sizes == [1] * 9
+    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert fault_of(bench.coalescing) == "output 'BOXES' has the shape [2, 1] for 1 rows"
 
 
-def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(distort=without_text))
-        await bench.results(range(5))
-        other = Coalescing("p", 64, 1024, OUTPUTS)
-        other.prove("1")
-        bench.coalescing = other
-        bench.inner.calls.clear()
-        await bench.results(range(5))
-        assert bench.inner.sizes == [1] * 5
-
-    run(work())
+@on_a_simulated_clock
+async def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
+    bench = Bench(RowEngine(distort=without_text))
+    await bench.results(range(5))
+    other = Coalescing("p", 64, 1024, OUTPUTS)
+    other.prove("1")
+    bench.coalescing = other
+    bench.inner.calls.clear()
+    await bench.results(range(5))
+    assert bench.inner.sizes == [1] * 5
 
 
-def test_nobody_is_answered_by_a_version_without_a_trial() -> None:
-    async def work() -> None:
-        bench = Bench(calls=1)
-        first = asyncio.create_task(bench.infer(0))
-        await asyncio.sleep(0)
-        waiting = asyncio.gather(*map(bench.infer, range(1, 5)))
-        await asyncio.sleep(0.006)
-        bench.inner.version, bench.inner.distort = "2", with_rows(lambda items: items[::-1])
-        assert is_answer_of(await first, 0)
-        assert all(is_answer_of(result, item) for item, result in enumerate(await waiting, 1))
-        assert bench.inner.sizes == [1, 4, 1, 1, 1, 1]
-        assert bench.coalescing.needs_trial
-
-    run(work())
+@on_a_simulated_clock
+async def test_nobody_is_answered_by_a_version_without_a_trial() -> None:
+    bench = Bench(calls=1)
+    first = asyncio.create_task(bench.infer(0))
+    await asyncio.sleep(0)
+    waiting = asyncio.gather(*map(bench.infer, range(1, 5)))
+    await asyncio.sleep(0.006)
+    bench.inner.version, bench.inner.distort = "2", with_rows(lambda items: items[::-1])
+    assert is_answer_of(await first, 0)
+    assert all(is_answer_of(result, item) for item, result in enumerate(await waiting, 1))
+    assert bench.inner.sizes == [1, 4, 1, 1, 1, 1]
+    assert bench.coalescing.needs_trial
 
 
-def test_a_new_version_is_noticed_by_a_request_alone() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(version="2"))
-        await bench.infer(1)
-        assert bench.coalescing.needs_trial
-        bench.coalescing.prove("2")
-        assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(5))))
-        assert max(bench.inner.sizes) == 4
-
-    run(work())
+@on_a_simulated_clock
+async def test_a_new_version_is_noticed_by_a_request_alone() -> None:
+    bench = Bench(RowEngine(version="2"))
+    await bench.infer(1)
+    assert bench.coalescing.needs_trial
+    bench.coalescing.prove("2")
+    assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(5))))
+    assert max(bench.inner.sizes) == 4
 
 
-def test_a_deadline_concerns_only_its_own_caller() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(service_s=1.0))
-        first = asyncio.create_task(bench.infer(0))
-        await asyncio.sleep(0)
-        hasty = asyncio.create_task(bench.infer(1, timeout_s=1.5))
-        too_hasty = asyncio.create_task(bench.infer(2, timeout_s=0.5))
-        patient = asyncio.create_task(bench.infer(3))
-        results = await asyncio.gather(first, hasty, too_hasty, patient, return_exceptions=True)
-        assert is_answer_of(results[0], 0)
-        assert isinstance(results[1], DeadlineExceeded)
-        assert isinstance(results[2], DeadlineExceeded)
-        assert is_answer_of(results[3], 3)
-        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 3]]
-        assert bench.inner.cancelled == 0
-
-    run(work())
+@on_a_simulated_clock
+async def test_a_deadline_concerns_only_its_own_caller() -> None:
+    bench = Bench(RowEngine(service_s=1.0))
+    first = asyncio.create_task(bench.infer(0))
+    await asyncio.sleep(0)
+    hasty = asyncio.create_task(bench.infer(1, timeout_s=1.5))
+    too_hasty = asyncio.create_task(bench.infer(2, timeout_s=0.5))
+    patient = asyncio.create_task(bench.infer(3))
+    results = await asyncio.gather(first, hasty, too_hasty, patient, return_exceptions=True)
+    assert is_answer_of(results[0], 0)
+    assert isinstance(results[1], DeadlineExceeded)
+    assert isinstance(results[2], DeadlineExceeded)
+    assert is_answer_of(results[3], 3)
+    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 3]]
+    assert bench.inner.cancelled == 0
 
 
-def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_the_call() -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(service_s=1.0))
-        tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
-        await asyncio.sleep(1.5)
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert bench.inner.cancelled == 0
-        assert is_answer_of(await tasks[2], 2)
+@on_a_simulated_clock
+async def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_the_call() -> None:
+    bench = Bench(RowEngine(service_s=1.0))
+    tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+    await asyncio.sleep(1.5)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    assert bench.inner.cancelled == 0
+    assert is_answer_of(await tasks[2], 2)
 
-        tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
-        await asyncio.sleep(1.5)
-        for task in tasks[1:]:
-            task.cancel()
-        await asyncio.wait(tasks)
-        await asyncio.sleep(0)
-        assert bench.inner.cancelled == 1
-        assert bench.is_idle
-
-    run(work())
+    tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+    await asyncio.sleep(1.5)
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    assert bench.inner.cancelled == 1
+    assert bench.is_idle
 
 
-def test_the_last_to_leave_cancels_also_a_call_for_a_half() -> None:
+@on_a_simulated_clock
+async def test_the_last_to_leave_cancels_also_a_call_for_a_half() -> None:
     """The other half has its answers already."""
-
-    async def work() -> None:
-        bench = Bench(RowEngine(service_s=1.0, bad={4}))
-        tasks = [asyncio.create_task(bench.infer(item)) for item in range(5)]
-        await asyncio.sleep(3.5)  # 0; 1 to 4; 1 and 2; now 3 and 4 are under way
-        assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
-        for task in tasks[3:]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert all(is_answer_of(result, item) for item, result in enumerate(results[:3]))
-        assert bench.inner.cancelled == 1
-        assert bench.is_idle
-
-    run(work())
+    bench = Bench(RowEngine(service_s=1.0, bad={4}))
+    tasks = [asyncio.create_task(bench.infer(item)) for item in range(5)]
+    await asyncio.sleep(3.5)  # 0; 1 to 4; 1 and 2; now 3 and 4 are under way
+    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
+    for task in tasks[3:]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert all(is_answer_of(result, item) for item, result in enumerate(results[:3]))
+    assert bench.inner.cancelled == 1
+    assert bench.is_idle
 
 
-def test_requests_of_a_model_that_often_fails_share_no_calls_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        bench = Bench(RowEngine(bad={3}))
-        for _ in range(SPLITS):
-            await bench.results(range(5))
-        bench.inner.calls.clear()
+@on_a_simulated_clock
+async def test_requests_of_a_model_that_often_fails_share_no_calls_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(RowEngine(bad={3}))
+    for _ in range(SPLITS):
         await bench.results(range(5))
-        assert bench.inner.sizes == [1] * 5
-        await asyncio.sleep(PAUSE_S)
-        bench.inner.calls.clear()
-        await bench.results([0, 1, 2, 4])
-        assert bench.inner.sizes == [1, 3]
-
-    with caplog.at_level(logging.WARNING):
-        run(work())
+    bench.inner.calls.clear()
+    await bench.results(range(5))
+    assert bench.inner.sizes == [1] * 5
+    await asyncio.sleep(PAUSE_S)
+    bench.inner.calls.clear()
+    await bench.results([0, 1, 2, 4])
+    assert bench.inner.sizes == [1, 3]
     assert len(caplog.records) == 1
 
 
-def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
-    async def work() -> None:
-        def broken(outputs: Outputs) -> Outputs:
-            raise ZeroDivisionError
+@on_a_simulated_clock
+async def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
+    def broken(outputs: Outputs) -> Outputs:
+        raise ZeroDivisionError
 
-        bench = Bench()
-        first = asyncio.create_task(bench.infer(0))
-        await asyncio.sleep(0)
-        waiting = asyncio.create_task(bench.results([1, 2]))
-        await asyncio.sleep(0.006)
-        bench.inner.distort = broken
-        assert is_answer_of(await first, 0)
-        assert all(isinstance(result, ZeroDivisionError) for result in await waiting)
-        assert bench.is_idle
-
-    run(work())
+    bench = Bench()
+    first = asyncio.create_task(bench.infer(0))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(bench.results([1, 2]))
+    await asyncio.sleep(0.006)
+    bench.inner.distort = broken
+    assert is_answer_of(await first, 0)
+    assert all(isinstance(result, ZeroDivisionError) for result in await waiting)
+    assert bench.is_idle
 
 
 def _engine_errors() -> list[type[GatewayError]]:
@@ -639,63 +577,58 @@ CLIENTS = st.lists(
     max_items=st.sampled_from([4, 8, 64]),
     service_ms=st.sampled_from([3, 10, 30]),
 )
-def test_no_answer_ever_reaches_the_wrong_caller(
+@on_a_simulated_clock
+async def test_no_answer_ever_reaches_the_wrong_caller(
     clients: list[Client], calls: int, max_items: int, service_ms: int
 ) -> None:
     """Random arrivals, failures, deaths of the process, cancellations and deadlines."""
+    owned = [list(range(100 * number, 100 * number + client.rows)) for number, client in enumerate(clients, 1)]
+    by_habit = {
+        habit: {item for client, items in zip(clients, owned, strict=True) if client.habit == habit for item in items}
+        for habit in ("bad", "killer")
+    }
+    engine = RowEngine(by_habit["bad"], by_habit["killer"], service_ms / 1000)
+    bench = Bench(engine, calls=calls, max_items=max_items)
 
-    async def work() -> None:
-        owned = [list(range(100 * number, 100 * number + client.rows)) for number, client in enumerate(clients, 1)]
-        by_habit = {
-            habit: {
-                item for client, items in zip(clients, owned, strict=True) if client.habit == habit for item in items
-            }
-            for habit in ("bad", "killer")
-        }
-        engine = RowEngine(by_habit["bad"], by_habit["killer"], service_ms / 1000)
-        bench = Bench(engine, calls=calls, max_items=max_items)
+    async def visit(client: Client, items: list[int]) -> InferenceResponse:
+        await asyncio.sleep(client.arrives_ms / 1000)
+        request = bench.request(*items, parameters={"beam": client.beam})
+        return await bench.engine.infer(request, Deadline.after(client.timeout_ms / 1000))
 
-        async def visit(client: Client, items: list[int]) -> InferenceResponse:
-            await asyncio.sleep(client.arrives_ms / 1000)
-            request = bench.request(*items, parameters={"beam": client.beam})
-            return await bench.engine.infer(request, Deadline.after(client.timeout_ms / 1000))
+    async def leave(client: Client, task: asyncio.Task[InferenceResponse]) -> None:
+        if client.leaves_ms is not None:
+            await asyncio.sleep((client.arrives_ms + client.leaves_ms) / 1000)
+            task.cancel()
 
-        async def leave(client: Client, task: asyncio.Task[InferenceResponse]) -> None:
-            if client.leaves_ms is not None:
-                await asyncio.sleep((client.arrives_ms + client.leaves_ms) / 1000)
-                task.cancel()
+    tasks = [asyncio.create_task(visit(*each)) for each in zip(clients, owned, strict=True)]
+    leaving = [asyncio.create_task(leave(*each)) for each in zip(clients, tasks, strict=True)]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*leaving)
+    await asyncio.sleep(1)
 
-        tasks = [asyncio.create_task(visit(*each)) for each in zip(clients, owned, strict=True)]
-        leaving = [asyncio.create_task(leave(*each)) for each in zip(clients, tasks, strict=True)]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*leaving)
-        await asyncio.sleep(1)
-
-        seen_beams = [{clients[item // 100 - 1].beam for item in items_of(call)} for call in engine.calls]
-        assert all(len(beams) == 1 for beams in seen_beams)
-        assert all(
-            sum(items[0] in items_of(call) for call in engine.calls) <= 1
-            for items in owned
-            if items[0] in by_habit["killer"]
-        )
-        for client, items, result in zip(clients, owned, results, strict=True):
-            if isinstance(result, InferenceResponse):
-                assert is_answer_of(result, *items)
-                assert client.habit == "good"
-            elif isinstance(result, ModelError):
-                assert client.habit == "bad" or (result.upstream is None and by_habit["bad"])
-                assert result.upstream is None or int(result.upstream.message.split()[1]) in items
-            elif isinstance(result, asyncio.CancelledError):
-                assert client.leaves_ms is not None
-            elif isinstance(result, DeadlineExceeded):
-                assert client.timeout_ms < 1000 or len(clients) * service_ms > 300
-            else:
-                assert isinstance(result, ModelNotReady)
-                assert by_habit["killer"]
-        assert bench.is_idle
-        assert engine.running == 0
-
-    run(work())
+    seen_beams = [{clients[item // 100 - 1].beam for item in items_of(call)} for call in engine.calls]
+    assert all(len(beams) == 1 for beams in seen_beams)
+    assert all(
+        sum(items[0] in items_of(call) for call in engine.calls) <= 1
+        for items in owned
+        if items[0] in by_habit["killer"]
+    )
+    for client, items, result in zip(clients, owned, results, strict=True):
+        if isinstance(result, InferenceResponse):
+            assert is_answer_of(result, *items)
+            assert client.habit == "good"
+        elif isinstance(result, ModelError):
+            assert client.habit == "bad" or (result.upstream is None and by_habit["bad"])
+            assert result.upstream is None or int(result.upstream.message.split()[1]) in items
+        elif isinstance(result, asyncio.CancelledError):
+            assert client.leaves_ms is not None
+        elif isinstance(result, DeadlineExceeded):
+            assert client.timeout_ms < 1000 or len(clients) * service_ms > 300
+        else:
+            assert isinstance(result, ModelNotReady)
+            assert by_habit["killer"]
+    assert bench.is_idle
+    assert engine.running == 0
 
 
 def test_tensors_in_the_memory_of_a_body_are_copied() -> None:

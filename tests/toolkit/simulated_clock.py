@@ -2,7 +2,8 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -46,3 +47,13 @@ def simulated(work: Coroutine[Any, Any, R]) -> R:
             return loop.run_until_complete(work)
     finally:
         loop.close()
+
+
+def on_a_simulated_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs each call of an asynchronous test on the simulated clock."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        simulated(test(*arguments, **named))
+
+    return run

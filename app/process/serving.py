@@ -45,6 +45,7 @@ from app.streams.quota import KeepLimits
 from app.streams.store import StreamStore
 
 WITHIN_S = 1.0
+HTTP_PORT = "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
 
 
 async def wrong_address(url: str) -> str | None:
@@ -63,9 +64,7 @@ async def wrong_address(url: str) -> str | None:
                 return f"the host name '{host}' is not known"
             with closing(writer):
                 writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n")
-                if (await reader.read(7)).startswith(b"HTTP/1."):  # a gRPC port does not answer so
-                    only = "the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
-                    return f"an HTTP server answers there; {only}"
+                return HTTP_PORT if (await reader.read(7)).startswith(b"HTTP/1.") else None
     return None
 
 

@@ -128,7 +128,12 @@ def members_of(text: memoryview) -> Iterator[tuple[str, memoryview]]:
         position, character = next(marks, at_end)
         if character == "}" and is_empty and _is_blank(text[start:position]):
             break
-        name = _name_in(text[start:position], character)
+        if character != ":":
+            raise malformed()
+        try:
+            name = _decode_name(text[start:position])
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise malformed() from exc
         start = position + 1
         position, character = next(marks, at_end)
         if character not in {",", "}"}:
@@ -187,16 +192,6 @@ def _marks_between_members(text: memoryview) -> Iterator[tuple[int, str]]:
     for marks in marks_of(text, commas_to_depth=1):
         kept = (marks.depths <= 0) | ((marks.depths == 1) & _IS_BETWEEN_MEMBERS[marks.characters])
         yield from zip(marks.positions[kept].tolist(), marks.characters[kept].tobytes().decode("ascii"), strict=True)
-
-
-def _name_in(segment: memoryview, character: str) -> str:
-    """The name of a member, which ``character`` follows. Raises InvalidJson."""
-    if character != ":":
-        raise malformed()
-    try:
-        return _decode_name(segment)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise malformed() from exc
 
 
 def _is_blank(text: memoryview) -> bool:

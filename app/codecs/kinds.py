@@ -87,17 +87,16 @@ def from_one_element_of(kind: str) -> FromArray:
 
 
 def _from_bytes_of(kind: str) -> Callable[[bytes], Any]:
+    def from_json(text: bytes) -> Any:
+        """Python's own writer, which many models use, writes NaN and Infinity. They become None. Raises ValueError."""
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            return json.loads(text, parse_constant=lambda _: None)
+
     if kind == "text":
         return lambda value: value.decode("utf-8", "replace")
-    return _from_json if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
-
-
-def _from_json(text: bytes) -> Any:
-    """Python's own writer, which many models use, writes NaN and Infinity. They become None. Raises ValueError."""
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return json.loads(text, parse_constant=lambda _: None)
+    return from_json if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
 
 
 def kind_fits(kind: str, tensor: TensorSpec) -> bool:
@@ -310,23 +309,16 @@ def as_datatype(array: Array, datatype: str) -> Array | None:
     were_floats = array.dtype.kind not in "biu"
     if datatype == BYTES or array.dtype.kind == "O" or (were_floats and not is_float):
         return None
+    if is_float:
+        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        high = float(info.max) if were_floats else 2 ** (info.nmant + 1)
+        low: float = -high
+    else:
+        low, high = (0, 1) if datatype == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     wide = array.astype(np.float64) if were_floats else array
     finite = wide[np.isfinite(wide)]
-    if finite.size:
-        low, high = _range_of(datatype, of_floats=were_floats)
-        if finite.min().item() < low or finite.max().item() > high:
-            return None
-    return array.astype(dtype)
-
-
-def _range_of(datatype: str, *, of_floats: bool) -> tuple[float, float]:
-    """The numbers that a datatype holds: floats rounded, integers exactly."""
-    dtype = DTYPE_BY_DATATYPE[datatype]
-    if datatype in FLOAT_DATATYPES:
-        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-        high = float(info.max) if of_floats else 2 ** (info.nmant + 1)
-        return -high, high
-    return (0, 1) if datatype == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    is_held = not finite.size or low <= finite.min().item() <= finite.max().item() <= high
+    return array.astype(dtype) if is_held else None
 
 
 def is_bare_item(tensor: TensorSpec) -> bool:

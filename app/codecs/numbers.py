@@ -236,7 +236,12 @@ class NumberLists:
                     piece = piece.translate(_BRACKETS_TO_SPACES)  # noqa: PLW2901 - without its brackets
                 numbers = self.codec.decode(b"[" + piece + b"]")
             except msgspec.ValidationError as exc:
-                raise _with_place(exc, start, shape) from None
+                # With the position of the number in the whole array.
+                problem = str(exc)
+                if found := _INDEX.search(problem):
+                    index = np.unravel_index(min(start + int(found[1]), size - 1), shape)
+                    problem = problem.replace(found[0], "$" + "".join(f"[{each}]" for each in index))
+                raise msgspec.ValidationError(problem) from None
             start += len(numbers)
             if start > size:
                 break
@@ -277,27 +282,25 @@ def _flat_size(text: memoryview) -> int:
 
 
 def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
-    """Returns the brackets and commas, whether there are numbers, and whether there are empty lists."""
+    """Returns the brackets and commas, whether there are numbers, and whether there are empty lists.
+
+    Raises ValueError or InvalidJson.
+    """
     skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
     for start in range(0, len(text), PIECE_BYTES):
         piece = bytes(text[start : start + PIECE_BYTES])
         piece = last + (piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece)
         if b'"' in piece or b"{" in piece:
             raise ValueError("holds something other than numbers")
-        has_empty_lists |= _has_empty_lists(np.frombuffer(piece, dtype=np.uint8))
+        opens, closes, commas = (np.frombuffer(piece, np.uint8) == code for code in (_OPENING, _CLOSING, _COMMA))
+        if (opens[1:] > (opens | commas)[:-1]).any() or (closes[:-1] > (closes | commas)[1:]).any():
+            raise malformed()  # a comma is missing between a list and an adjacent number or list
+        has_empty_lists |= bool((opens[:-1] & closes[1:]).any())
         marks = piece[len(last) :].translate(None, _NO_SKELETON)
         has_numbers |= len(marks) < len(piece) - len(last)
         skeleton += marks
         last = piece[-1:]
     return skeleton, has_numbers, has_empty_lists
-
-
-def _has_empty_lists(characters: Array) -> bool:
-    """Raises InvalidJson if a comma is missing between a list and an adjacent number or list."""
-    opens, closes, commas = (characters == code for code in (_OPENING, _CLOSING, _COMMA))
-    if (opens[1:] > (opens | commas)[:-1]).any() or (closes[:-1] > (closes | commas)[1:]).any():
-        raise malformed()
-    return bool((opens[:-1] & closes[1:]).any())
 
 
 def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:
@@ -330,13 +333,3 @@ def _pieces_of(text: memoryview) -> Iterator[bytes]:
         yield piece[:cut]
         start, size = start + cut + 1, PIECE_BYTES
     yield bytes(text[start:])
-
-
-def _with_place(exc: msgspec.ValidationError, start: int, shape: tuple[int, ...]) -> msgspec.ValidationError:
-    """Returns the error of a flat piece with the position of the number in the whole array."""
-
-    def place(found: re.Match[str]) -> str:
-        index = min(start + int(found[1]), math.prod(shape) - 1)
-        return "$" + "".join(f"[{each}]" for each in np.unravel_index(index, shape))
-
-    return msgspec.ValidationError(_INDEX.sub(place, str(exc)))

@@ -42,7 +42,8 @@ class ContentForm:
 
     def has_extra_marker(self, prompt: str, messages: Sequence[Message]) -> bool:
         """Whether the prompt has other markers than those of the images: the model would mistake texts for images."""
-        images = images_in(messages)
+        contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
+        images: int = sum(part == IMAGE for content in contents for part in content)
         if not images or self.has_parts or self.marker is None or NUMBER in self.marker:
             return False
         return prompt.count(self.marker) != images
@@ -57,11 +58,6 @@ class ContentForm:
         if part["type"] != IMAGE["type"]:
             return str(part["text"])
         return (self.marker or "").replace(NUMBER, str(next(numbers)))
-
-
-def images_in(messages: Sequence[Message]) -> int:
-    contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
-    return sum(part == IMAGE for content in contents for part in content)
 
 
 def content_form_of(render: Callable[[Content], str], marker: str | None) -> ContentForm:

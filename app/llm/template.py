@@ -208,16 +208,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 @pass_context
+def _measured(context: Context, value: Any) -> Any:
+    return context.parent[_BUDGET].copied(value)
+
+
+@pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
     spend: Callable[[], None] = context.parent[_BUDGET].spend
     for item in items:
         spend()
         yield item
-
-
-@pass_context
-def _measured(context: Context, value: Any) -> Any:
-    return context.parent[_BUDGET].copied(value)
 
 
 def _tojson(
@@ -274,22 +274,14 @@ _ENVIRONMENT.globals |= {
 class _Counting(NodeTransformer):
     """Counts the turns of each loop, and the characters that each expression copies."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the name is jinja2's
-        node.iter = _filtered(node.iter, "counted")
-        return self.generic_visit(node)
-
-    def _visit_copying(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "measured")
-
-    visit_Add = visit_Concat = visit_Filter = _visit_copying  # noqa: N815
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        return self._visit_copying(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
-
-
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        if isinstance(node, nodes.For):
+            node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
+        super().generic_visit(node, *args, **kwargs)
+        copies = isinstance(node, nodes.Add | nodes.Concat | nodes.Filter) or (
+            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        )
+        return nodes.Filter(node, "measured", [], [], None, None, lineno=node.lineno) if copies else node
 
 
 def _characters_in(value: Any) -> int:

@@ -68,7 +68,11 @@ async def turn(catalog: Catalog) -> None:
 class TestFollowingTheModels:
     async def test_a_pipeline_is_served_when_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
         engine.unready = {"plain"}
-        catalog = await loaded(engine, path)
+        write(path, FILE)
+        catalog = Catalog(engine, path)
+        catalog.load_file()
+        assert not catalog.is_ready
+        await turn(catalog)
         assert not catalog.is_ready
         with pytest.raises(ModelNotReady, match="model not ready"):
             catalog.pipeline("p")
@@ -76,12 +80,6 @@ class TestFollowingTheModels:
         await turn(catalog)
         assert catalog.is_ready
         assert catalog.pipeline("p").config == PLAIN
-
-    async def test_before_the_first_refresh_nothing_is_ready(self, engine: FakeEngine, path: Path) -> None:
-        write(path, FILE)
-        catalog = Catalog(engine, path)
-        catalog.load_file()
-        assert not catalog.is_ready
 
     async def test_the_error_for_an_unknown_name_suggests_a_name(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
@@ -108,23 +106,11 @@ class TestFollowingTheModels:
         await turn(catalog)
         assert catalog.pipeline("p").inputs[0].tensor.dims == (2,)
 
-    async def test_the_same_signature_is_compiled_once(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
-        pipeline = catalog.pipeline("p")
-        await turn(catalog)
-        assert catalog.pipeline("p") is pipeline
-
     async def test_an_optional_pipeline_does_not_affect_readiness(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: absent, readiness: optional}\n")
         assert catalog.is_ready
         catalog = await loaded(engine, path, FILE + "  q: {model: absent}\n")
         assert not catalog.is_ready
-
-    async def test_an_unreadable_step_delays_only_its_own_pipeline(self, engine: FakeEngine, path: Path) -> None:
-        engine.configs = {"whole": ensemble("whole", model("X FP32 [1]", "Y FP32 [1]", name="absent")), "plain": PLAIN}
-        catalog = await loaded(engine, path, "pipelines:\n  a: {model: whole}\n  b: {model: plain}\n")
-        assert catalog.entries["a"].state is VersionState.MODEL_NOT_READY
-        assert catalog.entries["b"].state is VersionState.READY
 
 
 class TestWithoutAFile:
@@ -238,13 +224,6 @@ class TestFollowingTheFile:
         )
         with pytest.raises(ModelNotReady, match="misconfigured"):
             catalog.pipeline("p")
-
-    async def test_a_mismatch_is_logged_once(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, outputs: {y: {tensor: NOPE}}}\n")
-        await turn(catalog)
-        assert len(caplog.records) == 1
 
 
 class TestReloading:
@@ -492,39 +471,38 @@ class TestAskingTriton:
         await turn(catalog)
         assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
 
-    async def test_the_error_names_a_missing_step(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("faulty", "detail", "problem"),
+        [
+            (
+                {"unready": {"plain"}, "faults": {"plain": "its engine has died"}},
+                "Model 'plain' does not work: its engine has died.",
+                "'plain' is loaded, but its engine has died",
+            ),
+            (
+                {"unready": {"plain"}, "reason": "no module named 'torch' in /models"},
+                "Triton has not loaded model 'plain'.",
+                "Triton says: no module named 'torch'",
+            ),
+            ({"odd": {"plain"}}, "The configuration of model 'plain' cannot be read.", "ZeroDivisionError"),
+            (
+                {"configs": {"plain": ensemble("plain", dataclasses.replace(PLAIN, name="plane"))}},
+                "Triton has no model 'plane', which 'plain' runs; did you mean 'plain'?",
+                "pipelines.p.model 'plane', which 'plain' runs is not a model",
+            ),
+        ],
+        ids=["fault", "reason", "configuration", "step"],
+    )
+    async def test_the_reason_for_a_missing_model_is_shown_and_logged(
+        self, path: Path, caplog: pytest.LogCaptureFixture, faulty: dict[str, Any], detail: str, problem: str
     ) -> None:
-        engine.configs["whole"] = ensemble("whole", dataclasses.replace(PLAIN, name="plane"))
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: whole}\n")
-        assert catalog.entries["p"].state_detail == (
-            "Triton has no model 'plane', which 'whole' runs; did you mean 'plain'?"
-        )
-        assert "pipelines.p.model 'plane', which 'whole' runs is not a model" in caplog.text
-
-    async def test_a_fault_that_the_engine_knows_is_the_reason(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Triton reports the model as ready, so only the gateway knows why it is not."""
-        engine.unready, engine.faults = {"plain"}, {"plain": "its engine has died"}
-        catalog = await loaded(engine, path)
-        assert catalog.entries["p"].state_detail == "Model 'plain' does not work: its engine has died."
-        assert "'plain' is loaded, but its engine has died" in caplog.text
-
-    async def test_the_reason_of_triton_is_logged_and_not_shown(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine.unready, engine.reason = {"plain"}, "no module named 'torch' in /models"
-        catalog = await loaded(engine, path)
-        assert catalog.entries["p"].state_detail == "Triton has not loaded model 'plain'."
-        assert "Triton says: no module named 'torch'" in caplog.text
-
-    async def test_an_unexpected_config_error_affects_one_model(self, path: Path) -> None:
-        engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="odd"))
-        engine.odd = {"odd"}
-        catalog = await loaded(engine, path, FILE + "  q: {model: odd}\n")
-        assert catalog.entries["q"].state_detail == "The configuration of model 'odd' cannot be read."
-        assert catalog.entries["p"].state is VersionState.READY
+        engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="other"))
+        for name, value in faulty.items():
+            setattr(engine, name, value if name != "configs" else engine.configs | value)
+        catalog = await loaded(engine, path, FILE + "  q: {model: other}\n")
+        assert catalog.entries["p"].state_detail == detail
+        assert problem in caplog.text
+        assert catalog.entries["q"].state is VersionState.READY
 
     async def test_loss_and_return_of_triton_are_logged_once_each(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
@@ -575,7 +553,7 @@ class WaitingEngine(FakeEngine):
         self.asked.append(model)
         while len(self.asked) < self.together:
             await asyncio.sleep(0)
-        return True
+        return await super().model_ready(model, version)
 
     async def model_config(self, model: str, version: str = "") -> ModelConfig:
         if model in self.odd:

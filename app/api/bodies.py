@@ -5,7 +5,7 @@ Inflates bodies with a Content-Encoding in pieces, up to the limit of a body.
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from email.message import Message
 from functools import lru_cache, partial
@@ -44,8 +44,9 @@ async def read_json_of_any(exchange: Exchange, limits: Limits, pipelines: Iterab
     Call ``check_size`` when the pipeline is known. ``pipelines`` is not iterated for a body within ``limits``.
     """
     size = _declared_size(exchange)
-    is_within = size is not None and size <= limits.max_body_bytes
-    return await read_json(exchange, limits if is_within else limits.of_any(pipelines))
+    if size is None or size > limits.max_body_bytes:
+        limits = max([limits, *map(limits.of, pipelines)], key=lambda each: each.max_body_bytes)
+    return await read_json(exchange, limits)
 
 
 def check_size(size: int, limits: Limits) -> None:
@@ -54,21 +55,21 @@ def check_size(size: int, limits: Limits) -> None:
         raise _too_large(limits, f"The body has {size} bytes, more")
 
 
-def read_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> Awaitable[memoryview]:
-    """Reads a body without a Content-Encoding. Raises UnsupportedMediaType, and the errors of ``receive_body``."""
+async def read_body(
+    exchange: Exchange, limits: Limits, *, tensor_at: int | None = None, decodes: bool = False
+) -> memoryview:
+    """Receives the body unchanged.
+
+    ``tensor_at``: where in the body the first tensor begins, as for TensorMemory; None: nowhere. ``decodes``: whether
+    the caller decodes the Content-Encoding.
+
+    Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
+    """
     encoding = exchange.header(b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in {"identity", ""}:
+    if encoding is not None and not decodes and encoding.strip().lower() not in {"identity", ""}:
         raise UnsupportedMediaType(
             "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
         )
-    return receive_body(exchange, limits, tensor_at=tensor_at)
-
-
-async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
-    """Receives the body unchanged. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
-
-    ``tensor_at``: where in the body the first tensor begins, as for TensorMemory; None: nowhere.
-    """
     body = exchange.connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
     if body is not None:
         exchange.hold(len(body))

@@ -118,9 +118,9 @@ class Inference:
 
         Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
         """
-        call = self.call(exchange, target, deadline_of(exchange, timeout_s))
-        call.claim.check(call.deadline)
-        return call
+        deadline, claim = deadline_of(exchange, timeout_s), self.admission_of(target).claim_of(exchange.caller)
+        claim.check(deadline)
+        return InferenceCall(target, claim, deadline, exchange.record)
 
     def call(self, exchange: Exchange, target: Target, deadline: Deadline) -> InferenceCall:
         return InferenceCall(target, self.admission_of(target).claim_of(exchange.caller), deadline, exchange.record)

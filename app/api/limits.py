@@ -1,9 +1,8 @@
 """The limits that the routes share."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from app.pipelines.pipeline import Pipeline, Target
+from app.pipelines.pipeline import Target
 
 OWN_KEY = "`limits.body_bytes` of the pipeline"
 
@@ -30,7 +29,3 @@ class Limits:
         if own > self.max_bytes_in_flight:
             return replace(self, max_body_bytes=self.max_bytes_in_flight, body_key="GATEWAY_MAX_BYTES_IN_FLIGHT")
         return replace(self, max_body_bytes=own, body_key=OWN_KEY)
-
-    def of_any(self, pipelines: Iterable[Pipeline]) -> "Limits":
-        """The limits of a body that tells which of these pipelines it is for: no limit of a body is larger."""
-        return max([self, *map(self.of, pipelines)], key=lambda limits: limits.max_body_bytes)

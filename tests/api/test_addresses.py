@@ -96,6 +96,7 @@ class TestHead:
     async def test_head_of_metrics_has_a_length(self, api: Served) -> None:
         head = await api.admin.head("/metrics")
         assert (head.status_code, int(head.headers["content-length"]) > 0) == (200, True)
+        assert (await api.admin.head("/metrics/triton")).status_code == 404
 
     async def test_head_of_a_stream_does_not_wait_for_its_events(self, api: Served, wire: httpx.AsyncClient) -> None:
         api.engine.answers = [word(b"a", 1), 5.0, FINAL]

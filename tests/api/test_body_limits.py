@@ -157,8 +157,3 @@ async def test_vllm_with_images_accepts_64_mib(tmp_path: Path, keys: dict[str, A
     async with served(FakeEngine.of(VLLM, text_only), tmp_path / "gateway.yaml", limits=limits) as api:
         found = (await api.client.get("/v1/pipelines/llm")).json()["limits"]
     assert (found["body_bytes"], found["queue"]) == (size, keys.get("limits", {}).get("queue", 256))
-
-
-def test_a_gateway_without_pipelines_has_the_limits_of_all() -> None:
-    """Also a worker that starts while Triton cannot be reached passes steps on."""
-    assert LIMITS.of_any(()) == LIMITS

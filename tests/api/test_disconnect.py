@@ -29,13 +29,6 @@ async def test_a_disconnect_cancels_the_work() -> None:
         await asyncio.wait_for(work(connection, 3600), 20)
 
 
-async def test_a_disconnect_before_the_work_cancels_the_work() -> None:
-    connection = FakeConnection()
-    connection.lose()
-    with pytest.raises(ClientClosedRequest):
-        await asyncio.wait_for(work(connection, 3600), 20)
-
-
 async def test_the_task_can_be_used_after_a_disconnect() -> None:
     connection = FakeConnection()
     connection.lose()

@@ -1,26 +1,10 @@
 """One request: its address, its headers, and the memory that it holds."""
 
-import pytest
-
 from app.api.body_memory import ByteBudget
 from tests.toolkit.exchange import exchange_with
 from tests.toolkit.gateway import Served
 
 IMAGE = {"image": "iVBORw0KGgo="}
-
-
-@pytest.mark.parametrize("path", ["read", "r%65ad", "nothing", "read/stream"])
-async def test_every_answer_has_an_id_and_its_time(api: Served, path: str) -> None:
-    answer = await api.client.post(f"/v1/pipelines/{path}", json=IMAGE)
-    assert answer.status_code == {"nothing": 404, "read/stream": 400}.get(path, 200)
-    assert answer.headers["x-request-id"]
-    assert answer.headers["server-timing"].startswith("gateway;dur=")
-
-
-@pytest.mark.parametrize("path", ["/v1/pipelines/read/", "/v1/pipelines/a/b/stream", "/v1/pipelines//stream", "/v1"])
-async def test_an_address_without_a_route_is_404(api: Served, path: str) -> None:
-    answer = await api.client.post(path, json=IMAGE)
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
 async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app import __version__
 from app.api.access import allows_model, check_model
-from app.api.bodies import inflated, off_loop, receive_body
+from app.api.bodies import inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Answering, Found
@@ -198,17 +198,17 @@ class OipEndpoints:
         return signature, self._inference.begin(exchange, signature, timeout_s)
 
     async def _content_of(self, exchange: Exchange, *, tensor_at: int | None = None) -> memoryview:
-        """The body, inflated. Raises UnsupportedMediaType, InvalidRequest, and the errors of ``receive_body``.
+        """The body, inflated. Raises InvalidRequest, and the errors of ``read_body``.
 
-        ``tensor_at``: as for ``receive_body``, for a body that is not compressed.
+        ``tensor_at``: as for ``read_body``, for a body that is not compressed.
         """
-        encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
+        encoding, limits = (exchange.header(b"content-encoding") or "").strip().lower(), self._limits
         if encoding in {"identity", ""}:
-            return await receive_body(exchange, self._limits, tensor_at=tensor_at)
+            return await read_body(exchange, limits, tensor_at=tensor_at)
         if encoding not in {"gzip", "deflate"}:
             hint = "Content-Encoding may be gzip or deflate."
             raise UnsupportedMediaType("Unsupported compression type.", hint=hint)
-        return await inflated(exchange, await receive_body(exchange, self._limits), self._limits)
+        return await inflated(exchange, await read_body(exchange, limits, decodes=True), limits)
 
     async def _only_response(
         self, exchange: Exchange, call: InferenceCall, request: InferenceRequest
@@ -280,7 +280,7 @@ class OipEndpoints:
         return JsonResponse({"model_stats": self._visible(exchange, stats["model_stats"])})
 
     async def index(self, exchange: Exchange, _found: Found) -> Response:
-        body = await receive_body(exchange, self._limits)
+        body = await read_body(exchange, self._limits, decodes=True)
         try:
             wanted = msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
         except (ValueError, RecursionError) as exc:

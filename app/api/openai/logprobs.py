@@ -32,13 +32,13 @@ def completion_logprobs(tokens: Sequence[Alternatives] | None, offset: int) -> V
     """``offset``: the number of characters before the first token."""
     if tokens is None:
         return None
-    texts = [_text_of(_chosen(token)) for token in tokens]
-    offsets = list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)]
+    chosen = [next(iter(token.values()), {}) for token in tokens]
+    texts = list(map(_text_of, chosen))
     return {
         "tokens": texts,
-        "token_logprobs": [_logprob_of(_chosen(token)) for token in tokens],
+        "token_logprobs": list(map(_logprob_of, chosen)),
         "top_logprobs": [{_text_of(each): _logprob_of(each) for each in token.values()} for token in tokens],
-        "text_offset": offsets,
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)],
     }
 
 
@@ -46,19 +46,12 @@ def chat_logprobs(tokens: Sequence[Alternatives] | None, most: int) -> Values | 
     """``most``: the number of alternatives for a token."""
     if tokens is None:
         return None
-    content = [
-        {**_described(_chosen(token)), "top_logprobs": [_described(each) for each in _most_probable(token)[:most]]}
-        for token in tokens
-    ]
+    content = []
+    for token in tokens:
+        probable = sorted(token.values(), key=_logprob_of, reverse=True)[:most]
+        chosen = _described(next(iter(token.values()), {}))
+        content.append({**chosen, "top_logprobs": list(map(_described, probable))})
     return {"content": content, "refusal": None}
-
-
-def _chosen(token: Alternatives) -> Mapping[str, Any]:
-    return next(iter(token.values()), {})
-
-
-def _most_probable(token: Alternatives) -> list[Mapping[str, Any]]:
-    return sorted(token.values(), key=_logprob_of, reverse=True)
 
 
 def _described(alternative: Mapping[str, Any]) -> Values:

@@ -7,11 +7,13 @@ pipeline.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from app.api.openai import text_routes
 from app.api.openai.chat_messages import CallMessage, PlainMessage, TextPart
-from app.api.openai.embeddings import MAX_INPUTS, OpenAIEmbeddings, Texts
+from app.api.openai.embeddings import MAX_INPUTS, EmbeddingsRoute, OpenAIEmbeddings, Texts
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Neutral
 from app.api.openai.openai_errors import OpenAIError, openai_status_of
 from app.api.openai.openai_models import OpenAIModel, OpenAIModelList, ids_of
+from app.api.openai.requests import Door
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.text_answers import (
     OpenAIChatCompletion,
@@ -19,7 +21,6 @@ from app.api.openai.text_answers import (
     OpenAICompletion,
     OpenAICompletionChunk,
 )
-from app.api.openai.text_routes import Choices, Logprobs, OneText, Stop, StreamOptions
 from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi import (
     INFERENCE_ERRORS,
@@ -35,13 +36,15 @@ from app.core import errors
 from app.core.errors import GatewayError
 from app.core.json import TEXT, Schema, const_of, enum_of, one_of, schema_of
 from app.pipelines.examples import example_of
-from app.pipelines.openai_mapping import EmbeddingsForm, OpenAIMapping, TextForm
+from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from app.pipelines.parameters import TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 
 ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": OpenAIError}}, openai_status_of)
 Form = TypeVar("Form", TextForm, EmbeddingsForm)
+Described = tuple[Schema, Schema]
+"""The schema of a body, and an example without its ``model``."""
 _DESCRIPTION = "As OpenAI's API, so that its clients work. Fields that would change the answer are refused."
 _SUMMARIES = {
     "create_completion": "Continue a text",
@@ -72,34 +75,34 @@ def tags_of(_visible: Visible) -> Mapping[str, str]:
 
 
 def completions(visible: Visible) -> Iterator[Operation]:
-    def schema(pipeline: Pipeline, form: TextForm) -> Schema:
-        fields = {"prompt": schema_of(OneText)}, _text_fields(pipeline, form) | {"echo": schema_of(bool | None)}
-        return _schema(pipeline, form, *fields) | {"dependentSchemas": _OPTIONS_OF_STREAMS}
+    def described(pipeline: Pipeline, form: TextForm) -> Described:
+        fields = _text_fields(pipeline, form) | {"echo": schema_of(bool | None)}
+        schema = _schema(pipeline, form, {"prompt": schema_of(text_routes.OneText)}, fields)
+        return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}, {"prompt": _example_text(pipeline, form.prompt)}
 
-    served = _served(visible, lambda openai: openai.completions)
-    examples = {each.name: {"prompt": _example_text(each, form.prompt)} for each, form in served}
+    served = _served(visible, text_routes.CompletionsRoute)
     ok = _text_answer(OpenAICompletion, OpenAICompletionChunk, served)
-    yield from _inference("create_completion", ok, served, schema, examples)
+    yield from _inference("create_completion", ok, served, described)
 
 
 def chat(visible: Visible) -> Iterator[Operation]:
-    def schema(pipeline: Pipeline, form: TextForm) -> Schema:
+    def described(pipeline: Pipeline, form: TextForm) -> Described:
         messages = {"type": "array", "items": _message(form), "minItems": 1}
-        found = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form) | _chat_fields(form))
+        schema = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form) | _chat_fields(form))
         if form.images is not None:  # they may be in the messages
             names = form.field_by_parameter
-            found["required"] = [name for name in found["required"] if names.get(name) != form.images.input]
-        return found | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
+            schema["required"] = [name for name in schema["required"] if names.get(name) != form.images.input]
+        example = {"messages": [{"role": "user", "content": "Hello"}]}
+        return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}, example
 
-    served = _served(visible, lambda openai: openai.chat)
-    examples = {each.name: {"messages": [{"role": "user", "content": "Hello"}]} for each, _ in served}
+    served = _served(visible, text_routes.ChatRoute)
     ok = _text_answer(OpenAIChatCompletion, OpenAIChatCompletionChunk, served)
     further = (errors.ToolCallMissing, errors.FormatMismatch)
-    yield from _inference("create_chat_completion", ok, served, schema, examples, *further)
+    yield from _inference("create_chat_completion", ok, served, described, *further)
 
 
 def embeddings(visible: Visible) -> Iterator[Operation]:
-    def schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
+    def described(pipeline: Pipeline, form: EmbeddingsForm) -> Described:
         forms = [schema_of(str), schema_of(Texts)]
         if form.takes_tokens:
             tokens = schema_of(TokenIds)
@@ -107,16 +110,15 @@ def embeddings(visible: Visible) -> Iterator[Operation]:
         fields = _neutral(NEUTRAL_OF_EMBEDDINGS) | {"encoding_format": schema_of(Literal["float", "base64"] | None)}
         if form.length > 0:
             fields["dimensions"] = enum_of([form.length, None])
-        return _schema(pipeline, form, {"input": {"anyOf": forms}}, fields)
+        example = {"input": [_example_text(pipeline, form.input)]}
+        return _schema(pipeline, form, {"input": {"anyOf": forms}}, fields), example
 
-    served = _served(visible, lambda openai: openai.embeddings)
-    examples = {each.name: {"input": [_example_text(each, form.input)]} for each, form in served}
     ok = json_answer("A vector for each text", OpenAIEmbeddings)
-    yield from _inference("create_embedding", ok, served, schema, examples)
+    yield from _inference("create_embedding", ok, _served(visible, EmbeddingsRoute), described)
 
 
-def _served(visible: Visible, pick: Callable[[OpenAIMapping], Form | None]) -> Sequence[tuple[Pipeline, Form]]:
-    found = ((each, None if each.openai is None else pick(each.openai)) for each in visible.pipelines)
+def _served(visible: Visible, door: type[Door[Form]]) -> Sequence[tuple[Pipeline, Form]]:
+    found = ((each, None if each.openai is None else door.form_of(each.openai)) for each in visible.pipelines)
     return [(pipeline, form) for pipeline, form in found if form is not None]
 
 
@@ -128,25 +130,23 @@ def _inference(
     name: str,
     ok: Schema,
     served: Sequence[tuple[Pipeline, Form]],
-    schema: Callable[[Pipeline, Form], Schema],
-    examples: Mapping[str, Schema],
+    described: Callable[[Pipeline, Form], Described],
     *further: type[GatewayError],
 ) -> Iterator[Operation]:
     """Nothing for an address that no pipeline serves."""
+    schemas: list[Schema] = []
+    examples: Schema = {}
+    for pipeline, form in served:
+        schema, example = described(pipeline, form)
+        schemas.append(schema)
+        value = {"model": pipeline.name, **example}
+        examples[pipeline.name] = {"summary": "A valid request", "value": value}
     if served:
-        schemas = [schema(pipeline, form) for pipeline, form in served]
-        values = {each: {"summary": "A valid request", "value": {"model": each, **examples[each]}} for each in examples}
-        body = {"application/json": {"schema": one_of(schemas), "examples": values}}
+        body = {"application/json": {"schema": one_of(schemas), "examples": examples}}
         possible = (errors.UnknownPipeline, *INFERENCE_ERRORS, *further)
+        summary, parameters = _SUMMARIES[name], [TIMEOUT_HEADER]
         yield Operation(
-            name,
-            "openai",
-            {200: ok},
-            possible,
-            [TIMEOUT_HEADER],
-            body,
-            summary=_SUMMARIES[name],
-            description=_DESCRIPTION,
+            name, "openai", {200: ok}, possible, parameters, body, summary=summary, description=_DESCRIPTION
         )
 
 
@@ -176,11 +176,18 @@ def _message(form: TextForm) -> Schema:
 def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
     fields = _neutral(NEUTRAL_OF_TEXTS)
-    fields |= {"stop": schema_of(Stop | None), "stream": enum_of([False, None]), "n": schema_of(Choices | None)}
+    fields |= {
+        "stop": schema_of(text_routes.Stop | None),
+        "stream": enum_of([False, None]),
+        "n": schema_of(text_routes.Choices | None),
+    }
     if form.logprobs is not None:
-        fields |= {"logprobs": schema_of(Logprobs | None), "top_logprobs": schema_of(Logprobs | None)}
+        fields |= {
+            "logprobs": schema_of(text_routes.Logprobs | None),
+            "top_logprobs": schema_of(text_routes.Logprobs | None),
+        }
     if pipeline.spec.stream is not None:
-        fields |= {"stream": schema_of(bool | None), "stream_options": schema_of(StreamOptions | None)}
+        fields |= {"stream": schema_of(bool | None), "stream_options": schema_of(text_routes.StreamOptions | None)}
     return fields
 
 

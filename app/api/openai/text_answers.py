@@ -183,7 +183,7 @@ class TextAnswer(Answer):
         choice = self._choices[response.choice]
         choice.add(response)
         if self._streams and choice.piece:
-            return self._chunk([self.chunk_choice(response.choice, choice.take())])
+            return {**self._head, "choices": [self.chunk_choice(response.choice, choice.take())], **self._usage}
         return None
 
     def finish(self, error: GatewayError | None = None) -> Ending:
@@ -194,13 +194,10 @@ class TextAnswer(Answer):
         if not self._streams:
             choices = [self.choice(*each) for each in pieces]
             return Ending(early_exit, [self._head | {"choices": choices} | ({} if usage is None else {"usage": usage})])
-        chunks = [self._chunk([self.chunk_choice(*each)]) for each in pieces]
+        chunks: list[Values] = [{**self._head, "choices": [self.chunk_choice(*each)], **self._usage} for each in pieces]
         if self._usage and usage is not None:
             chunks.append(self._head | {"choices": [], "usage": usage})
         return Ending(early_exit, chunks)
-
-    def _chunk(self, choices: Sequence[Values]) -> Values:
-        return {**self._head, "choices": choices, **self._usage}
 
     @abstractmethod
     def choice(self, index: int, piece: Piece) -> Values:

@@ -42,13 +42,6 @@ def spans(number: int, count: int) -> list[TritonSpan]:
     return [TritonSpan(f"{number:032x}", f"{place:016x}", "s", 0, 1) for place in range(count)]
 
 
-def test_a_request_has_the_spans_of_its_trace(kept: Explanations) -> None:
-    own = request(1)
-    kept.keep("", own)
-    kept.add(spans(1, 3) + spans(2, 3))
-    assert (len(own.spans), own.dropped) == (3, 0)
-
-
 def test_two_requests_of_one_trace_have_its_spans_on_their_own_clocks(kept: Explanations) -> None:
     first, second = Explained("a", "p", "0" * 32, 0), Explained("b", "p", "0" * 32, 1_000_000)
     kept.keep("", first)

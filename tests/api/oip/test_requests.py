@@ -293,12 +293,14 @@ async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
 async def test_a_decoupled_model_can_answer_with_one_response(api: Served) -> None:
     prompt = {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     word, end = response(tensor("TEXT", "BYTES", [b"b"]), is_final=False), InferenceResponse({}, is_final=True)
-    api.engine.answers = [word, end]
+    api.engine.answers = [InferenceResponse({}), word, end]
     answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
     assert answer.json()["outputs"][0]["data"] == ["b"]
-    api.engine.answers = [word, word, end]
-    answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
-    assert error_of(answer)[0] == 400
+    for answers in ([word, word, end], [end]):
+        api.engine.answers = answers
+        answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
+        assert error_of(answer)[0] == 400
+        assert error_of(answer)[1].startswith("generate expects model to produce exactly 1 response")
 
 
 class WatchedInflater:

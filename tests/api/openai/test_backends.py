@@ -78,21 +78,6 @@ async def test_usage_is_the_sum_of_the_counts(api: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "sent"),
-    [
-        ({"max_completion_tokens": 5}, {"max_tokens": 5}),
-        ({"temperature": 0, "top_p": 0.5, "seed": 3}, {"temperature": 0, "top_p": 0.5, "seed": 3}),
-        ({"min_tokens": 2, "ignore_eos": True, "top_k": 4}, {"min_tokens": 2, "ignore_eos": True, "top_k": 4}),
-        ({"min_p": 0.1, "repetition_penalty": 1.2}, {"min_p": 0.1, "repetition_penalty": 1.2}),
-        ({"stop": "\n"}, {"stop": ["\n"]}),
-    ],
-)
-async def test_a_field_reaches_the_backend(api: Served, body: Any, sent: Any) -> None:
-    assert (await chat(api, **body)).status_code == 200
-    assert sampling(api) == {"max_tokens": 1024, **sent}
-
-
-@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"temperature": 3}, "temperature"),
@@ -111,11 +96,6 @@ async def test_a_field_reaches_the_backend(api: Served, body: Any, sent: Any) ->
 async def test_a_wrong_field_never_reaches_the_backend(api: Served, body: Any, param: str) -> None:
     assert refusal(await chat(api, **body)) == (400, "invalid_input", param)
     assert api.engine.requests == []
-
-
-async def test_a_stop_text_also_ends_the_text_here(api: Served) -> None:
-    answer = (await chat(api, stop=["l"])).json()["choices"][0]
-    assert (answer["message"]["content"], answer["finish_reason"]) == ("He", "stop")
 
 
 async def test_the_text_may_end_with_the_stop_text(api: Served) -> None:

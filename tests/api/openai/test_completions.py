@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import ModelError
-from tests.api.openai.conftest import HELLO, Api, chunks, refusal, word
+from tests.api.openai.conftest import HELLO, Api, chunks, refusal
 from tests.toolkit.models import refusal as refused_by_model
 from tests.toolkit.models import response, tensor
 
@@ -70,11 +70,6 @@ class TestWhole:
         assert answer.headers["x-early-exit"] == "nothing"
         assert answer.json()["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
 
-    async def test_metrics_count_the_request_under_its_pipeline(self, complete: Any, api: Api) -> None:
-        await complete()
-        page = (await api.admin.get("/metrics")).text
-        assert 'triton_gateway_requests_total{outcome="ok",pipeline="write",transport="unary"} 1.0' in page
-
 
 class TestStop:
     async def test_the_text_ends_before_stop_and_the_model_is_cancelled(self, complete: Any, api: Api) -> None:
@@ -85,9 +80,6 @@ class TestStop:
         await api.gateway.inference.canceller.close()
         assert [request.model for request in api.engine.requests] == ["writer", "writer"]
         assert api.engine.requests[1].inputs[0].name == "CANCEL"
-
-    async def test_a_stop_text_may_span_several_responses(self, complete: Any) -> None:
-        assert (await complete(stop=["xx", "elloy", "ello y"])).json()["choices"][0]["text"] == "H"
 
     async def test_a_stream_ends_at_the_stop_text(self, complete: Any, api: Api) -> None:
         events = chunks(await complete(stop=["o y"], stream=True))
@@ -154,35 +146,19 @@ class TestStream:
         assert last["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert (last["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
 
-    async def test_one_response_becomes_one_chunk(self, complete: Any, api: Api) -> None:
-        api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
-        events = chunks(await complete(model="echo", stream=True))
-        assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["yes", ""]
-
-    async def test_characters_split_between_responses_are_joined(self, complete: Any, api: Api) -> None:
-        first, second = "\U0001f600".encode()[:2], "\U0001f600".encode()[2:]
-        api.engine.answers = [word(first), word(second, why=b"stop")]
-        events = chunks(await complete(stream=True))
-        assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["\U0001f600", ""]
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("body", "param"),
         [
-            ({"n": 0}, "n"),
             ({"n": True}, "n"),
             ({"best_of": 2}, "best_of"),
             ({"logprobs": 1}, "logprobs"),
-            ({"logit_bias": {"5": 1}}, "logit_bias"),
             ({"suffix": "x"}, "suffix"),
             ({"presence_penalty": 0.5}, "presence_penalty"),
-            ({"user": 5}, "user"),
-            ({"foo": 1}, "foo"),
             ({"max_tokens": 65}, "max_tokens"),
             ({"max_tokens": "9"}, "max_tokens"),
             ({"max_completion_tokens": 9}, "max_completion_tokens"),
-            ({"temperature": 3}, "temperature"),
             ({"stop": ["a"] * 5}, "stop"),
             ({"stop": [""]}, "stop"),
             ({"stop": "x" * 257}, "stop"),
@@ -209,7 +185,6 @@ class TestRefusals:
             ({"tools": [{"type": "function"}]}, "tools"),
             ({"response_format": {"type": "xml"}}, "response_format"),
             ({"logprobs": True}, "logprobs"),
-            ({"reasoning_effort": "low"}, "reasoning_effort"),
             ({"max_completion_tokens": 65}, "max_completion_tokens"),
             ({"messages": None}, "messages"),
             ({"messages": []}, "messages"),
@@ -226,16 +201,9 @@ class TestRefusals:
         assert (status, code) == (400, "invalid_input")
         assert str(found).startswith(param)
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {"n": 1, "best_of": 1, "echo": False, "logit_bias": {}, "suffix": "", "presence_penalty": 0.0},
-            {"stop": None, "seed": None, "stream": None, "stream_options": None, "user": None, "logprobs": None},
-        ],
-        ids=["neutral", "null"],
-    )
-    async def test_default_values_of_unsupported_fields_are_accepted(self, complete: Any, body: dict[str, Any]) -> None:
-        assert (await complete(**body)).status_code == 200
+    async def test_null_means_absent(self, complete: Any) -> None:
+        nulls = dict.fromkeys(("stop", "seed", "stream", "stream_options", "user", "logprobs"))
+        assert (await complete(**nulls, presence_penalty=0.0)).status_code == 200
 
     @pytest.mark.parametrize(
         ("message", "expected"),
@@ -287,14 +255,3 @@ class TestRefusals:
     async def test_error_messages_do_not_repeat_the_input(self, complete: Any) -> None:
         for body in ({"n": "secret"}, {"stop": [["secret"]]}, {"seed": "secret"}, {"prompt": {"secret": 1}}):
             assert "secret" not in (await complete(**body)).text
-
-    async def test_requests_are_rejected_while_draining(self, complete: Any, api: Api) -> None:
-        api.gateway.inference.workload.is_draining = True
-        answer = await complete()
-        assert refusal(answer) == (503, "draining", None)
-        assert answer.headers["x-should-retry"] == "true"
-        assert answer.headers["retry-after"] == "1"
-
-    async def test_a_large_prompt_is_accepted(self, api: Api, complete: Any) -> None:
-        assert (await complete(prompt="x" * 60_000)).status_code == 200
-        assert sent(api)[0] == "x" * 60_000

@@ -83,13 +83,6 @@ def test_the_tables_of_this_file_are_complete() -> None:
     assert set(OF_EMBEDDINGS) == set(NEUTRAL_OF_EMBEDDINGS)
 
 
-@pytest.mark.parametrize("field", OF_TEXTS)
-async def test_a_neutral_field_is_accepted(complete: Any, chat: Any, field: str) -> None:
-    body = {field: OF_TEXTS[field]}
-    assert [(await complete(**body)).status_code, (await chat(**body)).status_code] == [200, 200]
-    assert (await chat(**body, stream=True)).status_code == 200
-
-
 async def test_neutral_fields_do_not_reach_the_model(chat: Any, api: Api) -> None:
     plain = (await chat(max_tokens=9)).json()
     neutral = {name: value for name, value in OF_TEXTS.items() if name != "top_p"}  # the pipeline has top_p
@@ -104,11 +97,6 @@ async def test_neutral_fields_of_embeddings_are_accepted(api: Api) -> None:
     body = {"model": "embed", "input": "Hi", "encoding_format": "float"} | OF_EMBEDDINGS
     answer = await api.client.post("/v1/embeddings", json=body)
     assert answer.json()["data"][0]["embedding"] == [1.0, 2.0]
-
-
-async def test_a_field_of_the_pipeline_is_not_ignored(complete: Any, api: Api) -> None:
-    assert (await complete(top_p=0.5)).status_code == 200
-    assert api.engine.requests[0].parameters["top_p"] == 0.5
 
 
 async def test_a_text_part_may_be_a_breakpoint_of_the_cache(chat: Any) -> None:

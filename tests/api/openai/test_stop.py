@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,24 +24,6 @@ def cut_by_definition(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     return text, False
 
 
-@pytest.mark.parametrize(
-    ("pieces", "stops", "text"),
-    [
-        (["one two"], [" two"], "one"),
-        (["one\n", "\ntwo"], ["\n\n"], "one"),
-        (["a", "b", "c", "d"], ["bcd"], "a"),
-        (["aab"], ["ab"], "a"),
-        (["abcd"], ["bcd", "c"], "ab"),
-        (["xabc"], ["abc", "bc"], "x"),
-        (["no stop"], ["stopped"], "no stop"),
-        (["ends with sto"], ["stop"], "ends with sto"),
-        (["\U0001f600", "!"], ["\U0001f600!"], ""),
-    ],
-)
-def test_the_text_ends_before_the_stop_text(pieces: list[str], stops: list[str], text: str) -> None:
-    assert cut(pieces, stops)[0] == text
-
-
 def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
     matcher = StopMatcher(["END"])
     assert [matcher.add(piece) for piece in ("one E", "N", "ter ", "E")] == ["one ", "", "ENter ", ""]
@@ -52,12 +33,6 @@ def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
 def test_the_text_may_end_with_the_stop_text() -> None:
     matcher = StopMatcher(["bcd", "c"], keeps_stop=True)
     assert [matcher.add(piece) for piece in ("a", "b", "cd", "e")] == ["a", "", "bc", ""]
-
-
-def test_no_text_follows_a_stop_text() -> None:
-    matcher = StopMatcher(["."])
-    assert [matcher.add(piece) for piece in ("a.b", "c.", "d")] == ["a", "", ""]
-    assert matcher.rest() == ""
 
 
 @given(

@@ -50,6 +50,7 @@ _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
 _LONGEST_PAUSE_S = 1.0
 """Longest pause within a message that does not fit the prefetch limit, on a busy machine."""
+_ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError)
 _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all addresses|errors resolving )")
 
 
@@ -82,7 +83,7 @@ class GrpcioTransport:
         except TimeoutError as exc:
             call.cancel()
             raise RpcError("DEADLINE_EXCEEDED", "the deadline passed while the request was sent") from exc
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+        except _ERRORS as exc:
             raise rpc_error_of(exc) from exc
         except asyncio.CancelledError:
             call.cancel()
@@ -117,7 +118,7 @@ class GrpcioUnaryCall:
             return await self._call  # type: ignore[no-any-return]
         except asyncio.CancelledError as exc:
             raise RpcError("CANCELLED", "the caller cancelled the call") from exc
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+        except _ERRORS as exc:
             raise rpc_error_of(exc) from exc
 
 
@@ -148,23 +149,20 @@ class GrpcioStreamCall:
         while not self._prefetched:
             if self._end is not None:
                 raise self._end
-            await self._message_or_end()
+            self._changed.clear()
+            self.waits_since = time.monotonic()
+            try:
+                await self._changed.wait()
+            finally:
+                self.waits_since = None
+                interruption, self._interruption = self._interruption, None
+            if interruption is not None and not self._prefetched:
+                raise interruption
         message = self._prefetched.popleft()
         if self._prefetched_bytes >= _PREFETCH_BYTES:
             self._changed.set()
         self._prefetched_bytes -= len(message)
         return message
-
-    async def _message_or_end(self) -> None:
-        self._changed.clear()
-        self.waits_since = time.monotonic()
-        try:
-            await self._changed.wait()
-        finally:
-            self.waits_since = None
-            interruption, self._interruption = self._interruption, None
-        if interruption is not None and not self._prefetched:
-            raise interruption
 
     def time_arrivals(self) -> None:
         """A no-op: every message is read as it arrives."""
@@ -192,7 +190,11 @@ class GrpcioStreamCall:
         try:
             reads_since = time.monotonic()
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._note_arrival(reads_since)
+                now = time.monotonic()
+                self.is_behind = self.is_behind and now - reads_since < WAITED_S
+                if self.arrived is not None:
+                    self.gap_s = now - self.arrived
+                self.arrived = now
                 self._prefetched.append(message)
                 self._prefetched_bytes += len(message)
                 self._has_large |= len(message) > _PREFETCH_BYTES
@@ -206,18 +208,11 @@ class GrpcioStreamCall:
             self._end = StopAsyncIteration()
         except asyncio.CancelledError:
             self._end = RpcError("CANCELLED", "the call was closed")
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+        except _ERRORS as exc:
             self._end = rpc_error_of(exc)
         except Exception as exc:
             self._end = exc
         self._changed.set()
-
-    def _note_arrival(self, reads_since: float) -> None:
-        now = time.monotonic()
-        self.is_behind = self.is_behind and now - reads_since < WAITED_S
-        if self.arrived is not None:
-            self.gap_s = now - self.arrived
-        self.arrived = now
 
 
 def _deadline_passed() -> RpcError:

@@ -25,14 +25,6 @@ def test_frames_do_not_depend_on_the_split(frames: list[Frame], data: st.DataObj
     assert found == frames
 
 
-def test_frames_are_decoded_byte_by_byte() -> None:
-    frames = [Frame(0, 1, 3, b"abc"), Frame(6, 0, 0, b"")]
-    buffer, found = FrameBuffer(LIMIT), []
-    for byte in joined(frames):
-        found += buffer.frames(bytes([byte]))
-    assert found == frames
-
-
 def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     data = bytearray(frame_bytes(0, 0, 1))
     data[5] |= 0x80

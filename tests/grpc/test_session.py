@@ -118,12 +118,6 @@ def test_a_header_block_larger_than_a_frame_is_continued(session: Session, size:
     assert peer.received(stream_id) == b"question"
 
 
-def test_stream_ids_are_odd_and_increase(session: Session, peer: Peer) -> None:
-    assert [session.open(REQUEST, b"") for _ in range(3)] == [1, 3, 5]
-    peer.exchange()
-    assert len([event for event in peer.seen if isinstance(event, h2.events.RequestReceived)]) == 3
-
-
 def test_a_large_body_waits_for_the_servers_windows(session: Session, peer: Peer) -> None:
     body = bytes(range(256)) * 4096  # 1 MiB; the server's windows are 65,535 bytes
     stream_id = session.open(REQUEST, body)
@@ -339,12 +333,6 @@ def test_a_window_of_zero_delays_the_body(session: Session) -> None:
     more = frame_bytes(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", 4))
     assert list(session.receive(more)) == []
     assert sent(session) == frame_bytes(frames.DATA, frames.END_STREAM, stream_id, b"body")
-
-
-def test_an_empty_body_needs_no_window(session: Session) -> None:
-    list(session.receive(frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))))
-    stream_id = session.open(REQUEST, b"")
-    assert sent(session).endswith(frame_bytes(frames.DATA, frames.END_STREAM, stream_id))
 
 
 def test_an_early_response_stops_the_request(session: Session) -> None:

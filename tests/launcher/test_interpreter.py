@@ -12,18 +12,18 @@ def interpreter(version, library_folder=SHARED):
     return Interpreter(Path(f"/usr/bin/python{version[1]}"), version, library_folder)
 
 
-@pytest.mark.parametrize("minor", [10, 11, 12])
-def test_shared_3_10_to_3_12_run_models(minor):
-    assert interpreter((3, minor)).runs_models
-
-
-@pytest.mark.parametrize("unfit", [interpreter((3, 9)), interpreter((3, 13)), interpreter((3, 12), None)])
-def test_other_versions_and_static_pythons_do_not_run_models(unfit):
-    assert not unfit.runs_models
-
-
-def test_a_library_on_the_loader_path_is_sufficient():
-    assert interpreter((3, 11), "").runs_models
+@pytest.mark.parametrize(
+    ("version", "library_folder", "runs"),
+    [
+        *(((3, minor), SHARED, True) for minor in (10, 11, 12)),
+        ((3, 11), "", True),
+        ((3, 9), SHARED, False),
+        ((3, 13), SHARED, False),
+        ((3, 12), None, False),
+    ],
+)
+def test_3_10_to_3_12_with_a_shared_library_run_models(version, library_folder, runs):
+    assert interpreter(version, library_folder).runs_models is runs
 
 
 def test_the_first_suitable_interpreter_is_chosen():
@@ -34,9 +34,6 @@ def test_the_first_suitable_interpreter_is_chosen():
         Path("d"): interpreter((3, 12)),
     }
     assert choose(answers, answers.get, lambda found: found.runs_models) == answers[Path("c")]
-
-
-def test_no_interpreter_is_chosen_if_none_is_suitable():
     assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
 
 

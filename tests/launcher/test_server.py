@@ -19,7 +19,7 @@ from app.launcher import launch
 from app.launcher import process as process_module
 from app.launcher.embedded_triton import EmbeddedTriton, Loading
 from app.launcher.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
-from app.launcher.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
+from app.launcher.machine import StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
 from tests.toolkit.processes import is_free
 from tests.toolkit.waiting import eventually
 
@@ -197,27 +197,6 @@ async def test_the_error_has_the_reason_of_a_model_that_failed_once(options, add
     assert starts.read_bytes() == b"."
 
 
-async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_model):
-    step = (
-        'model_name: "ident" model_version: -1 input_map { key: "NOPE" value: "X" } output_map { key: "Y" value: "Y" }'
-    )
-    tensors = 'name: "{}" data_type: TYPE_FP32 dims: [1]'
-    add_model(
-        "chain",
-        config=f'platform: "ensemble" input {{{{ {tensors.format("X")} }}}} output {{{{ {tensors.format("Y")} }}}} '
-        f"ensemble_scheduling {{{{ step {{{{ {step.replace('{', '{{').replace('}', '}}')} }}}} }}}}",
-    )
-    with pytest.raises(StartFailed, match=r"NOPE"):
-        await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
-
-
-async def test_a_name_that_a_shell_splits_is_refused_at_once(options, add_model):
-    """Triton 2.51 would wait for the model's process without end."""
-    add_model("bert base")
-    with pytest.raises(RepositoryUnservable, match=r"'bert base': the folder is 'bert base', and Triton 2.51 never"):
-        await EmbeddedTriton(options).start()
-
-
 @pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
 async def test_a_full_disk_for_temporary_files_is_an_error(options, monkeypatch, create):
     def full(*_, **__):
@@ -238,12 +217,6 @@ async def test_a_disk_that_fills_up_during_the_start_keeps_no_folder(options, mo
     with pytest.raises(StartFailed, match="No space left on device"):
         await EmbeddedTriton(options).start()
     assert not list((tmp_path / "temporary").iterdir())
-
-
-async def test_another_backend_is_an_error(options, add_model):
-    add_model("detector", config='backend: "onnxruntime"')
-    with pytest.raises(RepositoryUnservable, match="detector"):
-        await EmbeddedTriton(options).start()
 
 
 async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):

@@ -41,23 +41,21 @@ def test_the_backend_is_linked_with_the_matching_stub(models_venv, tmp_path):
     assert all(each.is_file() for each in linked.values())
 
 
-def test_numpy_2_is_an_error(venv, install):
-    install("nvidia-pytriton", "0.7.0")
-    install("numpy", "2.1.3")
-    with pytest.raises(ModelEnvironmentUnfit, match=r"numpy 2\.1\.3.*corrupts.*numpy<2"):
-        ModelEnvironment.of(venv)
-
-
-def test_missing_numpy_is_an_error(venv):
-    with pytest.raises(ModelEnvironmentUnfit, match="has no numpy, and it does not hold the wheel") as caught:
+@pytest.mark.parametrize(
+    ("installed", "text"),
+    [
+        ({"nvidia-pytriton": "0.7.0", "numpy": "2.1.3"}, r"numpy 2\.1\.3.*corrupts.*numpy<2"),
+        ({"numpy": "1.26.4"}, "does not hold the wheel"),
+        ({}, "has no numpy, and it does not hold the wheel"),
+    ],
+    ids=["numpy 2", "no wheel", "nothing"],
+)
+def test_an_incomplete_environment_is_an_error_with_its_remedy(venv, install, installed, text):
+    for name, version in installed.items():
+        install(name, version)
+    with pytest.raises(ModelEnvironmentUnfit, match=text) as caught:
         ModelEnvironment.of(venv)
     assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)
-
-
-def test_a_missing_wheel_is_an_error(venv, install):
-    install("numpy", "1.26.4")
-    with pytest.raises(ModelEnvironmentUnfit, match="does not hold the wheel"):
-        ModelEnvironment.of(venv)
 
 
 def test_the_error_for_a_missing_environment_has_a_remedy(tmp_path):

@@ -237,24 +237,3 @@ async def answering(message: bytes) -> AsyncIterator[str]:
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(None)
-
-
-HTTP2_PREFACE = 24
-HTTP2_EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-
-
-@asynccontextmanager
-async def closing_after_a_request() -> AsyncIterator[str]:
-    """Yields the address of a server that accepts a connection, reads a request, and closes the connection."""
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(HTTP2_PREFACE)
-        writer.write(HTTP2_EMPTY_SETTINGS)
-        await reader.readuntil(b"ModelInfer")
-        await asyncio.sleep(0.05)
-        writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"{host}:{port}"

@@ -109,49 +109,6 @@ async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Trans
         await asyncio.sleep(0.02)
 
 
-class LateCall:
-    """A call whose next message takes longer than the previous messages."""
-
-    def __init__(self, *, is_behind: bool = False, is_receiving: bool = False) -> None:
-        self.arrived: float | None = time.monotonic()
-        self.gap_s: float | None = 0.1
-        self.is_behind = is_behind
-        self.is_receiving = is_receiving
-        self.has_message = True
-        self._due = time.monotonic() + 0.3
-
-    def __aiter__(self) -> "LateCall":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self.has_message:
-            raise StopAsyncIteration
-        await asyncio.sleep(self._due - time.monotonic())
-        self.has_message = False
-        return b""
-
-    def done(self) -> bool:
-        return False
-
-    def time_arrivals(self) -> None: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize("is_behind", [True, False])
-async def test_cancelling_a_slow_reader_ignores_the_previous_pace(is_behind: bool) -> None:
-    """The pace of buffered messages does not predict the next response of the model."""
-    call = LateCall(is_behind=is_behind)
-    await abandon(call)
-    assert call.has_message is not is_behind
-
-
-async def test_a_call_is_not_cancelled_in_the_middle_of_a_response() -> None:
-    call = LateCall(is_receiving=True)
-    await abandon(call)
-    assert not call.has_message
-
-
 @dataclass
 class SteadyCall:
     """Messages that arrive after the given gaps, in seconds of the simulated clock."""
@@ -188,11 +145,11 @@ class SteadyCall:
     def time_arrivals(self) -> None: ...
 
 
-def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0) -> SteadyCall:
+def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0, **more: bool) -> SteadyCall:
     """Abandons a stream after its first messages."""
 
     async def run() -> SteadyCall:
-        call = SteadyCall(gaps)
+        call = SteadyCall(gaps, **more)
         for _ in range(read):
             await anext(call)  # type: ignore[call-overload]
         call.stall_s = stall_s
@@ -218,6 +175,15 @@ def test_a_stream_with_pauses_is_cancelled_early_in_a_pause(gap_s: float, within
     assert call.cancelled_after_s is not None
     assert min(gap_s / 4, 0.1) <= call.cancelled_after_s + 1e-6 <= gap_s / 2 + 1e-3
     assert (call.count - 2) * gap_s + call.cancelled_after_s <= within_s
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"is_behind": True}, {"is_receiving": True}], ids=["pace", "behind", "receiving"]
+)
+def test_a_stream_is_cancelled_in_a_longer_pause_if_that_is_known(given: dict[str, bool]) -> None:
+    """The pace of buffered messages does not predict the next response; in the middle of one is no pause at all."""
+    call = abandoned([0.1, 0.1, 0.9], **given)
+    assert (call.cancelled_after_s is None) is bool(given)
 
 
 def test_a_stream_is_not_cancelled_late_in_a_pause() -> None:

@@ -29,10 +29,11 @@ from app.triton.cancellation import QUIET_S
 from app.triton.connect import open_transport
 from app.triton.service import MAX_MESSAGE_BYTES, Kind
 from app.triton.triton_engine import TritonEngine
-from tests.toolkit.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
+from tests.toolkit.triton import FakeTriton, Streamed, answering, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
 TRACE = TraceContext("a" * 32, "b" * 16, 1, "a=1")
+UNSAMPLED = structs.replace(TRACE, flags=0)
 LONG_S = 20.0
 
 
@@ -91,36 +92,32 @@ class TestUnary:
         assert triton.requests[0].parameters["seed"].int64_param == 3
         assert calls == [("m", "OK")]
 
-    async def test_the_trace_is_sent_as_metadata_and_as_a_parameter(
-        self, engine: TritonEngine, triton: FakeTriton
+    @pytest.mark.parametrize(
+        ("trace", "takes_parameter", "parameter", "metadata"),
+        [
+            (TRACE, True, TRACE.traceparent, {"traceparent": TRACE.traceparent, "tracestate": "a=1"}),
+            (UNSAMPLED, True, UNSAMPLED.traceparent, {}),
+            (TRACE, False, "", {"traceparent": TRACE.traceparent, "tracestate": "a=1"}),
+            (None, True, "", {}),
+        ],
+        ids=["sampled", "not sampled", "the model does not read it", "no trace"],
+    )
+    async def test_how_a_trace_is_sent(
+        self,
+        engine: TritonEngine,
+        triton: FakeTriton,
+        *,
+        trace: TraceContext | None,
+        takes_parameter: bool,
+        parameter: str,
+        metadata: dict[str, str],
     ) -> None:
         triton.unary = echo
-        await engine.infer(structs.replace(REQUEST, trace=TRACE, takes_traceparent=True), Deadline.after(LONG_S))
-        assert triton.requests[0].parameters["traceparent"].string_param == TRACE.traceparent
-        assert triton.trace_metadata() == {"traceparent": TRACE.traceparent, "tracestate": "a=1"}
-
-    async def test_an_unsampled_trace_is_sent_as_a_parameter_only(
-        self, engine: TritonEngine, triton: FakeTriton
-    ) -> None:
-        triton.unary = echo
-        trace = structs.replace(TRACE, flags=0)
-        await engine.infer(structs.replace(REQUEST, trace=trace, takes_traceparent=True), Deadline.after(LONG_S))
-        assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
-        assert triton.trace_metadata() == {}
-
-    async def test_a_model_that_does_not_read_the_trace_gets_no_parameter(
-        self, engine: TritonEngine, triton: FakeTriton
-    ) -> None:
-        triton.unary = echo
-        await engine.infer(REQUEST.with_trace(TRACE), Deadline.after(LONG_S))
-        assert "traceparent" not in triton.requests[0].parameters
-        assert triton.trace_metadata()["traceparent"] == TRACE.traceparent
-
-    async def test_without_a_trace_no_traceparent_is_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.unary = echo
-        await engine.infer(REQUEST, Deadline.after(LONG_S))
-        assert "traceparent" not in triton.requests[0].parameters
-        assert triton.trace_metadata() == {}
+        request = structs.replace(REQUEST, trace=trace, takes_traceparent=takes_parameter)
+        await engine.infer(request, Deadline.after(LONG_S))
+        parameters = triton.requests[0].parameters
+        assert (parameters["traceparent"].string_param if "traceparent" in parameters else "") == parameter
+        assert triton.trace_metadata() == metadata
 
     @pytest.mark.parametrize(
         "refusal",
@@ -166,23 +163,6 @@ class TestUnary:
         assert not triton.cancelled.is_set()
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
-    async def test_a_call_that_ends_soon_after_its_deadline_is_not_cancelled(
-        self, engine: TritonEngine, triton: FakeTriton
-    ) -> None:
-        answered = asyncio.Event()
-
-        async def late(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-            await asyncio.sleep(0.3)
-            answered.set()
-            return pb.ModelInferResponse()
-
-        triton.unary = late
-        with pytest.raises(DeadlineExceeded):
-            await engine.infer(REQUEST, Deadline.after(0.05))
-        await asyncio.wait_for(answered.wait(), LONG_S)
-        await asyncio.sleep(0.1)
-        assert not triton.cancelled.is_set()
-
     async def test_a_cancelled_task_cancels_the_call(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
@@ -219,17 +199,6 @@ class TestUnary:
             await engine.close()
         assert calls == [("m", "UNKNOWN")] * 2
 
-    async def test_a_response_over_the_limit_of_grpc_gets_a_hint(
-        self, engine: TritonEngine, triton: FakeTriton
-    ) -> None:
-        async def large(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-            return pb.ModelInferResponse(raw_output_contents=[bytes(MAX_MESSAGE_BYTES)])
-
-        triton.unary = large
-        with pytest.raises(ModelError, match="67108864 bytes") as caught:
-            await engine.infer(REQUEST, Deadline.after(LONG_S))
-        assert "decoupled" in (caught.value.hint or "")
-
 
 class TestSize:
     LARGE = InferenceRequest("m", (Tensor("X", "UINT8", np.zeros(MAX_MESSAGE_BYTES, np.uint8)),))
@@ -241,20 +210,6 @@ class TestSize:
         with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
             await anext(engine.infer_stream(self.LARGE, Deadline.after(LONG_S)))
         assert triton.requests == []
-
-
-class TestWasSent:
-    async def test_a_refused_connection_means_not_sent(self) -> None:
-        async with open_transport("127.0.0.1:1") as channel:
-            with pytest.raises(UpstreamUnavailable) as caught:
-                await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
-        assert not caught.value.was_sent
-
-    async def test_a_close_after_the_request_means_sent(self) -> None:
-        async with closing_after_a_request() as url, open_transport(url) as channel:
-            with pytest.raises(UpstreamUnavailable) as caught:
-                await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
-        assert caught.value.was_sent
 
 
 class TestStream:

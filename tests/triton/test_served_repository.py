@@ -87,3 +87,10 @@ def test_a_python_model_without_its_script_is_an_error(add_model, tmp_path):
         served_repository(tmp_path)
     (tmp_path / "a" / "config.pbtxt").write_text(COMPLETE + 'default_model_filename: "other.py"')
     assert served_repository(tmp_path).models == ("a",)
+
+
+def test_a_name_that_a_shell_splits_is_an_error(add_model, tmp_path):
+    """Triton 2.51 would wait for the model's process without end."""
+    add_model("bert base", COMPLETE)
+    with pytest.raises(RepositoryUnservable, match=r"'bert base': the folder is 'bert base', and Triton 2.51 never"):
+        served_repository(tmp_path)

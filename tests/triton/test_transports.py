@@ -190,16 +190,6 @@ async def test_every_status_code_with_its_details(transport: Transport, script: 
     assert (error.code, error.details, error.was_sent) == (code, details, True)
 
 
-async def test_an_unknown_method_is_unimplemented(transport: Transport) -> None:
-    error = await error_of((await transport.unary("/test/Nothing", b"", WAIT_S)).response())
-    assert error.code == "UNIMPLEMENTED"
-
-
-async def test_concurrent_calls_get_their_own_answers(transport: Transport) -> None:
-    messages = [bytes([n % 256]) * n for n in range(200)]
-    assert await asyncio.gather(*(called(transport, message) for message in messages)) == messages
-
-
 async def test_a_response_over_the_limit_is_an_error(transport: Transport, script: Script) -> None:
     async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         yield bytes(MAX_MESSAGE_BYTES + 1)
@@ -223,28 +213,6 @@ async def test_a_stream_keeps_its_order(transport: Transport, script: Script) ->
     assert stream.done()
     assert stream.arrived is not None
     assert stream.gap_s is not None
-
-
-async def test_a_stream_without_messages_ends(transport: Transport, script: Script) -> None:
-    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        return
-        yield b""
-
-    script.answer = answer
-    assert await drained(await streamed(transport)) == []
-
-
-async def test_an_error_follows_the_messages_before_it(transport: Transport, script: Script) -> None:
-    async def answer(_message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
-        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "EXIT")
-
-    script.answer = answer
-    stream = await streamed(transport)
-    assert [await anext(stream), await anext(stream)] == [b"one", b"two"]
-    error = await error_of(anext(stream))
-    assert (error.code, error.details) == ("ALREADY_EXISTS", "EXIT")
 
 
 async def test_a_stalled_reader_stops_the_server(transport: Transport, script: Script) -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from app.triton.fleet import addresses
-from app.triton.fleet.addresses import Resolve, resolve_by_system
+from app.triton.fleet.addresses import host_and_port
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.member import TritonServer
 
@@ -14,6 +14,21 @@ DRAIN_POLL_S = 0.1
 _log = logging.getLogger(__name__)
 
 OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
+RESOLVE_S = 5.0
+"""Interval at which a DNS name is resolved, and the timeout of one attempt."""
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Resolves a host and a port to the IP addresses of the host. Raises OSError."""
+
+
+async def resolve_by_system(host: str, port: int) -> list[str]:
+    """Returns the IPv4 addresses, or the IPv6 addresses if there are none. Raises OSError.
+
+    It never returns both, because a machine with addresses of both families runs only one Triton.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    by_family = {family: [str(info[4][0]) for info in found if info[0] == family] for family, *_ in found}
+    return by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6, [])
 
 
 class ServerPool:
@@ -39,7 +54,7 @@ class ServerPool:
     async def run(self) -> None:
         """Follows the DNS name until cancelled, and closes servers that have left when they are idle."""
         while True:
-            ends = asyncio.get_running_loop().time() + addresses.RESOLVE_S
+            ends = asyncio.get_running_loop().time() + RESOLVE_S
             while asyncio.get_running_loop().time() < ends:
                 await asyncio.sleep(DRAIN_POLL_S)
                 for server in list(self._stacks):
@@ -53,7 +68,10 @@ class ServerPool:
         wanted = frozenset(self._names)
         if self._is_resolving:
             try:
-                wanted = await addresses.resolved(self._names[0], self._resolve)
+                host, port = host_and_port(self._names[0])
+                async with asyncio.timeout(RESOLVE_S):
+                    hosts = await self._resolve(host, port)
+                wanted = frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts)
             except OSError as exc:
                 if not self._has_failed:
                     _log.error("%s cannot be resolved: %s; the known addresses stay", self._names[0], exc or "timeout")

@@ -340,8 +340,9 @@ class HealthWatch:
         """
         stream.sample()
         health, silent_s, canary_s = self._health, stream.silent_s, self._health.models[stream.model].canary_s
-        ends_after_s = DEAD_S if health.instances(stream.model) == 1 else canary_s
-        if silent_s >= ends_after_s and health.has_died_since(stream.began, stream.model):
+        if health.has_died_since(stream.began, stream.model) and silent_s >= (
+            DEAD_S if health.instances(stream.model) == 1 else canary_s
+        ):
             text = "The process of the model died before the stream was complete."
             stream.end(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False

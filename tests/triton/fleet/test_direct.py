@@ -10,11 +10,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
+from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.grpc import frames
 from app.grpc.frames import REFUSED_STREAM, frame_bytes
-from app.grpc.rpc import LATER_S
 from app.triton.connect import open_transport
 from app.triton.fleet.balancer import DirectEngine
 from app.triton.health import health as health_module
@@ -230,29 +229,3 @@ class TestBreaker:
                 triton.ready["m"] = "READY"
                 await eventually(lambda: not health.faults)
             assert len(triton.requests) == FAILURES
-
-    async def test_requests_to_a_dead_process_fail_at_once(self) -> None:
-        triton = Scripted(GOOD)
-        async with calling(triton) as (engine, health, _):
-            health.begin(ModelFault.PROCESS, "m")
-            with pytest.raises(ModelNotReady):
-                await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
-            assert await ask(engine, probe=True) == "ok"
-            assert len(triton.requests) == 1
-
-    async def test_requests_to_a_stuck_triton_fail_at_once(self) -> None:
-        async with calling(Scripted(GOOD)) as (engine, health, _):
-            health.is_stuck = True
-            assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
-
-
-async def test_tritons_deadline_is_later_than_that_of_the_request() -> None:
-    seen: list[float] = []
-
-    async def unary(request: object, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-        seen.append(context.time_remaining() or 0.0)
-        return pb.ModelInferResponse()
-
-    async with calling(FakeTriton(unary=unary)) as (engine, _, _):
-        await ask(engine, timeout_s=2.0)
-    assert LATER_S + 1.5 < seen[0] <= LATER_S + 2.0

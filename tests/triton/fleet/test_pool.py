@@ -6,12 +6,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from app.triton.fleet import addresses as addresses_module
 from app.triton.fleet import pool as module
-from app.triton.fleet.addresses import addresses_of, is_name, resolve_by_system, resolved
+from app.triton.fleet.addresses import addresses_of, is_name
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.member import TritonServer
-from app.triton.fleet.pool import ServerPool
+from app.triton.fleet.pool import ServerPool, resolve_by_system
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import eventually, running
 
@@ -42,7 +41,7 @@ class Addresses:
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses_module, "RESOLVE_S", 0.02)
+    monkeypatch.setattr(module, "RESOLVE_S", 0.02)
     monkeypatch.setattr(module, "DRAIN_POLL_S", 0.005)
 
 
@@ -152,10 +151,9 @@ def test_only_a_dns_name_may_have_several_addresses(address: str, may_have_sever
 
 
 async def test_ipv6_addresses_are_written_in_brackets() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        return ["::1", "10.0.0.1"]
-
-    assert await resolved("name:1", resolve) == {"[::1]:1", "10.0.0.1:1"}
+    pool, balancer = named(Addresses("::1", "10.0.0.1"))
+    await pool.open()
+    assert states(balancer) == {"10.0.0.1:8001": "up", "[::1]:8001": "up"}
 
 
 async def test_the_system_resolves_one_family() -> None:

@@ -99,7 +99,7 @@ def create_app(
     inference, keys, layers = gateway.inference, gateway.keys, gateway.layers
     access = None if keys is None else AccessCheck(keys)
     probes = health(Probes(inference.catalog, inference.workload, access=access))
-    groups = [*dialects_of(gateway, cors_origins), *(layer.group for layer in layers), probes]
+    groups = [*dialects_of(gateway, cors_origins), *(group for layer in layers for group in layer.groups), probes]
     documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
     groups.append(people(documents, has_docs=pages.docs, has_console=pages.console, may_load=pages.load))
     forms = ErrorForms([form for group in groups for form in group.error_forms])
@@ -108,8 +108,9 @@ def create_app(
     hints = dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere)
     app: ASGIApp = FailureMiddleware(_router([*routes, *mounts]), forms, hint, hints)
     if cors_origins:
-        of_layers = (layer.header["name"] for layer in layers)
-        app = Cors(app, cors_origins, (*of_layers, *cors_headers))
+        read = [name for layer in layers for name in layer.headers]
+        exposed = [name for layer in layers for name in layer.answer_headers]
+        app = Cors(app, cors_origins, (*read, *cors_headers), exposed)
     return _entry_point(app, gateway, forms)
 
 

@@ -28,8 +28,7 @@ from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.answers import FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.pipelines.session_endpoints import SessionEndpoints
-from app.api.pipelines.session_steps import SessionSteps
+from app.api.pipelines.socket_endpoints import PATH as SOCKET_PATH
 from app.api.pipelines.socket_endpoints import SocketEndpoints
 from app.api.pipelines.stream_endpoints import StreamEndpoints
 from app.api.probes import Liveness, Probes, Readiness
@@ -52,13 +51,11 @@ def dialects_of(gateway: "Gateway", origins: Collection[str]) -> Sequence[Endpoi
 
 
 def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
-    inference, limits, share = gateway.inference, gateway.limits, gateway.share
+    inference, limits = gateway.inference, gateway.limits
     find = partial(live_findings, inference.catalog)
     pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
-    steps = SessionSteps(inference, share)
-    sessions = SessionEndpoints(inference, limits, steps, is_alone=share.is_whole)
-    streams = StreamEndpoints(inference, gateway.store, limits)
-    sockets = SocketEndpoints(inference, limits, origins, steps)
+    streams = StreamEndpoints(inference, gateway.store, limits, gateway.layers)
+    sockets = SocketEndpoints(inference, limits, origins, gateway.layers)
     # Samples show the scheme that the caller used. Nothing else needs the headers of a proxy.
     proxied = [Middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))]
     listed = json_answer("The pipelines", PipelineList)
@@ -68,8 +65,7 @@ def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
     endpoints = [
         post("/v1/pipelines/{name}", pipelines.run_pipeline, of_pipelines.run, "unary"),
         post("/v1/pipelines/{name}/stream", pipelines.stream_pipeline, of_pipelines.stream, "stream"),
-        post("/v1/sessions/{id}", sessions.run_step, of_pipelines.run_step, "unary"),
-        get("/v1/pipelines/{name}/session", sockets.open_socket, None, WEBSOCKET),
+        get(SOCKET_PATH, sockets.open_socket, None, WEBSOCKET),
         get("/v1/pipelines", pipelines.list_pipelines, Operation("list_pipelines", "catalog", {200: listed}, down)),
         get("/v1/pipelines/{name}", pipelines.get_pipeline, of_pipelines.describe, middleware=proxied),
         get("/v1/pipelines/{name}/examples/{example}", pipelines.get_example, of_pipelines.example),
@@ -78,9 +74,6 @@ def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
         post("/v1/streams", streams.start_stream, of_pipelines.start_stream),
         get("/v1/streams/{id}", streams.read_stream, of_pipelines.READ_STREAM, key="optional"),
         delete("/v1/streams/{id}", streams.delete_stream, of_pipelines.DELETE_STREAM, key="optional"),
-        post("/v1/pipelines/{name}/sessions", sessions.open_session, of_pipelines.open_session),
-        post("/v1/sessions/{id}/stream", sessions.stream_step, of_pipelines.stream_step),
-        delete("/v1/sessions/{id}", sessions.delete_session, of_pipelines.delete_session),
     ]
     return EndpointGroup(endpoints, of_pipelines.tags_of, dialect="pipelines")
 

@@ -6,6 +6,7 @@ make reference
 import argparse
 import re
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -13,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.api.sessions.open_sessions import metrics_of_sessions
 from app.cli import command_parser
 from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.errors import GatewayError
@@ -55,9 +57,13 @@ def pages() -> dict[Path, str]:
         findings = with_severity(findings, code, check.severity)
     metrics = Metrics("0")
     SharedCallMetrics(metrics.counter, metrics.histogram)
+    metrics_of_sessions(metrics)
     tables: dict[str, tuple[str, Iterable[Row]]] = {
         "settings.md": ("Settings", rows_of_settings()),
-        "errors.md": ("Codes", [row_of_error(error) for error in ROW_BY_ERROR]),
+        "errors.md": (
+            "Codes",
+            sorted(map(row_of_error, ROW_BY_ERROR), key=itemgetter(0)),
+        ),
         "metrics.md": ("Metrics", rows_of_metrics(metrics)),
         "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
     }

@@ -25,7 +25,6 @@ from app.core.batch import Batch, BatchPart, PartEnd
 from app.core.engine import Engine, Put, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.repeats import RepeatKey
 from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
@@ -70,7 +69,7 @@ class Inference:
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
     admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()
-    """Are called with each admitted request, and with each step of a session."""
+    """Are called with each admitted request."""
     _admissions: dict[tuple[str, str], tuple[Target, Mapping[str, int], PipelineAdmission]] = field(
         default_factory=dict
     )
@@ -92,13 +91,6 @@ class Inference:
         for admitted in self.admitted:
             admitted(exchange, pipeline)
         return pipeline
-
-    def admit_step(self, exchange: Exchange, pipeline: Pipeline) -> None:
-        """A step of an open session, which the gateway also runs while it drains."""
-        exchange.record.transport, exchange.record.pipeline = "unary", pipeline.name
-        self.workload.add(exchange)
-        for admitted in self.admitted:
-            admitted(exchange, pipeline)
 
     def admission_of(self, target: Target) -> PipelineAdmission:
         """The admission with the limits of ``target``, which are read again if they or those of its model changed.
@@ -245,12 +237,10 @@ class Inference:
             raise stream.error
         return stream, opening
 
-    async def start_resumable(
-        self, call: InferenceCall, slot: Slot, store: StreamStore, start: RepeatKey | None
-    ) -> str:
+    async def start_resumable(self, call: InferenceCall, slot: Slot, store: StreamStore) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
-        ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
+        ``slot``: its slot, which it gives back when it ends.
 
         Raises TooManyRequests if the store is full, UpstreamUnavailable if it does not answer: then nothing was
         started, and the POST is counted.
@@ -258,7 +248,7 @@ class Inference:
         posted, call = call.record, replace(call, record=call.record.handed_over())
         stream = Stream(StreamRecorder(self, call, slot, is_resumable=True), store.new_log())
         try:
-            stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key, start)
+            stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key)
         except BaseException as exc:
             slot.leave(exc)
             if isinstance(exc, GatewayError):

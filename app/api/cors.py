@@ -8,22 +8,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-EXPOSED_HEADERS = (
-    *("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry"),
-    *("X-Session-Step", "X-Session-Expires-In"),
-)
+EXPOSED_HEADERS = ("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry")
 READ_HEADERS = (
     "Authorization",
     "X-API-Key",
     "Content-Type",
     "Last-Event-ID",
-    "Idempotency-Key",
     "traceparent",
     "tracestate",
     "X-Request-Timeout",
     "X-Request-ID",
-    "X-Session-Step",
-    "X-Session-End",
 )
 IGNORED_HEADERS = (
     # Vercel's AI SDK. Firefox asks for it; Chromium does not let a page set it.
@@ -54,10 +48,12 @@ _METHODS = ("GET", "HEAD", "POST", "DELETE")
 class Cors(CORSMiddleware):
     """Must run inside EntryPoint: the request's exchange adds the headers to its answer, whoever sends it."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str], headers: Iterable[str] = ()) -> None:
-        """``headers``: request headers that are allowed besides those that the gateway knows."""
+    def __init__(
+        self, app: ASGIApp, origins: Collection[str], headers: Iterable[str] = (), exposed: Iterable[str] = ()
+    ) -> None:
+        """``headers``: those of requests that are allowed besides the usual ones; ``exposed``: those of answers."""
         allowed = (*READ_HEADERS, *IGNORED_HEADERS, *headers)
-        super().__init__(app, origins, _METHODS, allowed, expose_headers=EXPOSED_HEADERS)
+        super().__init__(app, origins, _METHODS, allowed, expose_headers=(*EXPOSED_HEADERS, *exposed))
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Is 204 also for a header that is not allowed: the browser then names it, which it cannot do for an error."""

@@ -71,10 +71,7 @@ class Documents:
             [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
             [each for each in models if allows_model(key, self._catalog, each.name)],
         )
-        document = document_of(groups, visible, needs_keys=self._needs_keys)
-        for layer in self._layers:
-            layer.complete(document)
-        return document
+        return document_of(groups, visible, self._layers, needs_keys=self._needs_keys)
 
 
 _files = PageFiles(directory=Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])
@@ -89,7 +86,7 @@ async def errors(_exchange: Exchange, _found: Found) -> Response:
     rows = "".join(
         f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
         f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
-        for error, row in ROW_BY_ERROR.items()
+        for error, row in sorted(ROW_BY_ERROR.items(), key=lambda item: item[1].status)
     )
     names = ("status", "code", "meaning", "outcome in metrics")
     head = "".join(f"<th scope=col>{name}</th>" for name in names)

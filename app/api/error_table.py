@@ -4,7 +4,8 @@ This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and
 docs/reference/errors.md show the same rows.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from app.core import errors
 from app.core.errors import GatewayError
@@ -16,6 +17,8 @@ class ErrorRow(NamedTuple):
     remedy: str
     is_of_replica: bool = False
     """Whether another replica may answer the same request: then the connection is closed, also after a stream."""
+    headers: Callable[[Any], Mapping[str, str]] = lambda _error: {}
+    """Further headers of the answer."""
 
 
 ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
@@ -38,6 +41,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         401,
         "The gateway asks for an API key, and the request has none, or the key is unknown or has expired.",
         "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`.",
+        headers=lambda _: {"WWW-Authenticate": "Bearer"},
     ),
     errors.Forbidden: ErrorRow(
         403,
@@ -74,13 +78,6 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No request with this id was traced for this caller, or its trace has expired.",
         "Send the request again as `hint` says.",
     ),
-    errors.UnknownSession: ErrorRow(
-        404,
-        "The process has no session with this id, or the session has ended: by its last step, DELETE, `idle_s` or "
-        "`max_s`.",
-        "Open a session with POST /v1/pipelines/{pipeline}/sessions. With several gateways, send all requests of a "
-        "session to the gateway that opened it.",
-    ),
     errors.MethodNotAllowed: ErrorRow(
         405,
         "This address does not accept this method.",
@@ -90,18 +87,6 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         408,
         "The headers or the body took too long to arrive.",
         "Send the whole request without pauses.",
-    ),
-    errors.StepOutOfTurn: ErrorRow(
-        409,
-        "The number in X-Session-Step is not that of the next step, the answer of a repeated step is no longer kept, "
-        "or too many steps of the session wait.",
-        "Send one step at a time. `X-Session-Step` of the answer has the number of the last answered step.",
-    ),
-    errors.SessionLost: ErrorRow(
-        410,
-        "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
-        "session was idle for longer than the model allows.",
-        "Open a new session. `X-Session-Step` of the answer has the number of the last answered step.",
     ),
     errors.StreamEvicted: ErrorRow(
         410,
@@ -125,15 +110,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "A field is missing, unknown, out of range, or has the wrong type or shape.",
         "The list `errors` names each field. GET /v1/pipelines/{pipeline} describes the fields.",
     ),
-    errors.IdempotencyKeyReused: ErrorRow(
-        422,
-        "The Idempotency-Key was sent before, with another body, and the first answer is still kept.",
-        "Use a new key for each new request, and the same key only to repeat one.",
-    ),
     errors.UpgradeRequired: ErrorRow(
         426,
         "The address is a WebSocket, and the request does not open one.",
         "Use a WebSocket client. Behind a proxy, let the proxy pass on the headers Upgrade and Connection.",
+        headers=lambda _: {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"},
     ),
     errors.TooManyRequests: ErrorRow(
         429,
@@ -169,11 +150,6 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         501,
         "The gateway has several workers and no Redis, so it keeps no resumable streams.",
         "Use POST /v1/pipelines/{pipeline}/stream, or set GATEWAY_REDIS_URL.",
-    ),
-    errors.HttpSessionsOff: ErrorRow(
-        501,
-        "The gateway has several workers, and a session lives in one of them: over HTTP, its steps would reach others.",
-        "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS=1.",
     ),
     errors.ModelError: ErrorRow(
         502,
@@ -233,16 +209,24 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
 
 def headers_of(error: GatewayError) -> dict[str, str]:
     """The headers of an answer with this error, in every dialect."""
+    row = ROW_BY_ERROR[type(error)]
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    if isinstance(error, errors.Unauthenticated):
-        headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.StepOutOfTurn | errors.SessionLost) and error.last_step is not None:
-        headers["X-Session-Step"] = str(error.last_step)
-    if isinstance(error, errors.UpgradeRequired):
-        headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"})
-    if ROW_BY_ERROR[type(error)].is_of_replica:
+    headers.update(row.headers(error))
+    if row.is_of_replica:
         headers["Connection"] = "close"
     return headers
 
 
-ERROR_BY_CODE: dict[str, type[GatewayError]] = {error.code: error for error in ROW_BY_ERROR}
+ERROR_BY_CODE: dict[str, type[GatewayError]] = {}
+CODES: list[str] = []
+"""The keys of ``ERROR_BY_CODE``."""
+
+
+def add_rows(rows: Mapping[type[GatewayError], ErrorRow]) -> None:
+    """Adds the errors of a layer."""
+    ROW_BY_ERROR.update(rows)
+    ERROR_BY_CODE.update({error.code: error for error in rows})
+    CODES.extend(error.code for error in rows)
+
+
+add_rows(ROW_BY_ERROR)

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,26 +25,27 @@ from app.pipelines.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from app.api.endpoint import Endpoint, EndpointGroup
+    from app.api.request_layer import Layer
 
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_HEADERS: Schema = {
-    name: {"description": text, **({"required": True} if is_required else {}), "schema": schema}
-    for name, text, is_required, schema in (
-        ("X-Request-ID", "The request's id, also in the log", True, TEXT),
-        ("Server-Timing", "Milliseconds in the gateway, and in Triton, until the answer began", False, TEXT),
-        ("X-Early-Exit", "The reason of an early exit", False, TEXT),
-        ("Retry-After", "Seconds to wait before a retry", True, _COUNT),
-        ("WWW-Authenticate", "How to send an API key", True, const_of("Bearer")),
-        ("X-Session-Step", "The number of the last answered step of the session", True, _COUNT),
-        (
-            "X-Session-Expires-In",
-            "Seconds until the session expires without a further step",
-            False,
-            {"type": "number", "minimum": 0},
-        ),
-        ("Location", "The address of the stream or the session", True, {**TEXT, "format": "uri-reference"}),
-    )
-}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+
+
+def answer_headers(*headers: tuple[str, str, bool, Schema]) -> Schema:
+    """Headers of answers as components. Of each: name, description, whether it is always there, and schema."""
+    return {
+        name: {"description": text, **({"required": True} if is_required else {}), "schema": schema}
+        for name, text, is_required, schema in headers
+    }
+
+
+_HEADERS: Schema = answer_headers(
+    ("X-Request-ID", "The request's id, also in the log", True, TEXT),
+    ("Server-Timing", "Milliseconds in the gateway, and in Triton, until the answer began", False, TEXT),
+    ("X-Early-Exit", "The reason of an early exit", False, TEXT),
+    ("Retry-After", "Seconds to wait before a retry", True, COUNT),
+    ("WWW-Authenticate", "How to send an API key", True, const_of("Bearer")),
+    ("Location", "The address of what the request has started", True, {**TEXT, "format": "uri-reference"}),
+)
 ANYWHERE = (errors.InvalidRequest, errors.SlowRequest, errors.HeadersTooLarge, errors.Internal)
 REFUSED = (errors.Unauthenticated, errors.Forbidden)
 """Only if the gateway requires API keys."""
@@ -124,6 +126,8 @@ class Operation:
     """The content, by media type."""
     needs_body: bool = True
     path: str = ""
+    is_repeatable: bool = False
+    """Whether a layer may run it once for all its repetitions."""
     summary: str = ""
     description: str = ""
 
@@ -183,17 +187,19 @@ def json_answer(description: str, schema: Any, *headers: str) -> Schema:
     return answer(description, {"application/json": {"schema": schema}}, *headers)
 
 
-def document_of(groups: Iterable["EndpointGroup"], visible: Visible, *, needs_keys: bool = False) -> Schema:
+def document_of(
+    groups: Iterable["EndpointGroup"], visible: Visible, layers: Sequence["Layer"] = (), *, needs_keys: bool = False
+) -> Schema:
     components = _Components()
     paths: Schema = {}
     tags: dict[str, str] = {}
     for group in groups:
         tags |= {name: text for name, text in group.tags(visible).items() if name not in tags}
         for endpoint in group.endpoints:
-            for path, described in _described(endpoint, group.errors, visible, needs_keys=needs_keys):
+            for path, described in _described(endpoint, group.errors, visible, layers, needs_keys=needs_keys):
                 paths.setdefault(path, {})[endpoint.method.lower()] = components.resolved(described)
     used = {tag for path in paths.values() for each in path.values() for tag in each["tags"]}
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": _INFO,
         "servers": [{"url": "/", "description": "This gateway"}],
@@ -202,10 +208,13 @@ def document_of(groups: Iterable["EndpointGroup"], visible: Visible, *, needs_ke
         "paths": paths,
         "components": components.all() | ({"securitySchemes": _SCHEMES} if needs_keys else {}),
     }
+    for layer in layers:
+        layer.complete(document)
+    return document
 
 
 def _described(
-    endpoint: "Endpoint", form: ErrorAnswers, visible: Visible, *, needs_keys: bool
+    endpoint: "Endpoint", form: ErrorAnswers, visible: Visible, layers: Sequence["Layer"], *, needs_keys: bool
 ) -> Iterator[tuple[str, Schema]]:
     """The operations of an endpoint with their paths."""
     described = endpoint.described
@@ -213,7 +222,8 @@ def _described(
         return
     summary, _, description = (inspect.getdoc(endpoint.answer) or "").partition("\n\n")
     refused = REFUSED if needs_keys and endpoint.key != "ignored" else ()
-    for each in [described] if isinstance(described, Operation) else described(visible):
+    for own in [described] if isinstance(described, Operation) else described(visible):
+        each = reduce(lambda operation, layer: layer.described(endpoint, operation), layers, own)
         responses = form.of(dict.fromkeys((*each.errors, *ANYWHERE, *refused)))
         operation: Schema = {
             "operationId": each.id,

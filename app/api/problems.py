@@ -6,9 +6,8 @@ import orjson
 from msgspec import Meta
 from starlette.responses import Response
 
-from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR, headers_of
+from app.api.error_table import CODES, ROW_BY_ERROR, headers_of
 from app.core.errors import GatewayError
-from app.core.json import enum_of
 from app.core.text import shown
 
 MEDIA_TYPE = "application/problem+json"
@@ -32,7 +31,7 @@ class Problem(TypedDict):
     title: str
     status: int
     detail: str
-    code: Annotated[str, Meta(extra_json_schema=enum_of(ERROR_BY_CODE))]
+    code: Annotated[str, Meta(extra_json_schema={"enum": CODES})]
     request_id: str
     retryable: bool
     hint: NotRequired[str]

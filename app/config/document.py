@@ -241,6 +241,7 @@ def _json_value(value: Any) -> Any:
 
 
 JsonValue = Annotated[Any, AfterValidator(_json_value)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
 

@@ -176,6 +176,11 @@ class PipelineLayer:
     """Whether a version of the model answered that no trial has seen."""
     fault: LayerFault | None = None
 
+    @property
+    def requests(self) -> Mapping[tuple[str, ...], Mapping[str, Any]]:
+        """The layer's own requests, by their key below the pipeline in gateway.yaml."""
+        return {}
+
     def extended(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request with the layer's extension."""
         return request

@@ -209,33 +209,6 @@ class StreamEvicted(ClientError, code="stream_evicted", title="The events are go
 class ResumableStreamsOff(ClientError, code="resumable_streams_off", title="Resumable streams are off"): ...
 
 
-class HttpSessionsOff(ClientError, code="http_sessions_off", title="Sessions over HTTP are off"): ...
-
-
-class IdempotencyKeyReused(
-    ClientError, code="idempotency_key_reused", title="The idempotency key belongs to another request"
-): ...
-
-
-class UnknownSession(ClientError, code="unknown_session", title="No such session"): ...
-
-
-class StepOutOfTurn(ClientError, code="step_out_of_turn", title="The step is out of turn"):
-    """``last_step``: the number of the last step that was answered."""
-
-    def __init__(self, detail: str, *, last_step: int = 0, hint: str | None = None) -> None:
-        super().__init__(detail, hint=hint)
-        self.last_step = last_step
-
-
-class SessionLost(GatewayError, code="session_lost", title="The session's state is lost", outcome=Outcome.MODEL_ERROR):
-    """``last_step``: the number of the last step that was answered; None if nobody knows it."""
-
-    def __init__(self, detail: str, *, last_step: int | None = None, hint: str | None = None) -> None:
-        super().__init__(detail, hint=hint)
-        self.last_step = last_step
-
-
 class Rejected(GatewayError, outcome=Outcome.REJECTED):
     retryable = True
     retry_after_s = 1

@@ -141,7 +141,7 @@ class Extension(Struct, eq=False, kw_only=True):
 
 
 class OpenSequence(Extension, eq=False):
-    """The sequence in Triton to which the steps of one session belong. The engine notes how it ends unexpectedly."""
+    """The sequence in Triton to which a request belongs. The engine notes how it ends unexpectedly."""
 
     address: str = ""
     """The Triton that has the sequence, one of :meth:`app.core.engine.InferenceServer.homes`."""
@@ -180,7 +180,7 @@ class InferenceRequest(Struct, frozen=True, eq=False):
 
     @property
     def sequence(self) -> OpenSequence | None:
-        """Of a step of a session: it goes to the Triton that has the sequence, and is never sent again."""
+        """It goes to the Triton that has the sequence, and is never sent again."""
         for each in self.extensions:
             if isinstance(each, OpenSequence):
                 return each

@@ -18,13 +18,8 @@ _LARGEST = {"UINT64": 2**64 - 1, "INT64": 2**63 - 1, "UINT32": 2**32 - 1, "INT32
 _DANGEROUS_BYTES = range(125, 128)
 """Triton 2.51 sends a text control in 132 bytes. The Python backend ends if 1 to 3 bytes remain behind the text."""
 
-OWN_TEXT = "triton-gateway-session-"
-OWN_NUMBERS = range(2**62, 2**63)
-OWN_SHORT_NUMBERS = range(2**30, 2**31)
-"""The ids that the gateway makes for sessions. The short ones are for models whose control has 32 bits."""
-
 OwnIds = range | str
-"""Some of them: a range of numbers, or the start of texts."""
+"""Ids that the gateway makes itself: a range of numbers, or the start of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +38,7 @@ class SequenceIds:
     is_text_tensor: bool = False
     """Whether a model gets the text as a tensor."""
     reserved: frozenset[OwnIds] = frozenset()
-    """Those of the gateway's sessions of the same models."""
-
-    @property
-    def own(self) -> OwnIds:
-        """Those that the gateway makes for sessions."""
-        if self.is_text_tensor:
-            return OWN_TEXT
-        return OWN_NUMBERS if self.max_number >= OWN_NUMBERS[-1] else OWN_SHORT_NUMBERS
+    """Those that the gateway makes itself for the same models."""
 
     @property
     def form(self) -> str:
@@ -82,7 +70,7 @@ class SequenceIds:
             else isinstance(sequence_id, int) and sequence_id in own
             for own in self.reserved
         ):
-            text = "parameter 'sequence_id' is one of those that the gateway makes for the sessions of this model."
+            text = "parameter 'sequence_id' is one of those that the gateway makes itself for this model."
             raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(sorted(map(_words, self.reserved)))}.")
 
     def _fits(self, sequence_id: object) -> bool:

@@ -130,7 +130,7 @@ class GuardedTriton:
 
     @classmethod
     async def start(cls, launch: Launch) -> "GuardedTriton":
-        """Starts the guard in its own session, so that Ctrl-C in the terminal reaches only the gateway."""
+        """Starts the guard in its own process group, so that Ctrl-C in the terminal reaches only the gateway."""
         log, log_end = os.pipe()
         command = [
             *(sys.executable, "-I", "-S", _GUARD),

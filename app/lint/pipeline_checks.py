@@ -1,4 +1,4 @@
-"""Checks of pipelines against the models of a repository: their keys, samples, sessions, batches and LLM backends.
+"""Checks of pipelines against the models of a repository: their keys, samples, layers, batches and LLM backends.
 
 docs/how-to/llm-backends.md describes the backends.
 """
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from app.config.document import Location, read_regular_file
 from app.core.errors import GatewayError
-from app.core.inference import BYTES
-from app.core.model import ModelConfig, SequenceBatching, reached
-from app.core.sequence import sequence_ids_of
+from app.core.model import ModelConfig, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, is_auto_completed
 from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
@@ -22,12 +20,12 @@ from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.preset import preset_of, recognized
 from app.pipelines.resolve import left_out, resolved, with_recognized_preset
-from app.pipelines.sessions import reach_s, session_terms_of, stateful_models
-from app.pipelines.spec import SAMPLE, PipelineSpec, SessionSpec
+from app.pipelines.spec import SAMPLE, PipelineSpec
 
 Declared = tuple[str | None, PipelineSpec]
 """The name in gateway.yaml, or None without a file, and the declaration."""
 Fault = tuple[str, str]
+"""The code and the text of a finding."""
 Misfit = tuple[Location, str]
 """The path of a key, and a description of the problem."""
 
@@ -37,65 +35,14 @@ _ANY_KEY = b"only to compile: what it is matters to no check"
 
 
 def pipeline_faults(pipelines: Iterable[Declared], models: Models, decoupled: Set[str]) -> Iterator[Finding]:
-    """Checks sessions and presets. ``decoupled``: the models that are, as decoupled_models finds them."""
+    """Checks layers and presets. ``decoupled``: the models that are, as decoupled_models finds them."""
     for pipeline, given in pipelines:
         config = models[given.model]
-        faults = list(_of_session(pipeline, given, given.session, config, models) if given.session else ())
-        ids = sequence_ids_of(config, models)
-        if given.session is None and ids.needed_by:
-            by = "" if ids.needed_by == config.name else f" because it runs '{ids.needed_by}'"
-            text = (
-                f"'{config.name}' needs a session{by}: declare `session: true`, or call it under /v2 with the "
-                f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
-            )
-            faults.append(("needs-session", text))
+        faults = list(given.findings(pipeline, config, models))
         spec = with_recognized_preset(given, config)
         if spec.preset is not None and not is_auto_completed(config):
             faults += _of_preset(spec, config, is_decoupled=spec.model in decoupled)
         yield from (Finding(code, text, spec.model, pipeline=pipeline) for code, text in faults)
-
-
-def _of_session(
-    pipeline: str | None, spec: PipelineSpec, session: SessionSpec, config: ModelConfig, models: Models
-) -> Iterator[Fault]:
-    stateful = stateful_models(config, models)
-    start = f"pipeline '{pipeline}': "
-    for model in stateful:
-        sequence = model.sequence or SequenceBatching()
-        name, longest_s = f"'{model.name}'", reach_s(sequence.idle_s)
-        limits = {"session.idle_s": session.idle_s, "timeout_s": spec.timeout_s or 0.0}
-        if spec.stream is not None and "timeout_s" in spec.stream.model_fields_set:
-            limits["stream.timeout_s"] = spec.stream.timeout_s
-        longer = " and ".join(f"`{key}` is {value:g} s" for key, value in limits.items() if value > longest_s)
-        if longer:
-            yield (
-                "session-idle",
-                f"{start}{longer}, but Triton forgets a sequence of {name} {sequence.idle_s:g} s after its last "
-                f"request was queued: a step and the pause after it end after {longest_s:g} s",
-            )
-        if session.max_open is not None and session.max_open > model.sequence_slots:
-            yield (
-                "session-places",
-                f"{start}`session.max_open` is {session.max_open}, but {name} runs {model.sequence_slots} sequences at "
-                "a time: no more sessions are opened",
-            )
-        if not sequence.knows_starts:
-            text = f"{name} has no CONTROL_SEQUENCE_START and no `state`: it cannot tell where a sequence begins"
-            yield "session-state", start + text
-        if sequence.id_datatype == BYTES and not sequence.candidates and model.max_batch_size > 1:
-            yield (
-                "session-state",
-                f"{start}{name} gets its sequence id as a text, with the direct scheduler and max_batch_size "
-                f"{model.max_batch_size}: Triton 2.51 then fails steps while another session pauses",
-            )
-    run = reached(config, models, by_steps=True)
-    if len(stateful) > 1 and (spec.early_exit or any(not each.steps and each not in stateful for each in run)):
-        names = ", ".join(f"'{model.name}'" for model in stateful)
-        yield (
-            "session-state",
-            f"{start}a step runs the stateful models {names} and others: if a model fails or exits early between "
-            "them, one has seen a step that the next one has not",
-        )
 
 
 def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[Fault]:
@@ -198,7 +145,6 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
         try:
             _compiled(name, spec, models)
             spec.layers_of(name, models[spec.model], models)
-            session_terms_of(spec, models[spec.model], models)
         except PipelineMismatch as exc:
             yield exc.location, exc.text
 

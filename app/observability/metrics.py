@@ -20,6 +20,9 @@ _BY_REQUEST = ("pipeline", "transport", "outcome")
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
+Mode = Literal["livesum", "livemax", "all"]
+
+
 class _Of(NamedTuple):
     """What a metric counts. ``name``: if it is not that of the attribute, for a histogram with ``_seconds``.
 
@@ -30,7 +33,7 @@ class _Of(NamedTuple):
     labels: tuple[str, ...] = ()
     name: str = ""
     buckets: tuple[float, ...] = DURATION_BOUNDS_S
-    mode: Literal["livesum", "livemax", "all"] = "livesum"
+    mode: Mode = "livesum"
 
 
 _PIPELINE = ("pipeline",)
@@ -68,8 +71,6 @@ class Metrics:
     in_flight_limit: Annotated[Gauge, _Of("Slots for requests to a model", _MODEL)]
     kept_streams: Annotated[Gauge, _Of("Resumable streams that can be read, running and ended")]
     kept_stream_bytes: Annotated[Gauge, _Of("Memory of the events of resumable streams")]
-    open_sessions: Annotated[Gauge, _Of("Sessions that take steps", _PIPELINE)]
-    ended_sessions: Annotated[Counter, _Of("Sessions that ended, by reason", ("pipeline", "reason"), "sessions")]
     open_websockets: Annotated[Gauge, _Of("Open WebSockets", _PIPELINE)]
     ended_websockets: Annotated[Counter, _Of("WebSockets that ended, by reason", ("pipeline", "reason"), "websockets")]
     request_parts: Annotated[
@@ -116,7 +117,6 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
-        self.sessions = OpenedMetrics(self.open_sessions, self.ended_sessions)
         self.websockets = OpenedMetrics(self.open_websockets, self.ended_websockets)
         self._shown_dropped_lines = 0
 
@@ -126,8 +126,11 @@ class Metrics:
             return self.counter(name, of.text, *of.labels)
         if kind is Histogram:
             return self.histogram(of.name or f"{name}_seconds", of.text, *of.labels, buckets=of.buckets)
-        name = f"triton_gateway_{name}"
-        return Gauge(name, of.text, of.labels, registry=self.registry, multiprocess_mode=of.mode)
+        return self.gauge(name, of.text, *of.labels, mode=of.mode)
+
+    def gauge(self, name: str, text: str, *labels: str, mode: Mode = "livesum") -> Gauge:
+        """``mode``: of the values of several processes."""
+        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
@@ -244,7 +247,7 @@ class SharedMemoryMetrics:
 
 
 class OpenedMetrics:
-    """Counts what the callers of pipelines open and end: sessions or WebSockets."""
+    """Counts what the callers of pipelines open and end, such as WebSockets."""
 
     def __init__(self, are_open: Gauge, ended: Counter) -> None:
         self._open_of = cache(are_open.labels)

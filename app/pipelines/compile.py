@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from app.codecs.kinds import declared_shape, is_one_content, kind_fits, shape_text
 from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
@@ -20,7 +22,6 @@ from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, adapter_field
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.resolve import resolved
-from app.pipelines.sessions import session_terms_of
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
 
 
@@ -91,13 +92,13 @@ def compile_pipeline(
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),
         layers=spec.layers_of(name, config, models),
-        session=session_terms_of(spec, config, models),
     )
-    try:
-        pipeline.ending_request()
-    except GatewayError as exc:
-        problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
-        raise PipelineMismatch(("session", "end_inputs"), f"is not a valid request: {problems}") from exc
+    for location, request in (item for layer in pipeline.layers for item in layer.requests.items()):
+        try:
+            pipeline.probe_of(orjson.dumps(request))
+        except GatewayError as exc:
+            problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
+            raise PipelineMismatch(location, f"is not a valid request: {problems}") from exc
     return pipeline
 
 

@@ -22,7 +22,6 @@ from app.core.model import (
 )
 from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
 from app.core.text import nearest, nearest_of
-from app.pipelines.sessions import stateful_models
 from app.pipelines.spec import CancelSpec, PipelineSpec
 
 Answer = ModelConfig | Exception
@@ -170,8 +169,8 @@ class OipModels:
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one has changed."""
         self._specs: Sequence[PipelineSpec] = ()
-        self._session_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
-        """The ids of the sequences of sessions, and the stateful models that have these sequences."""
+        self._own_ids: dict[ModelKey, tuple[OwnIds, frozenset[str]]] = {}
+        """The ids of the sequences that the gateway makes, and the stateful models that have these sequences."""
 
     @property
     def names(self) -> list[str]:
@@ -214,13 +213,12 @@ class OipModels:
 
     def follow(self, lookup: Lookup) -> None:
         """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
-        with_sessions = {(spec.model, spec.version) for spec in self._specs if spec.session}
-        for key in with_sessions:
+        sequenced = {(spec.model, spec.version): spec for spec in self._specs if not spec.takes_requests}
+        for key, spec in sequenced.items():
             models = lookup.models_of(*key)
             if not isinstance(models, Missing):
-                stateful = frozenset(each.name for each in stateful_models(models[key[0]], models))
-                self._session_ids[key] = sequence_ids_of(models[key[0]], models).own, stateful
-        sessions = [self._session_ids[key] for key in with_sessions if key in self._session_ids]
+                self._own_ids[key] = spec.own_ids_of(models[key[0]], models)
+        sequences = [self._own_ids[key] for key in sequenced if key in self._own_ids]
         for name, known in self._models.items():
             answer = lookup.answers.get((name, ""))
             if isinstance(answer, ModelConfig) and answer != known.config:
@@ -230,7 +228,7 @@ class OipModels:
                 continue
             config, capacity = models[name], capacity_of(models[name], models)
             below = {each.name for each in reached(config, models)}
-            reserved = frozenset(own for own, stateful in sessions if stateful & below)
+            reserved = frozenset(own for own, stateful in sequences if stateful & below)
             ids = replace(sequence_ids_of(config, models), reserved=reserved)
             specs = [spec for spec in self._specs if spec.model == name]
             first_s = [each.stream.first_output_s for each in specs if each.stream and each.stream.first_output_s]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-import orjson
 from msgspec.structs import replace
 
 from app.codecs.kinds import encoded_json
@@ -37,7 +36,6 @@ from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
 from app.pipelines.openai_spec import UsageSpec
 from app.pipelines.outputs import OutputField
 from app.pipelines.parameters import ParameterField, repeated
-from app.pipelines.sessions import SessionTerms
 from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
 
 
@@ -110,10 +108,8 @@ class Pipeline(Target):
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
     sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
-    session: SessionTerms | None = None
-    """None if the pipeline has no sessions."""
-    is_of_session: bool = False
-    """Whether requests may be made: each is a step of a session."""
+    makes_sequence: bool = False
+    """Whether each request becomes one of a sequence that the gateway makes."""
 
     @property
     def raw_field(self) -> InputField | None:
@@ -143,15 +139,8 @@ class Pipeline(Target):
 
         Raises InvalidInput, or InvalidRequest for a model that runs no request outside of a sequence.
         """
-        if self.sequence_ids.needed_by and not self.is_of_session:
-            hint = f"Open one with POST /v1/pipelines/{self.name}/sessions."
-            if self.session is None:
-                hint = (
-                    "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
-                    f"/v2/models/{self.spec.model}/infer with the parameters `sequence_id`, `sequence_start` and "
-                    "`sequence_end`."
-                )
-            raise InvalidRequest(f"Model '{self.sequence_ids.needed_by}' needs a session.", hint=hint)
+        if self.sequence_ids.needed_by and not self.makes_sequence:
+            raise self.spec.needs_sequence(self.name, self.sequence_ids.needed_by)
         spec, problems = self.spec, list[FieldProblem]()
         if spec.adapters and ADAPTER in values:
             values = {**values, **spec.adapters[values[ADAPTER]]}
@@ -208,20 +197,12 @@ class Pipeline(Target):
         return tensors
 
     def probe_of(self, body: Body) -> InferenceRequest:
-        """A request that the gateway itself runs, or only checks if the pipeline has sessions.
+        """A request that the gateway itself makes. Raises the errors of :meth:`request_of_json`."""
+        return (self if self.spec.takes_requests else self.of_sequence()).request_of_json(body)
 
-        Raises the errors of :meth:`request_of_json`.
-        """
-        return (self if self.session is None else self.of_session()).request_of_json(body)
-
-    def of_session(self) -> Self:
-        """The pipeline as one session uses it."""
-        return dataclasses.replace(self, is_of_session=True)
-
-    def ending_request(self) -> InferenceRequest | None:
-        """The declared request that ends a session's sequence; None without one. Raises InvalidInput."""
-        values = None if self.spec.session is None else self.spec.session.end_inputs
-        return None if values is None else self.of_session().request_of_json(orjson.dumps(values))
+    def of_sequence(self) -> Self:
+        """The pipeline as one sequence uses it."""
+        return dataclasses.replace(self, makes_sequence=True)
 
     @property
     def longest_timeout_s(self) -> float:
@@ -229,10 +210,10 @@ class Pipeline(Target):
         stream = self.spec.stream
         return self.timeout_s if stream is None else max(self.timeout_s, stream.timeout_s)
 
-    def stream_spec(self) -> StreamSpec:
-        """Raises InvalidRequest where the pipeline does not stream."""
+    def stream_spec(self, url: str = "") -> StreamSpec:
+        """``url``: the address of a whole answer. Raises InvalidRequest where the pipeline does not stream."""
         if self.spec.stream is None:
-            url = f"/v1/pipelines/{self.name}" if self.session is None else "/v1/sessions/{id}"
+            url = url or f"/v1/pipelines/{self.name}"
             raise InvalidRequest(
                 f"This pipeline does not stream: POST {url} returns its whole answer.",
                 hint="An operator can declare `stream: true` for it in gateway.yaml.",

@@ -8,20 +8,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from app.coalescing.trial import Coalescing, refusals_of
-from app.config.document import JsonValue, Name, Section
+from app.config.document import JsonValue, Name, Seconds, Section
 from app.core.engine import PipelineLayer
-from app.core.errors import FailureCode
+from app.core.errors import FailureCode, InvalidRequest
 from app.core.model import ModelConfig, reached
+from app.core.sequence import OwnIds, sequence_ids_of
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.preset import PresetName, with_preset
+from app.sessions.session_terms import SessionSpec, missing_fault, own_ids_of, stateful_models
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last", "sum"]
 
 
 Enum = Annotated[list[JsonValue], Field(min_length=1)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
 GrpcCode = Literal[FailureCode, "any"]
@@ -288,19 +289,6 @@ class CoalesceSpec(Section):
     """The most bytes of tensors in one call. A request above half of it has a call of its own."""
 
 
-class SessionSpec(Section):
-    """A caller's steps are one sequence of a model with ``sequence_batching``."""
-
-    idle_s: Seconds = 30.0
-    """How long a session waits for its next step. Triton's own limit of the model may be shorter."""
-    max_s: Seconds = 600.0
-    """How long a session may live."""
-    max_open: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The most sessions at a time. Left out: as many sequences as the models run at a time."""
-    end_inputs: dict[Name, JsonValue] | None = None
-    """The fields of a request with which the gateway ends the sequence of a session that has no last step."""
-
-
 class PipelineSpec(Section):
     model: str
     preset: PresetName | None = None
@@ -365,7 +353,38 @@ class PipelineSpec(Section):
     @property
     def runs_sample(self) -> bool:
         """Whether the gateway itself runs the sample. With sessions, it would wait for, and take, a caller's place."""
-        return self.sample is not None and self.warmup and self.session is None
+        return self.sample is not None and self.warmup and self.takes_requests
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether each request of a caller stands alone. Otherwise it is a step of a session."""
+        return self.session is None
+
+    def needs_sequence(self, name: str, model: str) -> InvalidRequest:
+        """The error of a request that stands alone, for a model that runs only requests of a sequence."""
+        hint = f"Open one with POST /v1/pipelines/{name}/sessions."
+        if self.session is None:
+            hint = (
+                "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
+                f"/v2/models/{self.model}/infer with the parameters `sequence_id`, `sequence_start` and `sequence_end`."
+            )
+        return InvalidRequest(f"Model '{model}' needs a session.", hint=hint)
+
+    def own_ids_of(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> tuple[OwnIds, frozenset[str]]:
+        """The ids of the sequences that the gateway makes, and the stateful models that have these sequences."""
+        stateful = frozenset(each.name for each in stateful_models(config, models))
+        return own_ids_of(sequence_ids_of(config, models)), stateful
+
+    def findings(
+        self, name: str | None, config: ModelConfig, models: Mapping[str, ModelConfig]
+    ) -> Iterator[tuple[str, str]]:
+        """Code and text of the linter's findings about the layers. ``name``: None without gateway.yaml."""
+        if self.session is None:
+            return missing_fault(config, models)
+        limits = {"timeout_s": self.timeout_s or 0.0}
+        if self.stream is not None and "timeout_s" in self.stream.model_fields_set:
+            limits["stream.timeout_s"] = self.stream.timeout_s
+        return self.session.findings(name, config, models, limits=limits, may_exit=bool(self.early_exit))
 
     @property
     def joins_requests(self) -> bool:
@@ -376,8 +395,13 @@ class PipelineSpec(Section):
         """The layers around the engine that the pipeline uses.
 
         ``models``: those that a request runs through, as far as they are known. Raises PipelineMismatch with the reason
-        if requests must not share calls.
+        if the models do not fit.
         """
+        if self.session is not None:
+            terms = self.session.terms_of(config, models)
+            if isinstance(terms, str):
+                raise PipelineMismatch(("session",), f"is on, but {terms}")
+            return () if terms is None else (terms,)
         if self.coalesce is None:
             return ()
         steps = reached(config, models, by_steps=True)

@@ -18,12 +18,16 @@ from app.api.browser_guard import BrowserRules, host_of
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
+from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.limits import Limits
+from app.api.request_layer import Layer
+from app.api.sessions.session_layer import Sessions
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
 from app.core.loopback import is_loopback
+from app.core.share import Share
 from app.core.text import nearest
 from app.main import Gateway
 from app.observability.metrics import Metrics
@@ -175,7 +179,6 @@ async def open_gateway(
         processes, late_file = triton.share.of if is_first else 1, settings.default_config
         refresh = Refresh(catalog, metrics, keys, late_file, processes, has_checked=not is_first)
         await refresh.check_models()
-        layers = [Explanations(settings.receives_spans, settings.explain, settings.traces_url).layer()]
         admission = Admission(triton.share, len(triton.addresses))
         shared_calls = SharedCallMetrics(metrics.counter, metrics.histogram)
         inference = Inference(
@@ -185,8 +188,16 @@ async def open_gateway(
             Canceller(engine),
             tracer,
             admission=admission,
-            admitted=[layer.admitted for layer in layers if layer.admitted is not None],
         )
+        limits = Limits(
+            settings.max_body_bytes,
+            settings.max_bytes_in_flight,
+            connections_within(settings.max_connections),
+            ping_s=settings.ping_s,
+            send_s=settings.send_timeout_s,
+        )
+        layers = layers_of(settings, inference, limits, triton.share)
+        inference.admitted = [layer.admitted for layer in layers if layer.admitted is not None]
         async with (
             supervisor.running("catalog refresh", refresh.run()),
             supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
@@ -194,13 +205,7 @@ async def open_gateway(
             yield Gateway(
                 inference,
                 store,
-                Limits(
-                    settings.max_body_bytes,
-                    settings.max_bytes_in_flight,
-                    connections_within(settings.max_connections),
-                    ping_s=settings.ping_s,
-                    send_s=settings.send_timeout_s,
-                ),
+                limits,
                 None if shared_memory is None else shared_memory.bodies,
                 triton.metrics_url,
                 None if (tls := credentials_of(settings).tls) is None else tls.context("http/1.1"),
@@ -212,6 +217,14 @@ async def open_gateway(
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
             )
         await inference.canceller.close()
+
+
+def layers_of(settings: Settings, inference: Inference, limits: Limits, share: Share) -> list[Layer]:
+    """The features of requests. Each has a folder of its own, and this is the only list of them."""
+    explained = Explanations(
+        is_on=settings.receives_spans, for_everyone=settings.explain, collector_url=settings.traces_url
+    )
+    return [Idempotency(), explained, Sessions(inference, limits, share)]
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:

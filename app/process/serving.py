@@ -27,7 +27,7 @@ from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
-from app.pipelines.file import GatewayFile, read_gateway_file, warn_without_counter
+from app.pipelines.file import read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.credential_settings import check_credentials
 from app.process.gateway import open_gateway
@@ -136,11 +136,11 @@ async def serve(settings: Settings, worker: Worker | None = None) -> None:
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
-    file = check_files(settings)
+    check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
             if settings.workers > 1 and worker is None:
-                await run_workers(settings, file, shutdown, supervisor, stack)
+                await run_workers(settings, shutdown, supervisor, stack)
             else:
                 await _run_gateway(settings, worker, shutdown, supervisor, stack)
     supervisor.raise_if_failed()
@@ -201,19 +201,16 @@ EXTRAS = {"redis_url": ("redis", "redis"), "otlp_endpoint": ("otel", "openteleme
 """By setting that needs an extra: its name, and a package that it installs."""
 
 
-def check_files(settings: Settings) -> GatewayFile | None:
-    """Returns gateway.yaml. Raises ConfigError or SettingsError for a setting or a file that cannot be used."""
+def check_files(settings: Settings) -> None:
+    """Raises ConfigError or SettingsError for a setting or a file that cannot be used."""
     for name, (extra, package) in EXTRAS.items():
         if getattr(settings, name) is not None and find_spec(package) is None:
             raise SettingsError(f"{PREFIX}{name.upper()} needs the extra `{extra}`: pip install '.[{extra}]'")
     check_credentials(settings)
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file, DIALECTS)
-    if settings.config_path is None:
-        return None
-    file = read_gateway_file(settings.config_path)
-    warn_without_counter(file)
-    return file
+    if settings.config_path is not None:
+        warn_without_counter(read_gateway_file(settings.config_path))
 
 
 def freeze_heap() -> None:

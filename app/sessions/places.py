@@ -8,7 +8,7 @@ from time import monotonic
 
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.share import Share
-from app.pipelines.sessions import SessionTerms
+from app.sessions.session_terms import SessionTerms
 
 LONGEST_RETRY_S = 30
 USUAL_RETRY_S = 5

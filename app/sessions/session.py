@@ -16,20 +16,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import PipelineAdmission
-from app.core.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    Rejected,
-    SessionLost,
-    StepOutOfTurn,
-    Unavailable,
-    UnknownSession,
-)
+from app.core.errors import DeadlineExceeded, GatewayError, Rejected, Unavailable
 from app.core.inference import Deadline, InferenceRequest, OpenSequence, Parameter
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.sessions import SessionTerms
 from app.sessions.places import Place
+from app.sessions.session_errors import SessionLost, StepOutOfTurn, UnknownSession
+from app.sessions.session_terms import SessionTerms
 
 MOST_WAITING = 8
 """Steps of one session that may wait for their turn."""
@@ -49,7 +40,7 @@ class End(StrEnum):
 
 
 class StepAnswer(Struct, frozen=True):
-    """``body``: as it is sent to the caller."""
+    """``body``: as it is sent to the caller; empty if the answer is a stream."""
 
     body: bytes
     early_exit: str | None = None
@@ -64,22 +55,7 @@ class SessionStep(Struct, frozen=True):
     run: Callable[[], Awaitable[StepAnswer]]
 
 
-class StepOutcome(Struct, frozen=True):
-    """How a step ended. Exactly one of both is set."""
-
-    answer: StepAnswer | None = None
-    error: GatewayError | None = None
-
-    @property
-    def size(self) -> int:
-        return 0 if self.answer is None else len(self.answer.body)
-
-    def result(self) -> StepAnswer:
-        """Raises the error."""
-        if self.answer is None:
-            assert self.error is not None
-            raise self.error
-        return self.answer
+Outcome = StepAnswer | GatewayError
 
 
 class AnswerMemory:
@@ -89,33 +65,31 @@ class AnswerMemory:
         self._limit = limit
         self.used = 0
 
-    def replace(self, old: int, new: int) -> bool:
-        """Gives ``old`` bytes back and takes ``new`` bytes. Returns whether they fit."""
-        self.used -= old
-        fits = new <= LARGEST_KEPT_BYTES and self.used + new <= self._limit
-        self.used += new if fits else 0
+    def take(self, size: int) -> bool:
+        """Returns whether the bytes fit."""
+        fits = size <= LARGEST_KEPT_BYTES and self.used + size <= self._limit
+        self.used += size if fits else 0
         return fits
 
 
 @dataclass(eq=False, slots=True)
 class PipelineSession:
-    """``pipeline``: as it was when the session was opened. ``on_end``: is called once when the session ends."""
+    """``on_end``: is called once, with the id of the session, when it ends. It takes no further steps then.
+
+    Its last step may still run.
+    """
 
     id: str
     """A bearer capability. Never log it."""
-    owner: str
-    """The id of the API key that opened it; empty without one."""
-    pipeline: Pipeline
-    admission: PipelineAdmission
+    terms: SessionTerms
     sequence_id: int | str
     place: Place
-    on_end: "Callable[[PipelineSession, End], None]"
     memory: AnswerMemory
+    on_end: Callable[[str, End], None]
     on_expired: Callable[[], None] | None = field(default=None, init=False)
     """Called when the session ends because no step came in time."""
-    terms: SessionTerms = field(init=False)
     sequence: OpenSequence = field(init=False)
-    opened_at: float = field(init=False)
+    opened_at: float = field(default_factory=monotonic, init=False)
     queued_at: float | None = field(default=None, init=False)
     """When the last step was sent; None if Triton does not know the sequence."""
     steps: int = field(default=0, init=False)
@@ -131,17 +105,11 @@ class PipelineSession:
     _is_cut_off: bool = field(default=False, init=False)
     """Whether the last step could not be sent, so that Triton may have lost the state."""
     _expires_at: float = field(default=inf, init=False)
-    """When the session ends if its next step has not come, in monotonic seconds. Set while no step runs."""
-    _kept: StepOutcome | None = field(default=None, init=False)
-    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
-    _timer_at: float = field(default=inf, init=False)
-    """When the timer fires. By then steps may have come, so that it is set again: most steps do not touch it."""
+    """When the session ends if its next step has not come, in monotonic seconds."""
+    _kept: Outcome | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        assert self.pipeline.session is not None
-        self.terms = self.pipeline.session
         self.sequence = OpenSequence(self.place.address)
-        self.opened_at = monotonic()
         self._await_step()
 
     @property
@@ -149,31 +117,45 @@ class PipelineSession:
         """How long the session waits for its next step."""
         return max(self._expires_at - monotonic(), 0.0)
 
-    async def step(self, step: SessionStep) -> StepAnswer:
-        """Waits for the turn of the step, and runs it.
+    def expire(self) -> None:
+        """Ends the session if its next step has not come in time. Call it from time to time."""
+        if self.ended is not None or self._turn.locked() or monotonic() < self._expires_at:
+            return
+        if self._is_cut_off and self.queued_at is not None:
+            self.close(End.LOST)
+        else:
+            self.close(End.MAX if self._expires_at >= self.opened_at + self.terms.max_s else End.IDLE)
+        if self.on_expired is not None:
+            self.on_expired()
+
+    async def step(self, step: SessionStep, begun: asyncio.Future[None] | None = None) -> StepAnswer:
+        """Waits for the turn of the step, and runs it. Returns its answer.
+
+        ``begun``: of a step whose answer is a stream, which is not kept. Then it returns as soon as this is done.
 
         Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``step.run``.
         """
-        outcome = await self._take_turn(step) or await self._outcome(step)
-        if outcome is None:
-            hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
-            raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
-        return outcome.result()
-
-    async def begin(self, step: SessionStep, begun: asyncio.Future[None]) -> None:
-        """Waits for the turn of a step whose answer is a stream, runs it, and returns when ``begun`` is done.
-
-        The answer is not kept. Raises StepOutOfTurn for a repeated step; the other errors are those of :meth:`step`.
-        """
-        if await self._take_turn(step) is not None:
+        outcome = await self._take_turn(step)
+        if outcome is not None and begun is not None:
             raise StepOutOfTurn("This step was answered, but not as a stream.", last_step=self.steps)
-        outcome = await self._outcome(step, begun)
-        if begun.done():
-            return
         if outcome is None:
-            hint = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
-            raise DeadlineExceeded("The step had no output before the deadline.", hint=hint)
-        outcome.result()
+            self._is_sent = False
+            running = asyncio.create_task(self._run(step, keeps=begun is None))  # may run longer than its caller waits
+            running.add_done_callback(self._end_turn)
+            waiting: list[asyncio.Future[Any]] = [running] if begun is None else [running, begun]
+            try:
+                await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
+            finally:
+                if not self._is_sent and not running.done():
+                    running.cancel()
+            if begun is not None and begun.done():
+                return StepAnswer(b"")
+            if not running.done():
+                raise _late(is_stream=begun is not None)
+            outcome = running.result()
+        if isinstance(outcome, GatewayError):
+            raise outcome
+        return outcome
 
     def error_of_stream(self, error: GatewayError) -> GatewayError:
         """The error that ends the stream of a step: SessionLost if the state is lost."""
@@ -206,9 +188,7 @@ class PipelineSession:
         """Ends the session. The running step runs to its end. No-op if the session has ended."""
         if self.ended is None:
             self.ended = reason
-            if not self._turn.locked():
-                self._disarm()
-            self.on_end(self, reason)
+            self.on_end(self.id, reason)
 
     async def settle(self) -> None:
         """Waits until no step runs. Call it after the session has ended."""
@@ -217,12 +197,12 @@ class PipelineSession:
 
     def forget(self) -> None:
         """Frees the kept answer."""
-        if self._kept is not None:
-            self.memory.replace(self._kept.size, 0)
-            self._kept = None
+        self.memory.used -= _size_of(self._kept)
+        self._kept = None
 
-    async def _take_turn(self, step: SessionStep) -> StepOutcome | None:
+    async def _take_turn(self, step: SessionStep) -> Outcome | None:
         """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
+        self.expire()
         if self._waiting >= MOST_WAITING:
             raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", last_step=self.steps)
         if not self._waiting and not self._turn.locked():
@@ -236,83 +216,24 @@ class PipelineSession:
                 raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
             finally:
                 self._waiting -= 1
-        has_turn = False
-        try:
-            kept = self._repeated(step.number)
-            has_turn = kept is None
-        finally:
-            if not has_turn:
-                self._turn.release()
+        kept = self._kept if step.number is not None and step.number == self.steps else None
+        refusal = None if kept is not None else self._refusal(step.number)
+        if kept is not None or refusal is not None:
+            self._turn.release()
+        if refusal is not None:
+            raise refusal
         return kept
 
-    def _repeated(self, number: int | None) -> StepOutcome | None:
-        """Returns the outcome of a repeated step; None if the step is the next one. Raises the other cases."""
-        if number is not None and number == self.steps and self._kept is not None:
-            return self._kept
-        if self.ended is End.LOST:
-            raise self._lost()
+    def _refusal(self, number: int | None) -> GatewayError | None:
+        """The error of a step that is not the next one."""
         if self.ended is not None:
-            raise UnknownSession("The session has ended.")
-        if number == self.steps:
-            raise StepOutOfTurn("The answer of this step is not kept.", last_step=self.steps)
-        if number is not None and number != self.steps + 1:
-            raise StepOutOfTurn(f"The next step of this session is {self.steps + 1}.", last_step=self.steps)
-        return None
-
-    async def _outcome(self, step: SessionStep, begun: asyncio.Future[None] | None = None) -> StepOutcome | None:
-        """Runs a step that has its turn, in a task, because it may run longer than its caller waits.
-
-        None: the step has begun, or the deadline has passed. A step that was not sent yet is cancelled when its caller
-        stops waiting.
-        """
-        self._is_sent = False
-        running = asyncio.create_task(self._run(step, keeps=begun is None))
-        running.add_done_callback(self._end_turn)
-        waiting: list[asyncio.Future[Any]] = [running] if begun is None else [running, begun]
-        try:
-            await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
-        finally:
-            if not self._is_sent and not running.done():
-                running.cancel()
-        return running.result() if running.done() and (begun is None or not begun.done()) else None
-
-    def _end_turn(self, _running: asyncio.Task[StepOutcome]) -> None:
-        self._turn.release()
-        self._await_step()
-
-    async def _run(self, step: SessionStep, *, keeps: bool) -> StepOutcome:
-        self._current = step
-        queued_before = self.queued_at
-        try:
-            try:
-                outcome = StepOutcome(await step.run())
-            except GatewayError as exc:
-                exc.forget_frames()  # they hold the request's body
-                outcome = StepOutcome(error=exc)
-            self._is_cut_off = isinstance(outcome.error, Unavailable) and not outcome.error.was_sent
-            if self._is_cut_off:  # without an earlier step there is no sequence that can be lost
-                self.queued_at = queued_before
-                self.sequence.is_lost &= queued_before is not None
-            if self._is_sent and not self.sequence.is_lost and not isinstance(outcome.error, Rejected | Unavailable):
-                self._answered(step, outcome, keeps=keeps)
-        except BaseException:
-            self.sequence.is_lost |= self._is_sent  # the call was interrupted
-            raise
-        finally:
-            self._current = None
-            if self.sequence.is_lost:
-                self.close(End.LOST)
-        return StepOutcome(error=self._lost()) if self.sequence.is_lost else outcome
-
-    def _answered(self, step: SessionStep, outcome: StepOutcome, *, keeps: bool) -> None:
-        """An error of the model is an answer too: the model ran."""
-        self.steps += 1
-        self.forget()
-        if keeps and step.number is not None and self.memory.replace(0, outcome.size):
-            self._kept = outcome
-        if step.is_last:
-            self.has_end_flag = outcome.error is None
-            self.close(End.LAST_STEP)
+            return self._lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
+        if number in (None, self.steps + 1):
+            return None
+        text = f"The next step of this session is {self.steps + 1}."
+        return StepOutOfTurn(
+            "The answer of this step is not kept." if number == self.steps else text, last_step=self.steps
+        )
 
     def _lost(self) -> SessionLost:
         return SessionLost(
@@ -321,41 +242,60 @@ class PipelineSession:
             hint="Open a new session, and begin again with its first step.",
         )
 
+    def _end_turn(self, _running: asyncio.Task[Outcome]) -> None:
+        self._turn.release()
+        self._await_step()
+
+    async def _run(self, step: SessionStep, *, keeps: bool) -> Outcome:
+        self._current = step
+        queued_before = self.queued_at
+        outcome: Outcome
+        try:
+            try:
+                outcome = await step.run()
+            except GatewayError as exc:
+                exc.forget_frames()  # they hold the request's body
+                outcome = exc
+            self._is_cut_off = isinstance(outcome, Unavailable) and not outcome.was_sent
+            if self._is_cut_off:  # without an earlier step there is no sequence that can be lost
+                self.queued_at = queued_before
+                self.sequence.is_lost &= queued_before is not None
+            if self._is_sent and not self.sequence.is_lost and not isinstance(outcome, Rejected | Unavailable):
+                self._answered(step, outcome, keeps=keeps)
+        except BaseException:
+            self.sequence.is_lost |= self._is_sent  # the call was interrupted
+            raise
+        finally:
+            self._current = None
+            if self.sequence.is_lost:
+                self.close(End.LOST)
+        return self._lost() if self.sequence.is_lost else outcome
+
+    def _answered(self, step: SessionStep, outcome: Outcome, *, keeps: bool) -> None:
+        """An error of the model is an answer too: the model ran."""
+        self.steps += 1
+        self.forget()
+        if keeps and step.number is not None and self.memory.take(_size_of(outcome)):
+            self._kept = outcome
+        if step.is_last:
+            self.has_end_flag = isinstance(outcome, StepAnswer)
+            self.close(End.LAST_STEP)
+
     def _await_step(self) -> None:
         """Begins to wait for the next step."""
         expires_at = min(monotonic() + self.terms.idle_s, self.opened_at + self.terms.max_s)
         if self.queued_at is not None:
             expires_at = min(expires_at, self.queued_at + self.terms.reach_s)
         self._expires_at = expires_at
-        if self.ended is None:
-            self._arm(expires_at)
-        else:
-            self._disarm()
 
-    def _arm(self, at: float) -> None:
-        """Sets the timer, unless it fires early enough."""
-        if at < self._timer_at:
-            self._disarm()
-            self._timer_at = at
-            self._timer = asyncio.get_running_loop().call_later(max(at - monotonic(), 0.0), self._time_out)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._timer_at = None, inf
+def _size_of(outcome: Outcome | None) -> int:
+    return len(outcome.body) if isinstance(outcome, StepAnswer) else 0
 
-    def _time_out(self) -> None:
-        """Ends the session if it is time. The end of a running step sets the timer again."""
-        self._timer_at = inf
-        if self._turn.locked() or self.ended is not None:
-            return
-        if self.expires_in_s > 0:
-            self._arm(self._expires_at)
-            return
-        is_old = self._expires_at >= self.opened_at + self.terms.max_s
-        if self._is_cut_off and self.queued_at is not None:
-            self.close(End.LOST)
-        else:
-            self.close(End.MAX if is_old else End.IDLE)
-        if self.on_expired is not None:
-            self.on_expired()
+
+def _late(*, is_stream: bool) -> DeadlineExceeded:
+    if is_stream:
+        hint = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
+        return DeadlineExceeded("The step had no output before the deadline.", hint=hint)
+    hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
+    return DeadlineExceeded("The step was not answered before the deadline.", hint=hint)

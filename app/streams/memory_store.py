@@ -1,28 +1,22 @@
 """The in-memory store: a stream can be resumed only in the process that started it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from app.core.errors import StreamCancelled, UnknownStream
-from app.core.repeats import MemoryRepeats, RepeatKey
-from app.streams.events import Event, EventLog, ReplayLog
-from app.streams.quota import (
-    KEEP_LIMITS,
-    STREAM_BYTES,
-    EvictedStreams,
-    KeepLimits,
-    KeptStream,
-)
-from app.streams.store import StartedStream, StreamStore, new_stream_id
+from app.core.errors import StreamCancelled
+from app.streams.events import EventLog, ReplayLog
+from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, KeepLimits, KeptStream, evicted
+from app.streams.store import StreamStore, due, new_stream_id, unknown
 from app.streams.stream import Stream
 
 FREED_BYTES = 1024 * 1024
 """Dropped streams are reported when they used this much together."""
-
-
-SWEEP_S = 0.1
+SWEEP_S = 0.2
+MAX_EVICTED = 10_000
+"""Evicted streams whose readers get a reason."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -31,42 +25,39 @@ class _Kept(KeptStream):
     resume_s: float
     stream: Stream | None
     """None after the end: then only the events are kept."""
-    start: RepeatKey | None
     readers: int = 0
+
+    def await_reader(self) -> None:
+        self.due_at = time.monotonic() + self.resume_s
 
 
 class MemoryStore(StreamStore):
     """``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more."""
 
     def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] | None = None) -> None:
-        self._starts = MemoryRepeats[StartedStream]()
-        super().__init__(limits, self._starts)
+        super().__init__(limits)
         self._kept: dict[str, _Kept] = {}
         self._report_freed = freed
         self._freed = 0
-        self._evicted = EvictedStreams()
+        self._evicted: dict[str, None] = {}
+        """The newest ids."""
 
     def new_log(self) -> EventLog:
         return ReplayLog()
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: RepeatKey | None = None) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         await self.require_room(caller)
-        stream_id = new_stream_id()
-        kept = _Kept(stream_id, caller, log=stream.log, resume_s=resume_s, stream=stream, start=start)
-        self._kept[stream_id] = kept
-        if start is not None:
-            self._starts.keep(start, StartedStream(stream_id, stream.request_id))
+        kept = _Kept(new_stream_id(), caller, log=stream.log, resume_s=resume_s, stream=stream)
+        self._kept[kept.id] = kept
         self._quota.add(kept)
         stream.log.changed = partial(self._log_changed, kept)
-        self._await_reader(kept)
-        return stream_id
+        kept.await_reader()
+        return kept.id
 
-    async def reader(self, stream_id: str) -> "MemoryReader":
+    async def reader(self, stream_id: str, after: int = 0) -> "MemoryReader | None":
         kept = self._found(stream_id)
-        kept.readers += 1
-        self._quota.mark(kept, evictable=False)
-        return MemoryReader(self, kept)
+        return MemoryReader(self, kept) if kept.log.resume(after) else None
 
     async def caller_of(self, stream_id: str) -> str:
         return self._found(stream_id).caller
@@ -78,24 +69,24 @@ class MemoryStore(StreamStore):
             kept.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
 
     async def run(self) -> None:
+        """One sweep looks at all streams: none has a timer."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            for stream_id in self._agenda.due():
-                kept = self._kept.get(stream_id)
-                if kept is None or kept.readers:
-                    continue
+            for kept in due(self._kept.values()):
                 if kept.stream is None:
                     self._forget(kept)
                 else:
                     kept.stream.end(StreamCancelled(f"No client read the stream for {kept.resume_s:g} s."))
-                    self._await_reader(kept)
+                    kept.await_reader()
 
-    def left(self, kept: _Kept) -> None:
-        """Called when a reader closes."""
-        kept.readers -= 1
-        if not kept.readers and kept.id in self._kept:
-            self._quota.mark(kept, evictable=kept.log.has_ended)
-            self._await_reader(kept)
+    def read_by(self, kept: _Kept, readers: int) -> None:
+        """Called when a reader opens (1) or closes (-1)."""
+        kept.readers += readers
+        if kept.id in self._kept:
+            self._quota.mark(kept, evictable=kept.log.has_ended and not kept.readers)
+            kept.await_reader()
+        if kept.readers:
+            kept.due_at = float("inf")
 
     async def __aexit__(self, *_: object) -> None:
         for kept in list(self._kept.values()):
@@ -104,8 +95,7 @@ class MemoryStore(StreamStore):
     def _found(self, stream_id: str) -> _Kept:
         kept = self._kept.get(stream_id)
         if kept is None:
-            self._evicted.check(stream_id)
-            raise UnknownStream("There is no such stream, or it has expired.")
+            raise evicted() if stream_id in self._evicted else unknown()
         return kept
 
     def _log_changed(self, kept: _Kept) -> None:
@@ -138,16 +128,13 @@ class MemoryStore(StreamStore):
 
     def _drop(self, victim: KeptStream) -> None:
         self._forget(self._kept[victim.id])
-        self._evicted.add(victim.id)
-
-    def _await_reader(self, kept: _Kept) -> None:
-        self._agenda.set(kept.id, kept.resume_s)
+        self._evicted[victim.id] = None
+        if len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
 
     def _forget(self, kept: _Kept) -> None:
         kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection
         del self._kept[kept.id]
-        if kept.start is not None:
-            self._starts.forget(kept.start)
         self._quota.remove(kept)
         self._freed += kept.size
         if self._report_freed is not None and self._freed >= FREED_BYTES:
@@ -163,12 +150,8 @@ class MemoryReader:
     def __init__(self, store: MemoryStore, kept: _Kept) -> None:
         self._store = store
         self._kept = kept
-
-    async def resume(self, after: int) -> bool:
-        return self._kept.log.resume(after)
-
-    async def read(self, after: int) -> list[Event]:
-        return await self._kept.log.read(after)
+        self.read = kept.log.read
+        store.read_by(kept, 1)
 
     async def close(self) -> None:
-        self._store.left(self._kept)
+        self._store.read_by(self._kept, -1)

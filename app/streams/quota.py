@@ -3,9 +3,8 @@
 Ended streams without a reader can be evicted, so that they never keep a new stream from starting.
 """
 
-import time
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from math import inf
 
 from app.core.errors import StreamEvicted, TooManyRequests
 
@@ -13,7 +12,6 @@ STREAM_BYTES = 4096
 """What an ended stream needs in memory besides its events."""
 CALLER_SHARE = 0.5
 """The part of both limits that the streams of one API key may use."""
-MAX_EVICTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +20,6 @@ class KeepLimits:
 
     max_bytes: int = 256 * 1024 * 1024
     max_streams: int = 20_000
-
-    @property
-    def of_caller(self) -> "KeepLimits":
-        return KeepLimits(int(self.max_bytes * CALLER_SHARE), max(1, int(self.max_streams * CALLER_SHARE)))
 
 
 KEEP_LIMITS = KeepLimits()
@@ -38,6 +32,8 @@ class KeptStream:
     id: str
     caller: str
     size: int = STREAM_BYTES
+    due_at: float = inf
+    """When its store has to look at it, in monotonic seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,19 +64,21 @@ class KeepQuota:
         self._callers: dict[str, Usage] = {}
 
     def add(self, kept: KeptStream) -> None:
-        usage = self._callers.get(kept.caller)
-        if usage is None:
-            limits = self._limits.of_caller if kept.caller else self._limits
-            usage = self._callers[kept.caller] = Usage(limits)
-        for each in (self.total, usage):
-            each.streams += 1
-            each.size += kept.size
+        if kept.caller not in self._callers:
+            limits, share = self._limits, CALLER_SHARE if kept.caller else 1.0
+            own = KeepLimits(int(limits.max_bytes * share), max(1, int(limits.max_streams * share)))
+            self._callers[kept.caller] = Usage(own)
+        self._count(kept, streams=1, size=kept.size)
 
     def grow(self, kept: KeptStream, size: int) -> None:
         """``size``: in bytes; negative if the stream dropped more than it added."""
         kept.size += size
-        self.total.size += size
-        self._callers[kept.caller].size += size
+        self._count(kept, streams=0, size=size)
+
+    def _count(self, kept: KeptStream, *, streams: int, size: int) -> None:
+        for usage in (self.total, self._callers[kept.caller]):
+            usage.streams += streams
+            usage.size += size
 
     def mark(self, kept: KeptStream, *, evictable: bool) -> None:
         """An evictable stream has ended and has no reader."""
@@ -92,11 +90,8 @@ class KeepQuota:
 
     def remove(self, kept: KeptStream) -> None:
         self.mark(kept, evictable=False)
-        usage = self._callers[kept.caller]
-        for each in (self.total, usage):
-            each.streams -= 1
-            each.size -= kept.size
-        if not usage.streams:
+        self._count(kept, streams=-1, size=-kept.size)
+        if not self._callers[kept.caller].streams:
             del self._callers[kept.caller]
 
     def is_over(self, caller: str, streams: int = 0) -> bool:
@@ -129,54 +124,6 @@ class KeepQuota:
             "The running streams use up the memory for resumable streams.",
             hint="Read or delete streams, or raise GATEWAY_MAX_KEPT_BYTES and GATEWAY_MAX_KEPT_STREAMS.",
         )
-
-
-class Agenda:
-    """When to look at kept streams again: one list for all of them instead of a timer for each.
-
-    A stream whose time moves on, as with each reader that leaves, keeps its one entry until that is due.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, str]] = []
-        self._due: dict[str, float] = {}
-        """By the id of a stream, on the monotonic clock."""
-
-    def set(self, stream_id: str, after_s: float) -> None:
-        """Replaces the time of an earlier call."""
-        before, self._due[stream_id] = self._due.get(stream_id), time.monotonic() + after_s
-        if before is None or before > self._due[stream_id]:
-            heappush(self._entries, (self._due[stream_id], stream_id))
-
-    def due(self) -> list[str]:
-        """Takes the streams whose time has come."""
-        now, due = time.monotonic(), []
-        while self._entries and self._entries[0][0] <= now:
-            stream_id = heappop(self._entries)[1]
-            at = self._due.get(stream_id)
-            if at is not None and at > now:
-                heappush(self._entries, (at, stream_id))
-            elif at is not None:
-                del self._due[stream_id]
-                due.append(stream_id)
-        return due
-
-
-class EvictedStreams:
-    """The ids of the newest MAX_EVICTED evicted streams, so that their readers get a reason."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, None] = {}
-
-    def add(self, stream_id: str) -> None:
-        self._ids[stream_id] = None
-        if len(self._ids) > MAX_EVICTED:
-            del self._ids[next(iter(self._ids))]
-
-    def check(self, stream_id: str) -> None:
-        """Raises StreamEvicted if the stream was evicted."""
-        if stream_id in self._ids:
-            raise evicted()
 
 
 def evicted() -> StreamEvicted:

@@ -1,18 +1,15 @@
 """The connections of resumable streams to Redis (6.2 or newer), and the keys, entries and scripts of a stream there.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
-``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
-``caller`` (the id of the API key that started the stream), ``start`` (the key of its idempotency key in Redis),
-``evicted`` (if the events were dropped to make room), ``written`` (if events were written: Redis itself may have
-evicted their key, and only it).
+``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``, ``caller`` (the
+id of the API key that started the stream), ``evicted`` (if the events were dropped to make room), ``written`` (if
+events were written: Redis itself may have evicted their key, and only it).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
-``start:<hash>`` is a hash of an idempotency key: ``digest`` (of the body), ``owner`` (the process that starts the
-stream), ``stream`` (its id; empty until it is started). It expires with the stream.
+``note:<name>`` is a short text that all processes share.
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -24,7 +21,6 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UpstreamUnavailable
-from app.core.repeats import RepeatKey
 from app.streams.events import Event, EventName
 
 RedisClient = Any
@@ -34,8 +30,6 @@ PREFIX = "triton-gateway"
 """The keys of all gateways begin with it."""
 REQUEST_CONNECTIONS = 8
 PUBLISH_CONNECTIONS = 16
-FREE_CONNECTION_S = 15.0
-"""Time limit for a free connection."""
 ANSWER_S = 2.0
 """Time limit for Redis when a stream starts."""
 OUTAGE_S = 30.0
@@ -43,6 +37,10 @@ OUTAGE_S = 30.0
 RETRY_PAUSE_S = 0.25
 MAX_BATCH = 200
 """Limit of the items in one Redis pipeline, because larger pipelines would block the event loop."""
+LEASE_MS = 30_000
+"""Keys expire this long after ``resume_s``, so that a missed heartbeat or a restart of Redis loses no stream."""
+PRESENCE_MS = 3_000
+"""How long a reader's key is valid, in milliseconds."""
 UNAVAILABLE = "The store of streams is not available; send the request again."
 
 
@@ -63,11 +61,11 @@ class Connections:
     """
 
     def __init__(self, url: str) -> None:
-        self.heartbeat = redis_client(url, 1)
-        self.tail = redis_client(url, 1)
-        self.requests = redis_client(url, REQUEST_CONNECTIONS)
+        self.heartbeat = _client(url, 1)
+        self.tail = _client(url, 1)
+        self.requests = _client(url, REQUEST_CONNECTIONS)
         """For requests: start, find, replay and delete a stream."""
-        self.publish = redis_client(url, PUBLISH_CONNECTIONS)
+        self.publish = _client(url, PUBLISH_CONNECTIONS)
 
     @property
     def address(self) -> str:
@@ -80,12 +78,12 @@ class Connections:
             await client.aclose()
 
 
-def redis_client(url: str, connections: int) -> RedisClient:
-    """Returns a client with at most this number of connections."""
+def _client(url: str, connections: int) -> RedisClient:
+    """``connections``: the most. ``timeout``: for a free one."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
-        timeout=FREE_CONNECTION_S,
+        timeout=15,
         protocol=2,
         socket_connect_timeout=2,
         socket_timeout=5,
@@ -122,14 +120,6 @@ def batches(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Yields batches of at most MAX_BATCH items."""
     return (items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH))
 
-
-LEASE_MS = 30_000
-"""Keys expire this long after ``resume_s``, so that a missed heartbeat or a restart of Redis loses no stream."""
-PRESENCE_MS = 3_000
-"""How long a reader's key is valid, in milliseconds."""
-
-Entry = tuple[bytes, dict[bytes, bytes]]
-"""An entry in redis-py's form: its id and its fields."""
 
 PUBLISH = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
@@ -176,34 +166,37 @@ return 1
 """
 """Drops the events of an ended stream. Returns 0 if the stream has a reader, and does nothing then."""
 
-
-CLAIM = """
-local digest, owner, stream = unpack(redis.call('HMGET', KEYS[1], 'digest', 'owner', 'stream'))
-if digest and digest ~= ARGV[2] then return {digest} end
-if digest and stream ~= '' then
-  local fields = {'request_id', 'evicted', 'owner', 'written'}
-  local known = redis.call('HMGET', ARGV[1] .. ':' .. stream .. ':stream', unpack(fields))
-  if known[1] and not known[2] and (known[3] ~= '' or known[4]) then return {digest, stream, known[1]} end
-elseif digest and redis.call('EXISTS', ARGV[1] .. ':owner:' .. owner) == 1 then
-  return {digest}
-end
-redis.call('HSET', KEYS[1], 'digest', ARGV[2], 'owner', ARGV[3], 'stream', '')
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-return {}
+CLAIM_NOTE = """
+local known = redis.call('GET', KEYS[1])
+if not known then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return known
 """
-"""Arguments: prefix of all keys, digest, own name, lifetime.
-
-Returns nothing if the claim was made, also in place of the claim of a dead process or of a stream that is gone.
-Otherwise the digest of the claim that exists and, if its stream was started, the stream's id and request id.
+REPLACE_NOTE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return end
+if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
 """
 
-RELEASE = """
-local owner, stream = unpack(redis.call('HMGET', KEYS[1], 'owner', 'stream'))
-if owner == ARGV[1] and stream == '' then redis.call('DEL', KEYS[1]) end
-"""
+
+class RedisNotes:
+    """Implements :class:`app.streams.store.Notes`."""
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
+
+    async def claim(self, name: str, note: bytes, keep_s: float) -> bytes | None:
+        async with redis_errors(ANSWER_S):
+            key = f"{PREFIX}:note:{name}"
+            known: bytes | None = await self._redis.eval(CLAIM_NOTE, 1, key, note, round(keep_s * 1e3))
+        return known
+
+    async def replace(self, name: str, before: bytes, after: bytes, keep_s: float = 0.0) -> None:
+        async with redis_errors(ANSWER_S):
+            await self._redis.eval(REPLACE_NOTE, 1, f"{PREFIX}:note:{name}", before, after, round(keep_s * 1e3))
 
 
 class Keys(NamedTuple):
+    """The keys of a stream."""
+
     events: str
     stream: str
     readers: str
@@ -218,26 +211,15 @@ def owner_key(owner: str) -> str:
     return f"{PREFIX}:owner:{owner}"
 
 
-def wake_key(owner: str) -> str:
-    return f"{PREFIX}:wake:{owner}"
-
-
-def start_key(start: RepeatKey) -> str:
-    """The idempotency key is hashed, because it is a secret of the caller."""
-    named = f"{len(start.caller)}:{start.caller}:{start.key}".encode()
-    return f"{PREFIX}:start:{hashlib.sha256(named).hexdigest()}"
-
-
 def entry_id(event_id: int) -> str:
     return f"{event_id}-1"
 
 
-def event_of(entry: Entry) -> Event:
-    """Raises StreamEvicted for an entry that no gateway wrote."""
-    entry_id, fields = entry
+def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
+    """``entry``: its id and its fields, as redis-py returns it. Raises StreamEvicted if no gateway wrote it."""
     try:
-        name = cast("EventName", fields[b"name"].decode())
-        return Event(int(entry_id.partition(b"-")[0]), name, fields[b"data"])
+        name = cast("EventName", entry[1][b"name"].decode())
+        return Event(int(entry[0].partition(b"-")[0]), name, entry[1][b"data"])
     except (KeyError, ValueError) as exc:
         raise StreamEvicted("An event of this stream in Redis cannot be read.") from exc
 

@@ -8,31 +8,32 @@ itself.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import orjson
 from redis.exceptions import RedisError
 
-from app.core.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
+from app.core.errors import StreamEvicted, UpstreamUnavailable
 from app.streams.events import MAX_READ_BYTES, Event, ReplayLog, check_resume
 from app.streams.quota import evicted
 from app.streams.redis_client import (
     END_ORPHAN,
     OUTAGE_S,
+    PREFIX,
     PRESENCE_MS,
     RETRY_PAUSE_S,
-    Entry,
     Keys,
     RedisClient,
     batches,
     entry_id,
     event_of,
+    keys_of,
     lifetime_ms,
     owner_key,
     redis_errors,
-    wake_key,
 )
+from app.streams.store import unknown
 from app.streams.stream import ProblemOf
 
 BLOCK_MS = 500
@@ -51,22 +52,12 @@ _log = logging.getLogger(__name__)
 
 
 class Reference(NamedTuple):
-    """The description of a stream. ``start_key``: the key in Redis of its idempotency key, or empty."""
+    """The description of a stream."""
 
     keys: Keys
     owner: str
     request_id: str
-    resume_s: float
-    start_key: str
-
-    @classmethod
-    def read(cls, keys: Keys, known: Mapping[bytes, bytes]) -> Self:
-        """Raises StreamEvicted for a description that no gateway wrote."""
-        try:
-            owner, request_id, resume_s = known[b"owner"], known[b"request_id"], int(known[b"resume_ms"]) / 1e3
-            return cls(keys, owner.decode(), request_id.decode(), resume_s, known.get(b"start", b"").decode())
-        except (KeyError, ValueError) as exc:
-            raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
+    lifetime_ms: int
 
 
 class Tail(ReplayLog):
@@ -79,7 +70,8 @@ class Tail(ReplayLog):
         self.readers = 0
         self.touched = -TOUCH_S
         self.orphaned_since: float | None = None
-        self._is_lost = False
+        self.is_lost = False
+        """Whether its readers get UpstreamUnavailable."""
 
     def _add(self, event: Event) -> None:
         """Drops the older events if Redis has dropped the event before this one."""
@@ -88,22 +80,12 @@ class Tail(ReplayLog):
         super()._add(event)
 
     async def read(self, after: int) -> list[Event]:
-        """Raises StreamEvicted if the next event was dropped, UpstreamUnavailable after :meth:`lose`."""
+        """Raises StreamEvicted if the next event was dropped, UpstreamUnavailable if the tail is lost."""
         while self.last_id <= after:
-            if self._is_lost:
+            if self.is_lost:
                 raise UpstreamUnavailable("The gateway cannot read the stream from its store.")
             await self.grown()
         return self.newer_than(after)
-
-    def lose(self) -> None:
-        """Ends the wait of all readers with UpstreamUnavailable."""
-        self._is_lost = True
-        self.wake()
-
-    @property
-    def is_orphan(self) -> bool:
-        since = self.orphaned_since
-        return not self.has_ended and since is not None and time.monotonic() - since > ORPHAN_S
 
 
 class Tailer:
@@ -115,17 +97,27 @@ class Tailer:
         self._tails: dict[str, Tail] = {}
         """Tails by the key of the stream's events."""
         self._has_tails = asyncio.Event()
-        self._wake_key = wake_key(owner)
+        self._wake_key = f"{PREFIX}:wake:{owner}"
         self._woken = "0-0"
         self._failing_since: float | None = None
 
-    def open(self, stream: Reference, newest: Event | None) -> Tail:
-        """Opens the tail for a further reader, which must call :meth:`close`."""
+    async def open(self, stream: Reference, newest: Event | None, redis: RedisClient) -> Tail:
+        """Opens the tail for a further reader, which must call :meth:`close`. Raises redis-py's errors.
+
+        The first reader interrupts the blocking command, which does not include the stream.
+        """
         tail = self._tails.get(stream.keys.events)
         if tail is None:
             tail = self._tails[stream.keys.events] = Tail(stream, newest)
             self._has_tails.set()
         tail.readers += 1
+        if tail.readers == 1 and not tail.has_ended:
+            try:
+                async with redis.pipeline(transaction=False) as pipe:
+                    await pipe.xadd(self._wake_key, {"w": 1}, maxlen=1).pexpire(self._wake_key, PRESENCE_MS).execute()
+            except BaseException:
+                self.close(tail)
+                raise
         return tail
 
     def close(self, tail: Tail) -> None:
@@ -133,29 +125,30 @@ class Tailer:
         if not tail.readers:
             self._forget(tail)
 
-    async def wake(self, redis: RedisClient) -> None:
-        """Interrupts the blocking command, which does not include the newest tail. Raises redis-py's errors."""
-        async with redis.pipeline(transaction=False) as pipe:
-            await pipe.xadd(self._wake_key, {"w": 1}, maxlen=1).pexpire(self._wake_key, PRESENCE_MS).execute()
-
     async def run(self) -> None:
         """Reads until it is cancelled. Waits during an outage of Redis; raises any other exception."""
         while True:
             await self._has_tails.wait()
+            now = time.monotonic()
             try:
-                now = time.monotonic()
                 for batch in batches([tail for tail in self._tails.values() if now - tail.touched >= TOUCH_S]):
                     await self._touch(batch)
-                for orphan in [tail for tail in self._tails.values() if tail.is_orphan]:
-                    await self._end(orphan)
+                for tail in list(self._tails.values()):
+                    since = tail.orphaned_since
+                    if not tail.has_ended and since is not None and now - since > ORPHAN_S:
+                        await self._end(tail)
                 await self._read()
-            except (RedisError, OSError):
-                self._note_outage()
-                await asyncio.sleep(RETRY_PAUSE_S)
-            else:
                 self._failing_since = None
+            except (RedisError, OSError):
+                self._failing_since = self._failing_since or now
+                for tail in list(self._tails.values()):
+                    tail.orphaned_since = None
+                    if now - self._failing_since > OUTAGE_S:
+                        self._lose(tail)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _read(self) -> None:
+        """An unreadable entry ends only the connections to its stream."""
         running = {key: entry_id(tail.last_id) for key, tail in self._tails.items() if not tail.has_ended}
         count = max(1, EVENTS_PER_COMMAND // max(1, len(running)))
         found = await self._redis.xread({**running, self._wake_key: self._woken}, count=count, block=BLOCK_MS)
@@ -163,30 +156,25 @@ class Tailer:
             if key.decode() == self._wake_key:
                 self._woken = entries[-1][0]
             elif tail := self._tails.get(key.decode()):
-                self._deliver(tail, entries)
+                try:
+                    tail.extend([event_of(entry) for entry in entries])
+                except Exception:
+                    _log.exception("a stream in Redis cannot be read", extra={"request_id": tail.stream.request_id})
+                    self._lose(tail)
         if found:
             await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_PER_STREAM_S * len(running)))
-
-    def _deliver(self, tail: Tail, entries: list[Entry]) -> None:
-        """An unreadable entry ends only the connections to its stream."""
-        try:
-            tail.extend([event_of(entry) for entry in entries])
-        except Exception:
-            _log.exception("a stream in Redis cannot be read", extra={"request_id": tail.stream.request_id})
-            self._lose(tail)
 
     async def _touch(self, tails: Sequence[Tail]) -> None:
         """Renews the keys for readers, and checks the owners' heartbeats, and whether Redis still has the events."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for tail in tails:
-                keys, lifetime = tail.stream.keys, lifetime_ms(tail.stream.resume_s)
+                keys, lifetime = tail.stream.keys, tail.stream.lifetime_ms
                 pipe.hmget(keys.stream, ["owner", "written"]).exists(owner_key(tail.stream.owner))
-                pipe.set(keys.readers, 1, px=PRESENCE_MS).pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime)
-                pipe.pexpire(tail.stream.start_key or keys.stream, lifetime)
+                pipe.pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime).set(keys.readers, 1, px=PRESENCE_MS)
             seen: list[Any] = await pipe.execute()
         now = time.monotonic()
         for tail, (owner, is_written), is_alive, has_events in zip(
-            tails, seen[::6], seen[1::6], seen[3::6], strict=True
+            tails, seen[::5], seen[1::5], seen[2::5], strict=True
         ):
             tail.touched = now
             if is_alive and owner == tail.stream.owner.encode() and (has_events or not is_written):
@@ -198,23 +186,15 @@ class Tailer:
         """Writes the terminal event of a stream whose process died. If several processes try, one succeeds."""
         stream = orphan.stream
         error = UpstreamUnavailable("The process that ran this stream has ended.")
-        data = orjson.dumps(self._problem_of(error, stream.request_id))
-        words = (lifetime_ms(stream.resume_s), orphan.last_id, data)
+        words = (stream.lifetime_ms, orphan.last_id, orjson.dumps(self._problem_of(error, stream.request_id)))
         newest = await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
         if newest <= orphan.last_id:
             self._lose(orphan)
 
-    def _note_outage(self) -> None:
-        now = time.monotonic()
-        self._failing_since = self._failing_since or now
-        for tail in list(self._tails.values()):
-            tail.orphaned_since = None
-            if now - self._failing_since > OUTAGE_S:
-                self._lose(tail)
-
     def _lose(self, tail: Tail) -> None:
         self._forget(tail)
-        tail.lose()
+        tail.is_lost = True
+        tail.wake()
 
     def _forget(self, tail: Tail) -> None:
         if self._tails.get(tail.stream.keys.events) is tail:
@@ -230,6 +210,38 @@ FIRST_EVENTS = 16
 """Limit of the first fetch, before the size of the events is known."""
 
 
+async def open_reader(redis: RedisClient, tailer: Tailer, stream_id: str, after: int) -> "RedisReader | None":
+    """As :meth:`app.streams.store.StreamStore.reader`.
+
+    A failover of Redis may lose the newest events. A reader that had received them then writes the terminal event after
+    them, so that they are missing before it.
+    """
+    keys = keys_of(stream_id)
+    async with redis_errors():
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
+            known, oldest, newest, count = await pipe.xlen(keys.events).execute()
+        if not known:
+            raise unknown()
+        if b"evicted" in known:
+            raise evicted()
+        if b"written" in known and not newest:
+            raise _lost()
+        last, first_id = event_of(newest[0]) if newest else None, event_of(oldest[0]).id if oldest else 1
+        try:
+            lifetime = lifetime_ms(int(known[b"resume_ms"]) / 1e3)
+            stream = Reference(keys, known[b"owner"].decode(), known[b"request_id"].decode(), lifetime)
+        except (KeyError, ValueError) as exc:
+            raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
+        last_id, has_ended = (last.id, last.is_terminal) if last else (0, False)
+        if not check_resume(after, first_id, last_id, has_ended=has_ended):
+            return None
+        has_gap, following = count <= last_id - first_id, entry_id(after + 1)
+        if last and has_gap and after < last_id and not await redis.xrange(keys.events, following, following):
+            raise _lost()
+        return RedisReader(redis, tailer, await tailer.open(stream, last, redis))
+
+
 class RedisReader:
     """A reader of one stream in Redis. Implements :class:`app.streams.store.Reader`.
 
@@ -238,62 +250,24 @@ class RedisReader:
 
     is_full = False
 
-    def __init__(self, redis: RedisClient, tailer: Tailer, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, tailer: Tailer, tail: Tail) -> None:
         self._redis = redis
         self._tailer = tailer
-        self._keys = keys
-        self._tail: Tail | None = None
+        self._tail: Tail | None = tail
         self._count = FIRST_EVENTS
         self._failing_since: float | None = None
-
-    async def open(self) -> Self:
-        """Reads what Redis has of the stream. Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
-        keys = self._keys
-        async with redis_errors(), self._redis.pipeline(transaction=True) as pipe:
-            pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
-            known, oldest, newest, count = await pipe.xlen(keys.events).execute()
-        if not known:
-            raise UnknownStream("There is no such stream, or it has expired.")
-        if b"evicted" in known:
-            raise evicted()
-        if b"written" in known and not newest:
-            raise _lost()
-        self._last = event_of(newest[0]) if newest else None
-        self._first_id = event_of(oldest[0]).id if oldest else 1
-        self._has_gap = self._last is not None and count <= self._last.id - self._first_id
-        self._stream = Reference.read(keys, known)
-        return self
-
-    async def resume(self, after: int) -> bool:
-        """A failover of Redis may lose the newest events.
-
-        A reader that had received them then writes the terminal event after them, so that they are missing before it.
-        """
-        last, self._last = self._last, None
-        has_ended = last is not None and last.is_terminal
-        if not check_resume(after, self._first_id, last.id if last else 0, has_ended=has_ended):
-            return False
-        async with redis_errors():
-            if self._has_gap and last is not None and after < last.id:
-                following = entry_id(after + 1)
-                if not await self._redis.xrange(self._keys.events, following, following):
-                    raise _lost()
-            self._tail = self._tailer.open(self._stream, last)
-            if self._tail.readers == 1 and not self._tail.has_ended:
-                await self._tailer.wake(self._redis)
-        return True
 
     async def read(self, after: int) -> list[Event]:
         """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
 
         May be cancelled at any await, as each heartbeat does.
         """
-        assert self._tail is not None, "read follows resume"
+        assert self._tail is not None, "the reader is open"
         while True:
             try:
                 return await self._tail.read(after)
             except StreamEvicted:
-                events = await self._replay(after)
+                events = await self._replay(after, self._tail.stream.keys.events)
             if events is None:
                 await asyncio.sleep(RETRY_PAUSE_S)
             elif not events or events[0].id != after + 1:
@@ -307,14 +281,14 @@ class RedisReader:
         if tail is not None:
             self._tailer.close(tail)
 
-    async def _replay(self, after: int) -> list[Event] | None:
+    async def _replay(self, after: int, key: str) -> list[Event] | None:
         """Returns events that only Redis has, up to the first lost one; None during an outage.
 
         Raises UpstreamUnavailable after a long outage.
         """
         try:
             async with redis_errors():
-                found = await self._redis.xrange(self._keys.events, min=entry_id(after + 1), count=self._count)
+                found = await self._redis.xrange(key, min=entry_id(after + 1), count=self._count)
         except UpstreamUnavailable:
             now = time.monotonic()
             self._failing_since = self._failing_since or now
@@ -322,16 +296,11 @@ class RedisReader:
                 raise
             return None
         self._failing_since = None
-        events = [event_of(entry) for entry in cast("list[Entry]", found)]
-        self._count = _count_for(events)
+        events = [event_of(entry) for entry in found]
+        size = sum(event.size for event in events)
+        self._count = max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))
         return [event for place, event in enumerate(events) if event.id == events[0].id + place]
 
 
 def _lost() -> StreamEvicted:
     return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
-
-
-def _count_for(events: list[Event]) -> int:
-    """The number of events of this size in about MAX_READ_BYTES."""
-    size = sum(event.size for event in events)
-    return max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))

@@ -1,32 +1,50 @@
-"""The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id.
-
-Repeated starts with the same key return the same stream.
-"""
+"""The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id."""
 
 import secrets
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import Iterable
+from math import inf
+from typing import Protocol, Self, TypeVar
 
-from app.core.errors import TooManyRequests
-from app.core.repeats import RepeatKey, Repeats
+from msgspec import Struct
+
+from app.core.errors import StreamEvicted, UnknownStream
 from app.streams.events import Event, EventLog
-from app.streams.quota import Agenda, KeepLimits, KeepQuota, KeptStream, Usage
+from app.streams.quota import KeepLimits, KeepQuota, KeptStream, Usage
 from app.streams.stream import Stream
 
-LONGEST_START_S = 30.0
-"""How long a repeated start waits for the first one, which may wait for a slot of its model."""
+Kept = TypeVar("Kept", bound=KeptStream)
 
 
-@dataclass(frozen=True, slots=True)
-class StartedStream:
+class StartedStream(Struct, frozen=True):
+    """``keep_s``: how long it is kept at least if its model uses all of its time, and nobody reads it."""
+
     id: str
     request_id: str
+    keep_s: float
 
 
 def new_stream_id() -> str:
     """128 random bits. A stream id is a bearer capability: anyone who has it can read and cancel the stream."""
     return secrets.token_urlsafe(16)
+
+
+def unknown() -> UnknownStream:
+    return UnknownStream("There is no such stream, or it has expired.")
+
+
+def due(streams: Iterable[Kept]) -> list[Kept]:
+    """The streams whose time has come. Each is due once."""
+    now = time.monotonic()
+    found = [each for each in streams if each.due_at <= now]
+    for each in found:
+        each.due_at = inf
+    return found
+
+
+class StoreUnusable(Exception):
+    """The store cannot be used with this installation. The message has the reason."""
 
 
 class Reader(Protocol):
@@ -35,35 +53,30 @@ class Reader(Protocol):
     is_full: bool
     """Always False, because a stream does not wait for its readers."""
 
-    async def resume(self, after: int) -> bool:
-        """Whether an event after ``after`` exists or can follow. Called once, before :meth:`read`.
-
-        Raises StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never sent,
-        UpstreamUnavailable if the store does not answer.
-        """
-
     async def read(self, after: int) -> list[Event]:
         """Waits for the events after ``after``, at least one. Raises StreamEvicted or UpstreamUnavailable."""
 
     async def close(self) -> None: ...
 
 
+class Notes(Protocol):
+    """Short texts that the processes of all gateways share. Every method raises UpstreamUnavailable."""
+
+    async def claim(self, name: str, note: bytes, keep_s: float) -> bytes | None:
+        """Writes a note unless there is one. Returns the one that is there."""
+
+    async def replace(self, name: str, before: bytes, after: bytes, keep_s: float = 0.0) -> None:
+        """Replaces a note if it is still ``before``. An empty ``after`` removes it."""
+
+
 class StreamStore(ABC):
     """Keeps streams within its limits. Ended streams without a reader are evicted for others."""
 
-    def __init__(self, limits: KeepLimits, starts: Repeats[StartedStream]) -> None:
+    notes: Notes | None = None
+    """None if only this process knows the streams."""
+
+    def __init__(self, limits: KeepLimits) -> None:
         self._quota = KeepQuota(limits)
-        self._agenda = Agenda()
-        self._repeats = starts
-        self.release = starts.release
-
-    async def claim(self, start: RepeatKey) -> StartedStream | None:
-        """Returns the stream that was started with this key and is still kept; None if the key is this request's now.
-
-        Raises the errors of :meth:`Repeats.claim`.
-        """
-        late = TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
-        return await self._repeats.claim(start, LONGEST_START_S, late)
 
     @property
     def usage(self) -> Usage:
@@ -96,16 +109,20 @@ class StreamStore(ABC):
         """Drops an ended stream, or marks it as not evictable if it has a reader."""
 
     @abstractmethod
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: RepeatKey | None = None) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         """Stores a stream before its start and returns its id. Raises TooManyRequests or UpstreamUnavailable.
 
-        ``caller``: the id of the API key that starts the stream; empty without one. ``start``: a claimed key.
+        ``caller``: the id of the API key that starts the stream; empty without one.
         After ``resume_s`` seconds without a reader, a running stream is ended and an ended stream is deleted.
         """
 
     @abstractmethod
-    async def reader(self, stream_id: str) -> Reader:
-        """Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
+    async def reader(self, stream_id: str, after: int = 0) -> Reader | None:
+        """A reader of the events after ``after``; None if the stream has ended and has no such event.
+
+        Raises UnknownStream, StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never
+        sent, or UpstreamUnavailable.
+        """
 
     @abstractmethod
     async def caller_of(self, stream_id: str) -> str:
@@ -113,6 +130,14 @@ class StreamStore(ABC):
 
         Raises UnknownStream, StreamEvicted or UpstreamUnavailable.
         """
+
+    async def has(self, stream_id: str) -> bool:
+        """Raises UpstreamUnavailable."""
+        try:
+            await self.caller_of(stream_id)
+        except (UnknownStream, StreamEvicted):
+            return False
+        return True
 
     @abstractmethod
     async def delete(self, stream_id: str) -> None:

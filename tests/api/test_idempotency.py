@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.idempotency import KeptAnswer, KeptAnswers
-from app.core.errors import IdempotencyKeyReused, TooManyRequests
-from app.core.inference import Deadline
-from app.core.repeats import RepeatKey
+from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, Repeats
+from app.core.errors import DeadlineExceeded, TooManyRequests
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.toolkit.engine import FakeEngine
@@ -154,37 +152,38 @@ class TestUnaryRequests:
 
 
 class TestKeptAnswers:
-    ANSWER = KeptAnswer(b"x" * STREAM_BYTES, (), None)
-
-    async def keep(self, answers: KeptAnswers, key: str, caller: str = "", digest: str = "d") -> bool:
+    async def keep(self, answers: Repeats, key: str, caller: str = "", digest: str = "d", keep_s: float = 60.0) -> bool:
         """Returns whether the model ran."""
         runs = 0
 
-        async def run() -> KeptAnswer:
+        async def run() -> str:
             nonlocal runs
             runs += 1
-            return self.ANSWER
+            return "answer"
 
-        await answers.once(RepeatKey(caller, key, digest, "p"), Deadline.after(20), run)
+        async def is_kept(_answer: str) -> bool:
+            return True
+
+        request = Repeatable((caller, key, "p"), digest, 20.0, DeadlineExceeded("late"))
+        await answers.once(request, run, is_kept=is_kept, kept_as=lambda _: (STREAM_BYTES, keep_s))
         return runs == 1
 
     async def test_the_oldest_answers_are_dropped_first(self) -> None:
-        answers = KeptAnswers(KeepLimits(max_bytes=6 * STREAM_BYTES, max_streams=100))
+        answers = Repeats(KeepLimits(max_bytes=6 * STREAM_BYTES, max_streams=100))
         assert [await self.keep(answers, key) for key in "abcd"] == [True] * 4
         assert not await self.keep(answers, "d")
         assert await self.keep(answers, "a")
 
     async def test_a_caller_drops_only_its_own_answers(self) -> None:
-        answers = KeptAnswers(KeepLimits(max_bytes=8 * STREAM_BYTES, max_streams=100))
+        answers = Repeats(KeepLimits(max_bytes=8 * STREAM_BYTES, max_streams=100))
         await self.keep(answers, "a", "quiet")
         for key in "abcdef":
             await self.keep(answers, key, "loud")
         assert not await self.keep(answers, "a", "quiet")
 
-    async def test_answers_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.api.idempotency.KEEP_S", 0.02)
-        answers = KeptAnswers()
-        await self.keep(answers, "a")
+    async def test_answers_expire(self) -> None:
+        answers = Repeats(KeepLimits(100 * STREAM_BYTES, 100))
+        await self.keep(answers, "a", keep_s=0.02)
         with pytest.raises(IdempotencyKeyReused):
             await self.keep(answers, "a", digest="another")
         await asyncio.sleep(0.1)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from app.pipelines import openai_spec as spec_module
 from app.pipelines import spec
 from app.pipelines.spec import GatewaySpec
+from app.sessions.session_terms import SessionSpec
 from app.settings import PREFIX, Settings
 from deploy.reference import default_text, pages
 from tests.docs.pages import ROOT, rows_under
@@ -26,7 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "batch": spec.BatchSpec,
     "limits": spec.LimitsSpec,
     "coalesce": spec.CoalesceSpec,
-    "session": spec.SessionSpec,
+    "session": SessionSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,
     "refusals": spec.RefusalRule,

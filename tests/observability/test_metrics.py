@@ -3,6 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.sessions.open_sessions import metrics_of_sessions
 from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.answer import Tokens
 from app.core.errors import Outcome
@@ -72,8 +73,9 @@ def filled() -> Metrics:
     pipeline.count_request("unary", Outcome.OK, 0.1, elsewhere_s=0.099)
     pipeline.queue_time.observe(0.0)
     pipeline.parts.inc(2)
-    metrics.sessions.opened("p")
-    metrics.sessions.ended("p", "idle")
+    sessions = metrics_of_sessions(metrics)
+    sessions.opened("p")
+    sessions.ended("p", "idle")
     shared_calls = SharedCallMetrics(metrics.counter, metrics.histogram)
     shared_calls.called("m", 4, 2)
     shared_calls.repeated("m")

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.api.sessions.open_sessions import new_sequence_id, terms_of
 from app.core.errors import InvalidRequest
 from app.core.model import ModelConfig, SequenceBatching
-from app.core.sequence import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT, sequence_ids_of
+from app.core.sequence import sequence_ids_of
 from app.core.share import WHOLE, Share
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec
-from app.sessions.registry import new_sequence_id
+from app.sessions.session_terms import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT
 from tests.toolkit.models import ensemble, model, pipeline
 
 
@@ -53,9 +54,9 @@ def test_end_inputs_must_be_a_valid_request() -> None:
     with pytest.raises(PipelineMismatch, match="is not a valid request: 'X'") as caught:
         pipeline(stateful(), session={"end_inputs": {"X": "text"}})
     assert caught.value.location == ("session", "end_inputs")
-    request = pipeline(stateful(), session={"end_inputs": {"X": 0}}).ending_request()
-    assert request is not None
-    assert request.inputs[0].array.tolist() == [0.0]
+    terms = terms_of(pipeline(stateful(), session={"end_inputs": {"X": 0}}))
+    assert terms is not None
+    assert terms.end_inputs == {"X": 0}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_end_inputs_must_be_a_valid_request() -> None:
     ],
 )
 def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
-    terms = pipeline(config, session=True).session
+    terms = terms_of(pipeline(config, session=True))
     assert terms is not None
     assert (terms.slots, terms.longest_idle_s) == ({"m": slots}, 60.0)
     assert (terms.idle_s, terms.max_s, terms.triton_idle_s) == (30.0, 600.0, 60.0)
@@ -75,7 +76,7 @@ def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
 
 def test_the_stateful_steps_of_an_ensemble_count() -> None:
     below = stateful(name="below", sequence={"idle_s": 5.0})
-    terms = pipeline(ensemble("outer", below), below, session=True).session
+    terms = terms_of(pipeline(ensemble("outer", below), below, session=True))
     assert terms is not None
     assert list(terms.slots) == ["below"]
     assert terms.triton_idle_s == 5.0
@@ -86,7 +87,7 @@ def test_requests_are_only_steps_of_sessions() -> None:
     with pytest.raises(InvalidRequest) as caught:
         compiled.request_of_json(b'{"X": 1}')
     assert "/v1/pipelines/p/sessions" in str(caught.value.hint)
-    assert compiled.of_session().request_of_json(b'{"X": 1}').parameters == {}
+    assert compiled.of_sequence().request_of_json(b'{"X": 1}').parameters == {}
     assert compiled.probe_of(b'{"X": 1}').parameters == {}
 
 

@@ -7,8 +7,8 @@ import pytest
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.share import WHOLE, Share
-from app.pipelines.sessions import SessionTerms, reach_s
 from app.sessions.places import ANYONE, LONGEST_RETRY_S, Place, Places, SessionOwner
+from app.sessions.session_terms import SessionTerms, reach_s
 
 
 def terms(*slots: int, max_open: int | None = None) -> SessionTerms:

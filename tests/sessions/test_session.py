@@ -2,26 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from app.admission.admission import Admission, ModelLoad
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
     GatewayError,
     ModelError,
-    SessionLost,
-    StepOutOfTurn,
     TooManyRequests,
-    UnknownSession,
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceRequest
-from app.core.model import Capacity
 from app.core.sequence import SequenceIds
-from app.pipelines.sessions import SessionTerms
 from app.sessions.places import Place
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
@@ -32,11 +26,11 @@ from app.sessions.session import (
     SessionStep,
     StepAnswer,
 )
-from tests.toolkit.models import model, pipeline
+from app.sessions.session_errors import SessionLost, StepOutOfTurn, UnknownSession
+from app.sessions.session_terms import SessionTerms
 from tests.toolkit.simulated_clock import simulated
 
 REQUEST = InferenceRequest("m", ())
-PIPELINE = pipeline(model("X FP32 [1]", "Y FP32 [1]", name="m"))
 
 
 def terms(idle_s: float = 30.0, max_s: float = 600.0, triton_idle_s: float = 60.0) -> SessionTerms:
@@ -53,10 +47,8 @@ class Model:
     memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def __post_init__(self) -> None:
-        stateful = replace(PIPELINE, session=self.given)
-        admission = Admission().of("p", ModelLoad("m", Capacity()))
         self.session = PipelineSession(
-            "id", "", stateful, admission, 7, Place("", []), lambda _, end: self.ends.append(end), self.memory
+            "id", self.given, 7, Place("", []), self.memory, lambda _, end: self.ends.append(end)
         )
 
     async def step(
@@ -103,7 +95,14 @@ class Model:
             await _passed(rest)
             return StepAnswer(b"")
 
-        await self.session.begin(SessionStep(number, False, Deadline.after(deadline_s), run), begun)
+        await self.session.step(SessionStep(number, False, Deadline.after(deadline_s), run), begun)
+
+    async def expire(self) -> None:
+        """Returns when the session has ended."""
+        async with asyncio.timeout(1000):
+            while not self.ends:
+                await asyncio.sleep(0.01)
+                self.session.expire()
 
     @property
     def flags(self) -> list[set[str]]:
@@ -329,25 +328,21 @@ async def test_a_session_that_triton_does_not_know_cannot_be_lost(*, is_started:
     [(terms(idle_s=0.05), End.IDLE), (terms(max_s=0.05), End.MAX), (terms(triton_idle_s=0.1), End.IDLE)],
 )
 async def test_a_session_expires(given: SessionTerms, reason: End) -> None:
-    model, ended = Model(given), asyncio.Event()
-    model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+    model = Model(given)
     await model.step()
     assert 0 <= model.session.expires_in_s <= 0.05
-    async with asyncio.timeout(10):
-        await ended.wait()
+    await model.expire()
     assert model.ends == [reason]
 
 
 @pytest.mark.parametrize(("steps", "reason"), [(0, End.IDLE), (1, End.LOST)])
 async def test_a_session_that_expires_while_triton_cannot_be_reached_is_lost(steps: int, reason: End) -> None:
-    model, ended = Model(terms(triton_idle_s=0.1, idle_s=0.1)), asyncio.Event()
-    model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+    model = Model(terms(triton_idle_s=0.1, idle_s=0.1))
     for _ in range(steps):
         await model.step()
     with pytest.raises(UpstreamUnavailable):
         await model.step(after=UpstreamUnavailable("Triton cannot be reached.", was_sent=False))
-    async with asyncio.timeout(10):
-        await ended.wait()
+    await model.expire()
     assert model.ends == [reason]
 
 
@@ -357,13 +352,12 @@ def test_a_session_expires_after_its_last_step(triton_idle_s: float, ends_after_
 
     async def run() -> None:
         model, loop = Model(terms(idle_s=30, triton_idle_s=triton_idle_s)), asyncio.get_running_loop()
-        started, ended = loop.time(), asyncio.Event()
-        model.session.on_end = lambda _, end: (model.ends.append(end), ended.set())  # type: ignore[func-returns-value]
+        started = loop.time()
         for _ in range(3):
             await model.step(after=lambda: asyncio.sleep(0))
             await asyncio.sleep(10)
         await model.step(after=lambda: asyncio.sleep(70), deadline_s=100)
-        await ended.wait()
+        await model.expire()
         assert (model.ends, round(loop.time() - started)) == ([End.IDLE], ends_after_s)
 
     simulated(run())
@@ -374,6 +368,7 @@ async def test_a_running_step_holds_off_the_end() -> None:
 
     async def wait() -> None:
         await asyncio.sleep(0.1)
+        model.session.expire()
         assert model.ends == []
         model.session.close(End.DELETED)
         gate.set()

@@ -14,7 +14,7 @@ from app.core.errors import GatewayError, InvalidRequest, StreamCancelled, Strea
 from app.core.inference import InferenceResponse
 from app.streams import memory_store
 from app.streams.events import Event, ReplayLog
-from app.streams.memory_store import MemoryStore
+from app.streams.memory_store import MemoryReader, MemoryStore
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream
 from tests.toolkit.streams import plan_of
@@ -68,8 +68,14 @@ async def kept(
     return stream, stream_id
 
 
+async def opened(store: MemoryStore, stream_id: str, after: int = 0) -> MemoryReader:
+    reader = await store.reader(stream_id, after)
+    assert reader is not None
+    return reader
+
+
 async def read_all(store: MemoryStore, stream_id: str, after: int = 0) -> list[Event]:
-    reader = await store.reader(stream_id)
+    reader = await opened(store, stream_id, after)
     events: list[Event] = []
     while not (events and events[-1].is_terminal):
         events += await reader.read(events[-1].id if events else after)
@@ -102,27 +108,25 @@ async def test_an_id_is_128_random_bits(store: MemoryStore) -> None:
 async def test_no_event_follows_the_terminal_event(store: MemoryStore) -> None:
     stream, stream_id = await kept(store)
     await stream.ended()
-    reader = await store.reader(stream_id)
-    assert await reader.resume(3)
-    assert not await reader.resume(4)
+    assert await store.reader(stream_id, 3) is not None
+    assert await store.reader(stream_id, 4) is None
 
 
 async def test_an_unknown_event_id_is_rejected(store: MemoryStore) -> None:
     stream, stream_id = await kept(store)
     await stream.ended()
     with pytest.raises(InvalidRequest):
-        await (await store.reader(stream_id)).resume(5)
+        await store.reader(stream_id, 5)
 
 
 async def test_a_full_buffer_drops_the_oldest_events(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, 10, max_bytes=500)
     await stream.ended()
-    reader = await store.reader(stream_id)
+    reader = await opened(store, stream_id, 9)
     with pytest.raises(StreamEvicted):
-        await reader.resume(0)
+        await store.reader(stream_id)
     with pytest.raises(StreamEvicted):
         await reader.read(1)
-    assert await reader.resume(9)
 
 
 async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) -> None:
@@ -130,7 +134,7 @@ async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) ->
     await asyncio.wait_for(stream.ended(), 5)
     assert isinstance(stream.error, StreamCancelled)
     assert "No client read the stream" in stream.error.detail
-    reader = await store.reader(stream_id)
+    reader = await opened(store, stream_id)
     await reader.close()
     await asyncio.sleep(3 * RESUME_S)
     with pytest.raises(UnknownStream):
@@ -139,7 +143,7 @@ async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) ->
 
 async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
-    first, second = await store.reader(stream_id), await store.reader(stream_id)
+    first, second = await opened(store, stream_id), await opened(store, stream_id)
     await asyncio.sleep(2 * RESUME_S)
     await first.close()
     await asyncio.sleep(2 * RESUME_S)
@@ -151,7 +155,7 @@ async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStor
 async def test_a_reader_that_reconnects_in_time_keeps_the_stream(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=3 * RESUME_S)
     for _ in range(4):
-        reader = await store.reader(stream_id)
+        reader = await opened(store, stream_id)
         await reader.close()
         await asyncio.sleep(RESUME_S)
     assert stream.outcome is None
@@ -225,7 +229,7 @@ async def test_ended_streams_stay_within_the_limit_of_streams() -> None:
 async def test_without_a_stream_to_evict_a_further_stream_is_rejected() -> None:
     async with MemoryStore(KeepLimits(max_streams=2)) as store:
         first = await ended(store)
-        reader = await store.reader(first)
+        reader = await opened(store, first)
         await kept(store, runs_on=True)
         with pytest.raises(TooManyRequests):
             await ended(store)
@@ -242,9 +246,9 @@ async def test_the_largest_running_streams_drop_their_oldest_events_at_the_limit
                 await asyncio.sleep(0.01)
         assert store.usage.size <= limits.max_bytes
         for stream, stream_id in running:
-            reader = await store.reader(stream_id)
             with pytest.raises(StreamEvicted):
-                await reader.resume(0)
+                await store.reader(stream_id)
+            reader = await opened(store, stream_id, stream.outputs - 10)
             assert len(await reader.read(stream.outputs - 10)) == 10
 
 
@@ -293,3 +297,13 @@ async def test_usage_is_zero_after_every_stream_was_deleted_or_has_expired() -> 
         await kept(store, resume_s=RESUME_S)
         await asyncio.sleep(3 * RESUME_S)
         assert (store.usage.streams, store.usage.size) == (0, 0)
+
+
+async def test_the_oldest_evicted_ids_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_store, "MAX_EVICTED", 1)
+    async with MemoryStore(KeepLimits(max_streams=1)) as store:
+        first, second, _ = [await ended(store) for _ in range(3)]
+        with pytest.raises(UnknownStream):
+            await store.reader(first)
+        with pytest.raises(StreamEvicted):
+            await store.reader(second)

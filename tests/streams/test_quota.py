@@ -1,9 +1,6 @@
 """The limits of kept streams: which stream is evicted first, and when nothing can be evicted."""
 
-import pytest
-
-from app.core.errors import StreamEvicted
-from app.streams.quota import MAX_EVICTED, STREAM_BYTES, Agenda, EvictedStreams, KeepLimits, KeepQuota, KeptStream
+from app.streams.quota import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024
 
@@ -99,27 +96,3 @@ def test_the_refusal_of_a_key_names_its_share() -> None:
     quota = quota_of(max_streams=2)
     added(quota, "running", "a", evictable=False)
     assert "this API key" in quota.refusal("a").detail
-
-
-def test_the_oldest_evicted_ids_are_forgotten() -> None:
-    evicted = EvictedStreams()
-    for number in range(MAX_EVICTED + 1):
-        evicted.add(str(number))
-    evicted.check("0")
-    with pytest.raises(StreamEvicted):
-        evicted.check("1")
-
-
-def test_a_stream_is_due_once_at_its_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    agenda = Agenda()
-    for later in range(100):
-        agenda.set("moved on", 10.0 + later)
-    agenda.set("earlier", 50.0)
-    agenda.set("earlier", 5.0)
-    assert len(agenda._entries) == 3
-    seen = {}
-    for now in (4.0, 5.0, 60.0, 108.0, 109.0, 200.0):
-        seen[now] = agenda.due()
-    assert seen == {4.0: [], 5.0: ["earlier"], 60.0: [], 108.0: [], 109.0: ["moved on"], 200.0: []}

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,18 +11,17 @@ from redis.asyncio import Redis
 
 from app.core.errors import (
     ClientClosedRequest,
-    IdempotencyKeyReused,
     StreamEvicted,
     TooManyRequests,
     UnknownStream,
     UpstreamUnavailable,
 )
-from app.core.repeats import RepeatKey
 from app.streams import redis_read, redis_store
 from app.streams import redis_store as redis_store_module
 from app.streams.events import Event, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
-from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of, start_key
+from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of
+from app.streams.redis_read import RedisReader
 from app.streams.redis_store import RedisStore
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
@@ -57,10 +55,15 @@ async def kept(
     return stream, stream_id
 
 
+async def opened(store: RedisStore, stream_id: str, after: int = 0) -> RedisReader:
+    reader = await store.reader(stream_id, after)
+    assert reader is not None
+    return reader
+
+
 async def read_all(store: RedisStore, stream_id: str, pause_s: float = 0.0) -> list[Event]:
-    reader = await store.reader(stream_id)
+    reader = await opened(store, stream_id)
     try:
-        assert await reader.resume(0)
         events: list[Event] = []
         while not (events and events[-1].is_terminal):
             events += await reader.read(events[-1].id if events else 0)
@@ -111,8 +114,7 @@ async def test_reading_dropped_events_raises_stream_evicted(
     large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
     async with running(redis) as store:
         _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
+        reader = await opened(store, stream_id)
         await asyncio.sleep(0.6)
         with pytest.raises(StreamEvicted):
             await reader.read(0)
@@ -127,8 +129,7 @@ async def test_events_that_a_failover_lost_are_never_skipped(
     monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 1.0, token(10), 3600.0)
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
+        reader = await opened(store, stream_id)
         events: list[Event] = []
         while len(events) < 10:
             events += await reader.read(len(events))
@@ -151,8 +152,7 @@ async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
     monkeypatch.setattr(redis_read, "MAX_KEPT_BYTES", 1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 3600.0)
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
+        reader = await opened(store, stream_id)
         events: list[Event] = []
         while len(events) < 10:
             events += await reader.read(len(events))
@@ -200,8 +200,7 @@ async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
     monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, running(redis) as other, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, *map(token, range(3)), 3600.0)
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
+        reader = await opened(store, stream_id)
         events: list[Event] = []
         while len(events) < 3:
             events += await reader.read(len(events))
@@ -222,8 +221,7 @@ async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wai
     monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(3)), 3600.0)
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
+        reader = await opened(store, stream_id)
         events: list[Event] = []
         while len(events) < 3:
             events += await reader.read(len(events))
@@ -237,10 +235,9 @@ async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wai
 
 async def resumed(store: RedisStore, stream_id: str, after: int) -> list[Event]:
     """Returns the events until the terminal event, or until a lost event ends the connection."""
-    reader = await store.reader(stream_id)
+    reader = await opened(store, stream_id, after)
     events: list[Event] = []
     try:
-        assert await reader.resume(after)
         while not (events and events[-1].is_terminal):
             events += await reader.read(events[-1].id if events else after)
     except StreamEvicted:
@@ -308,7 +305,7 @@ async def test_a_failed_publisher_ends_its_stream_and_is_logged(
 
 class BrokenHeartbeat(RedisStore):
     async def _heartbeat(self) -> None:
-        if self._owned:
+        if self._streams:
             raise RuntimeError("a bug")
         await super()._heartbeat()
 
@@ -427,83 +424,3 @@ async def test_a_heartbeat_after_an_outage_needs_few_round_trips(
         before = (await info(redis, "stats"))["total_reads_processed"]
         await asyncio.sleep(2 * redis_store.HEARTBEAT_S)
         assert (await info(redis, "stats"))["total_reads_processed"] - before < 50
-
-
-class TestIdempotencyKeys:
-    START = RepeatKey("key-of-a", "7e1f", "digest")
-
-    @staticmethod
-    async def start(store: RedisStore, start: RepeatKey, resume_s: float = LONG_S) -> str:
-        responses = FakeEngine(answers=[FINAL]).infer_stream(None, None)  # type: ignore[arg-type]
-        stream = Stream(plan_of(responses, FakeAnswer()), store.new_log())
-        stream_id = await store.keep(stream, resume_s, start.caller, start)
-        stream.start()
-        return stream_id
-
-    async def test_every_process_finds_the_stream(self, redis: RedisServer) -> None:
-        async with running(redis) as here, running(redis) as there:
-            assert await here.claim(self.START) is None
-            waiting = asyncio.create_task(there.claim(self.START))
-            await asyncio.sleep(0.3)
-            assert not waiting.done()
-            stream_id = await self.start(here, self.START)
-            found = [await waiting, await here.claim(self.START)]
-            assert [each and each.id for each in found] == [stream_id, stream_id]
-            with pytest.raises(IdempotencyKeyReused):
-                await there.claim(replace(self.START, digest="another"))
-            assert await there.claim(replace(self.START, caller="key-of-b")) is None
-            await there.delete(stream_id)
-            assert await there.claim(self.START) is None
-
-    async def test_a_released_key_is_free(self, redis: RedisServer) -> None:
-        start = replace(self.START, key="released")
-        async with running(redis) as here, running(redis) as there:
-            assert await here.claim(start) is None
-            await there.release(start)
-            waiting = asyncio.create_task(there.claim(start))
-            await asyncio.sleep(0.3)
-            assert not waiting.done()
-            await here.release(start)
-            assert await waiting is None
-
-    async def test_a_claim_whose_client_disconnects_is_released(self, redis: RedisServer) -> None:
-        """The client may leave while Redis makes the claim: no step of that loses the key."""
-        async with running(redis) as here, running(redis) as there:
-            for turns in range(12):
-                start = replace(self.START, key=f"left-{turns}")
-                claiming = asyncio.create_task(here.claim(start))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                claiming.cancel()
-                await asyncio.wait([claiming])
-                if not claiming.cancelled():
-                    await here.release(start)
-                assert await asyncio.wait_for(there.claim(start), 5) is None
-
-    async def test_a_claim_lives_while_its_stream_waits(
-        self, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(redis_store, "CLAIM_MS", 1_200)
-        start = replace(self.START, key="waiting")
-        async with running(redis) as here, running(redis) as there:
-            assert await here.claim(start) is None
-            waiting = asyncio.create_task(there.claim(start))
-            await asyncio.sleep(2.5)
-            assert not waiting.done()
-            waiting.cancel()
-
-    async def test_the_claim_of_a_dead_process_is_taken_over(self, redis: RedisServer) -> None:
-        start = replace(self.START, key="dead")
-        async with running(redis) as there:
-            async with running(redis) as here:
-                assert await here.claim(start) is None
-            assert await asyncio.wait_for(there.claim(start), 5) is None
-
-    async def test_a_key_expires_with_its_stream(self, redis: RedisServer) -> None:
-        start = replace(self.START, key="expiring")
-        async with running(redis) as here, Redis.from_url(redis.url) as client:
-            assert await here.claim(start) is None
-            stream_id = await self.start(here, start, resume_s=1.0)
-            left = await client.pttl(start_key(start)), await client.pttl(keys_of(stream_id).stream)
-            assert all(0 < each <= 31_000 for each in left)
-            assert start.key not in str(await client.keys("*"))

@@ -13,7 +13,9 @@ from app.api.browser_guard import BrowserRules
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
+from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.limits import Limits
+from app.api.sessions.session_layer import Sessions
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
@@ -62,7 +64,8 @@ async def served(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
         )
         gateway.browser_rules, gateway.downloads = rules, downloads
-        gateway.layers = [Explanations(explains is not None, bool(explains), collector_url).layer()]
+        explained = Explanations(is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url)
+        gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, gateway.share)]
         inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
         app = create_app(gateway, admin_port=8081, cors_origins=origins, cors_headers=cors_headers)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:

@@ -1,9 +1,9 @@
 """``X-Explain: 1``: keeps what the gateway measured of a request and Triton's spans of it, and answers them as JSON."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, time_ns
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 from starlette.datastructures import Headers
@@ -16,7 +16,7 @@ from app.api.exchange import Exchange
 from app.api.explain.spans import CALL, ExplainedSpan, TritonSpan, spans_in
 from app.api.limits import Limits
 from app.api.metrics_pages import forward_spans
-from app.api.openapi import Operation, header, in_path, json_answer
+from app.api.openapi import TIMEOUT_HEADER, Operation, header, in_path, json_answer
 from app.api.request_layer import Layer
 from app.api.responses import JsonResponse
 from app.core.errors import Outcome, UnknownRequest
@@ -103,32 +103,40 @@ class Explained:
         return answer
 
 
-@dataclass(slots=True, eq=False)
-class Explanations:
+class Explanations(Layer):
     """The newest explained requests, by the owner and the request's id. The oldest make room for new ones.
 
     An owner, the id of a key, finds only own requests, because the caller chooses the id of a request.
-    ``for_everyone``: whether every caller may explain, not only the keys with ``explain: true``. ``collector_url``:
-    also gets every export of Triton unchanged, because Triton has one address for its spans.
     """
 
-    is_on: bool
-    for_everyone: bool
-    collector_url: str | None
-    kept: dict[tuple[str, str], Explained] = field(default_factory=dict)
+    headers = ("X-Explain",)
+    flags: ClassVar = {"PipelineList": {"may_explain": "Whether this caller may send `X-Explain`"}}
 
-    def layer(self) -> Layer:
-        return Layer(
-            EndpointGroup(
-                [Endpoint("GET", "/v1/requests/{id}/explain", self.explain, _OPERATION)],
-                lambda _visible: {"requests": "Where the time of requests went"},
-            ),
-            [Endpoint("POST", "/v1/traces", self.receive)] if self.is_on else [],
-            _HEADER,
-            "may_explain",
-            self.allows,
-            self.begin if self.is_on else None,
-        )
+    def __init__(self, *, is_on: bool, for_everyone: bool, collector_url: str | None = None) -> None:
+        """``for_everyone``: whether every caller may explain, not only the keys with ``explain: true``.
+
+        ``collector_url``: also gets every export of Triton unchanged, because Triton has one address for its spans.
+        """
+        self.is_on = is_on
+        self.for_everyone = for_everyone
+        self.collector_url = collector_url
+        self.kept: dict[tuple[str, str], Explained] = {}
+        endpoint = Endpoint("GET", "/v1/requests/{id}/explain", self.explain, _OPERATION)
+        self.groups = [EndpointGroup([endpoint], lambda _visible: {"requests": "Where the time of requests went"})]
+        if is_on:
+            self.admin_endpoints, self.admitted = [Endpoint("POST", "/v1/traces", self.receive)], self.begin
+
+    def described(self, endpoint: Endpoint, operation: Operation) -> Operation:
+        if (
+            endpoint.method != "POST"
+            or not endpoint.path.startswith("/v1/")
+            or TIMEOUT_HEADER not in operation.parameters
+        ):
+            return operation
+        return replace(operation, parameters=[*operation.parameters, _HEADER])
+
+    def flags_for(self, key: Key | None) -> dict[str, bool]:
+        return {"may_explain": self.allows(key)}
 
     def allows(self, key: Key | None) -> bool:
         return self.is_on and (self.for_everyone or (key is not None and key.explain))

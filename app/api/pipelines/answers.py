@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from app.api.pipelines.samples import samples_of
 from app.core.json import TEXT
 from app.core.model import ModelConfig, TensorSpec
 from app.lint.findings import Severity, checks
@@ -107,7 +106,6 @@ class _Named(Struct, kw_only=True):
     state_detail: Annotated[str | None, Meta(description="Why the pipeline is not ready")]
     decoupled: Annotated[bool | UnsetType, Meta(description="Of a pipeline whose model is known")] = UNSET
     streams: bool
-    sessions: Annotated[bool, Meta(description="Whether each request is a step of a session")]
     url: str
 
 
@@ -205,8 +203,7 @@ def _named(catalog: Catalog, name: str) -> dict[str, Any]:
         "state": entry.state,
         "state_detail": entry.state_detail,
         "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
-        "streams": entry.spec.stream is not None and entry.spec.session is None,
-        "sessions": entry.spec.session is not None,
+        "streams": entry.spec.stream is not None and entry.spec.takes_requests,
         "url": f"/v1/pipelines/{name}",
         "missing_at": catalog.engine.absences(entry.spec.model, entry.spec.version) or UNSET,
     }
@@ -216,19 +213,13 @@ def describe(
     catalog: Catalog,
     name: str,
     load_limits: Callable[[Pipeline], dict[str, Any]],
-    base_url: str,
-    *,
-    with_key: bool,
+    samples_of: Callable[[Pipeline], dict[str, str]],
 ) -> PipelineDescription:
-    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready.
-
-    ``base_url``, ``with_key``: see ``samples_of``.
-    """
+    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready."""
     described, pipeline = PipelineDescription(**_named(catalog, name)), catalog.entry(name).pipeline
     if pipeline is None:
         return described
-    samples = samples_of(pipeline, base_url, with_key=with_key)
-    return replace(described, **_compiled(pipeline, load_limits(pipeline)), samples=samples)
+    return replace(described, **_compiled(pipeline, load_limits(pipeline)), samples=samples_of(pipeline))
 
 
 def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
@@ -324,12 +315,6 @@ class FindingAnswer(Struct, kw_only=True):
 
 class FindingList(Struct):
     findings: list[FindingAnswer]
-
-
-class SessionOpened(TypedDict):
-    id: str
-    url: str
-    expires_in_s: float
 
 
 class StreamStarted(TypedDict):

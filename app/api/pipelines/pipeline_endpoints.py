@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -17,18 +19,16 @@ from app.api.call import Inference, InferenceCall
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
-from app.api.idempotency import KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import body_of_values, rendered
-from app.api.pipelines.samples import base_url_of
-from app.api.request_layer import Layer
+from app.api.pipelines.samples import base_url_of, samples_of
+from app.api.request_layer import KeptAnswer, Layer, Once, once_of
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
-from app.core.repeats import RepeatKey
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics, no_requests
@@ -60,7 +60,7 @@ class PipelineEndpoints:
         self._catalog = inference.catalog
         self._limits = limits
         self._layers = layers
-        self._answers = KeptAnswers()
+        self._once_of = once_of(layers)
         self._statistics = Fresh(statistics, STATISTICS_S)
         self._findings = Fresh(findings, FINDINGS_S)
 
@@ -71,9 +71,11 @@ class PipelineEndpoints:
         """
         key, catalog = exchange.key, self._catalog
         catalog.check_known()
-        listed = [summarize(catalog, name) for name in catalog.entries if allows_pipeline(key, name)]
-        permissions = {layer.permission: layer.allows(key) for layer in self._layers}
-        return JsonResponse({"pipelines": listed, **permissions})
+        listed = [
+            self._flagged(name, summarize(catalog, name)) for name in catalog.entries if allows_pipeline(key, name)
+        ]
+        flags = {name: value for layer in self._layers for name, value in layer.flags_for(key).items()}
+        return JsonResponse({"pipelines": listed, **flags})
 
     async def get_pipeline(self, exchange: Exchange, found: Found) -> Response:
         """Fields, types, limits, graph and samples.
@@ -83,7 +85,19 @@ class PipelineEndpoints:
         name = found["name"]
         check_pipeline(exchange, self._catalog, name)
         base_url, with_key = base_url_of(exchange), exchange.key is not None
-        return JsonResponse(describe(self._catalog, name, self._limits_of, base_url, with_key=with_key))
+
+        def samples(pipeline: Pipeline) -> dict[str, str]:
+            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self._layers)
+            return next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)
+
+        return JsonResponse(self._flagged(name, describe(self._catalog, name, self._limits_of, samples)))
+
+    def _flagged(self, name: str, described: Struct) -> dict[str, Any]:
+        """Adds what the layers tell of a pipeline."""
+        members: dict[str, Any] = msgspec.to_builtins(described)
+        for layer in self._layers:
+            members |= layer.flags_of(self._catalog.entry(name).spec)
+        return members
 
     def _limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         return {**self._inference.limits_of(pipeline), "body_bytes": self._limits.of(pipeline).max_body_bytes}
@@ -95,28 +109,25 @@ class PipelineEndpoints:
         file may be its bytes.
         """
         pipeline = self._inference.admit(exchange, found["name"], "unary")
-        key = idempotency_key_of(exchange)
+        once = self._once_of(exchange)
         call = self._inference.begin(exchange, pipeline, pipeline.timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request)
-        if key is not None and pipeline.spec.idempotent:
-            await self._run_once(exchange, pipeline, call, key)
+        if once is not None and pipeline.spec.idempotent:
+            await self._run_once(exchange, pipeline, call, once)
             return
         with CancelledOnDisconnect(exchange):
             ending = await self._inference.answer(call)
         values, headers = rendered(pipeline, ending)
         await send_json(exchange, values, *headers)
 
-    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: InferenceCall, key: str) -> None:
+    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: InferenceCall, once: Once) -> None:
         async def run() -> KeptAnswer:
             ending = await self._inference.answer(call)
             values, headers = rendered(pipeline, ending)
             return KeptAnswer(await body_of_values(values), headers, ending.early_exit)
 
-        digest = await asyncio.to_thread(digest_of, call.requests[0])
-        with CancelledOnDisconnect(exchange):
-            named = RepeatKey(exchange.record.key, key, digest, pipeline.name)
-            answer = await self._answers.once(named, call.deadline, run)
+        answer = await once.answer(pipeline.name, call.requests[0], call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
         length = (b"content-length", b"%d" % len(answer.body))
         await exchange.answer((JSON, length, *answer.headers), answer.body)

@@ -18,11 +18,11 @@ from app.api.openapi import (
     in_path,
     json_answer,
 )
-from app.api.pipelines.answers import PipelineDescription, SessionOpened, StreamStarted
+from app.api.pipelines.answers import PipelineDescription, StreamStarted
 from app.api.problems import Problem
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors
-from app.core.json import TEXT, Schema, any_of, const_of, enum_of, object_of, one_of
+from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
 from app.pipelines.examples import Filled, declared_requests, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
@@ -30,26 +30,12 @@ from app.streams.stream import Done
 
 _BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
 """``format`` is the form of OpenAPI 3.0 for raw bytes. Generators know no other one."""
-_IDEMPOTENCY_HEADER = header(
-    "Idempotency-Key",
-    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
-    "A unique key, such as a UUID: a repeated request with the same body gets the first answer again.",
-)
 _LAST_EVENT_ID = header(
     "Last-Event-ID",
     {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
     "The id of the last event that the client received; 0: from the start",
 )
-_STEP_HEADERS = (
-    header(
-        "X-Session-Step",
-        {"type": "integer", "minimum": 1, "maximum": 10**15 - 1},
-        "The number of the step, from 1: a repeated step gets the first answer again.",
-    ),
-    header("X-Session-End", enum_of(["true", "false"]), "`true`: the last step of the session"),
-)
 _ID = in_path("id", TEXT)
-_SESSION_ERRORS = errors.UnknownSession, errors.SessionLost
 _STORE_ERRORS = errors.UnknownStream, errors.StreamEvicted, errors.ResumableStreamsOff, errors.UpstreamUnavailable
 
 
@@ -57,19 +43,18 @@ def tags_of(visible: Visible) -> Mapping[str, str]:
     return {each.name: each.spec.description or f"Model {each.spec.model}" for each in visible.pipelines} | {
         "catalog": "The pipelines, their numbers and their mistakes",
         "streams": "Streams that can be resumed",
-        "sessions": "Steps of models with a state",
     }
 
 
-def _request(pipeline: Pipeline) -> Named:
+def request_of(pipeline: Pipeline) -> Named:
     return Named(f"{pipeline.name}_request", lambda: _with_optional_defaults(request_schema(pipeline)))
 
 
-def _result(pipeline: Pipeline) -> Named:
+def result_of(pipeline: Pipeline) -> Named:
     return Named(f"{pipeline.name}_result", partial(result_schema, pipeline))
 
 
-def _output(pipeline: Pipeline) -> Named:
+def output_of(pipeline: Pipeline) -> Named:
     return Named(f"{pipeline.name}_output", partial(event_schema, pipeline))
 
 
@@ -84,7 +69,7 @@ def _with_optional_defaults(schema: Schema) -> Schema:
     return schema
 
 
-def _events(output: object, *headers: str) -> Schema:
+def events_answer(output: object, *headers: str) -> Schema:
     """``x-event-schemas`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
     text = {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."}
     content = {"schema": text, "x-event-schemas": {"output": output, "done": Done, "error": Problem}}
@@ -92,11 +77,11 @@ def _events(output: object, *headers: str) -> Schema:
     return answer(described, {"text/event-stream": content}, *headers)
 
 
-def _content(pipeline: Pipeline) -> Schema:
+def content_of(pipeline: Pipeline) -> Schema:
     """The body of a request by media type."""
     example = _example(pipeline)
     examples = {"examples": {"sample": {"summary": "A valid request", "value": example}}} if example is not None else {}
-    content: Schema = {"application/json": {"schema": _request(pipeline), **examples}}
+    content: Schema = {"application/json": {"schema": request_of(pipeline), **examples}}
     if any(field.takes_file for field in pipeline.inputs):
         content["multipart/form-data"] = {"schema": form_schema(pipeline), **_encoding(pipeline)}
     if (raw := pipeline.raw_field) is not None:
@@ -128,7 +113,7 @@ def describe(visible: Visible) -> Iterator[Operation]:
 def example(visible: Visible) -> Iterator[Operation]:
     for each in visible.pipelines:
         if names := list(declared_requests(each.spec)):
-            ok = json_answer("A valid request, with its files", _request(each))
+            ok = json_answer("A valid request, with its files", request_of(each))
             possible = (errors.UnknownPipeline, errors.UnknownExample, errors.ModelNotReady, errors.TooManyRequests)
             parameters = [in_path("example", enum_of(names))]
             yield Operation(f"example_{each.name}", each.name, {200: ok}, possible, parameters, path=each.name)
@@ -136,17 +121,16 @@ def example(visible: Visible) -> Iterator[Operation]:
 
 def run(visible: Visible) -> Iterator[Operation]:
     for each in visible.pipelines:
-        if each.session is None:
+        if each.spec.takes_requests:
             headers = ["X-Early-Exit"] if each.rules else []
-            ok = json_answer("The outputs. An early exit has the same keys.", _result(each), *headers)
-            described = _run(each, "run", ok, [TIMEOUT_HEADER])
-            yield _repeatable(described) if each.spec.idempotent else described
+            ok = json_answer("The outputs. An early exit has the same keys.", result_of(each), *headers)
+            yield replace(_run(each, "run", ok, [TIMEOUT_HEADER]), is_repeatable=each.spec.idempotent)
 
 
 def stream(visible: Visible) -> Iterator[Operation]:
     for each in visible.pipelines:
-        if each.session is None and each.spec.stream is not None:
-            yield _run(each, "stream", _events(_output(each)), [TIMEOUT_HEADER])
+        if each.spec.takes_requests and each.spec.stream is not None:
+            yield _run(each, "stream", events_answer(output_of(each)), [TIMEOUT_HEADER])
 
 
 def _run(pipeline: Pipeline, verb: str, ok: Schema, parameters: Sequence[Schema]) -> Operation:
@@ -156,25 +140,20 @@ def _run(pipeline: Pipeline, verb: str, ok: Schema, parameters: Sequence[Schema]
         {200: ok},
         INFERENCE_ERRORS,
         parameters,
-        _content(pipeline),
+        content_of(pipeline),
         path=pipeline.name,
         summary=pipeline.spec.description or f"Run {pipeline.spec.model}",
     )
 
 
-def _repeatable(operation: Operation) -> Operation:
-    possible = (*operation.errors, errors.IdempotencyKeyReused)
-    return replace(operation, parameters=[*operation.parameters, _IDEMPOTENCY_HEADER], errors=possible)
-
-
-def _links(*operations: str) -> Schema:
+def links(*operations: str) -> Schema:
     return {"links": {name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in operations}}
 
 
 def start_stream(visible: Visible) -> Iterator[Operation]:
-    streaming = [each for each in visible.pipelines if each.spec.stream is not None and each.session is None]
+    streaming = [each for each in visible.pipelines if each.spec.stream is not None and each.spec.takes_requests]
     starts = [
-        object_of({"pipeline": const_of(each.name), "inputs": _request(each)}) | {"additionalProperties": False}
+        object_of({"pipeline": const_of(each.name), "inputs": request_of(each)}) | {"additionalProperties": False}
         for each in streaming
     ]
     examples = {
@@ -184,22 +163,22 @@ def start_stream(visible: Visible) -> Iterator[Operation]:
     }
     content = {"schema": one_of(starts) if starts else {}} | ({"examples": examples} if examples else {})
     started = json_answer("The stream has started", StreamStarted, "Location")
-    described = Operation(
+    yield Operation(
         "start_stream",
         "streams",
-        {201: started | _links("read_stream", "delete_stream")},
+        {201: started | links("read_stream", "delete_stream")},
         (errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS),
         [TIMEOUT_HEADER],
         {"application/json": content},
+        is_repeatable=True,
     )
-    yield _repeatable(described)
 
 
 READ_STREAM = Operation(
     "read_stream",
     "streams",
     {
-        200: answer("The events after `Last-Event-ID`", _events({"type": "object"})["content"]),
+        200: answer("The events after `Last-Event-ID`", events_answer({"type": "object"})["content"]),
         204: answer("The stream has ended and the client has received every event"),
     },
     _STORE_ERRORS,
@@ -208,44 +187,3 @@ READ_STREAM = Operation(
 DELETE_STREAM = Operation(
     "delete_stream", "streams", {204: answer("The stream has ended and was deleted")}, _STORE_ERRORS, [_ID]
 )
-
-
-def open_session(visible: Visible) -> Iterator[Operation]:
-    possible = (
-        *(errors.UnknownPipeline, errors.TooManyRequests),
-        *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining, errors.HttpSessionsOff),
-    )
-    opened = json_answer("The session is open", SessionOpened, "Location") | _links("run_step", "delete_session")
-    for each in _stateful(visible):
-        summary = each.spec.description or f"Open a session of {each.spec.model}"
-        yield Operation(
-            f"open_session_{each.name}", each.name, {201: opened}, possible, path=each.name, summary=summary
-        )
-
-
-def run_step(visible: Visible) -> Iterator[Operation]:
-    if stateful := _stateful(visible):
-        described, headers = "The outputs of the session's pipeline", ("X-Session-Step", "X-Session-Expires-In")
-        yield _step("run_step", stateful, json_answer(described, any_of([*map(_result, stateful)]), *headers))
-
-
-def stream_step(visible: Visible) -> Iterator[Operation]:
-    if streaming := [each for each in _stateful(visible) if each.spec.stream is not None]:
-        yield _step("stream_step", streaming, _events(any_of([*map(_output, streaming)]), "X-Session-Step"))
-
-
-def delete_session(visible: Visible) -> Iterator[Operation]:
-    if _stateful(visible):
-        ended = {204: answer("The session has ended")}
-        yield Operation("delete_session", "sessions", ended, _SESSION_ERRORS, [_ID])
-
-
-def _stateful(visible: Visible) -> Sequence[Pipeline]:
-    return [each for each in visible.pipelines if each.session is not None]
-
-
-def _step(name: str, pipelines: Sequence[Pipeline], ok: Schema) -> Operation:
-    content = {name: each for pipeline in pipelines for name, each in _content(pipeline).items()}
-    content["application/json"] = {"schema": any_of([*map(_request, pipelines)])}
-    possible = (*_SESSION_ERRORS, errors.StepOutOfTurn, *INFERENCE_ERRORS)
-    return Operation(name, "sessions", {200: ok}, possible, [_ID, TIMEOUT_HEADER, *_STEP_HEADERS], content)

@@ -7,9 +7,8 @@ import functools
 import json
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.api.exchange import Exchange
 from app.pipelines.examples import Filled, example_of, file_names_of
@@ -28,93 +27,98 @@ def base_url_of(exchange: Exchange) -> str:
     return f"{scope['scheme']}://{host}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class SampleParts(NamedTuple):
+    """The parts of a call with a body, by language. ``curl_pipe`` begins a pipeline of the shell."""
+
+    curl_pipe: str
+    curl: str
+    imports: str
+    before: str
+    headers: dict[str, str]
+    body: str
+    python: str
+
+
+class KeyParts(NamedTuple):
     """How each language sends the key from the environment; empty texts if no keys are required."""
 
-    curl: str = ""
-    javascript: str = ""
-    python: str = ""
-    python_import: str = ""
+    curl: str
+    headers: dict[str, str]
+    python: str
+    python_import: str
 
 
-_NO_KEY = _Key()
-_KEY = _Key(
-    curl=' -H "Authorization: Bearer $API_KEY"',
-    javascript='"Authorization": `Bearer ${process.env.API_KEY}`',
-    python="""headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""",
-    python_import="import os\n\n",
+NO_KEY = KeyParts("", {}, "", "")
+KEY = KeyParts(
+    ' -H "Authorization: Bearer $API_KEY"',
+    {"Authorization": "`Bearer ${process.env.API_KEY}`"},
+    """headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""",
+    "import os\n\n",
 )
 
 
 def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> dict[str, str]:
     """``with_key``: the calls send the key that the variable API_KEY of the environment holds."""
-    url, body, files = f"{base_url}/v1/pipelines/{pipeline.name}", example_of(pipeline), file_names_of(pipeline)
-    key = _KEY if with_key else _NO_KEY
-    if pipeline.session is not None:
-        return _session_samples(base_url, url, body, files, key)
-    if files:
-        return _form_samples(url, _fields(body, files), files, key)
+    url, key, parts = f"{base_url}/v1/pipelines/{pipeline.name}", KEY if with_key else NO_KEY, parts_of(pipeline)
+    arguments = ", ".join(filter(None, [repr(url), parts.python, key.python]))
     samples = {
-        "curl": _curl(url, body, key),
-        "javascript": _javascript(url, body, key),
-        "python": _python(url, body, key),
+        "curl": f"{parts.curl_pipe}curl {shlex.quote(url)}{key.curl} {parts.curl}",
+        "javascript": parts.imports
+        + parts.before
+        + javascript_call("response", json.dumps(url), parts.headers | key.headers, parts.body)
+        + "console.log(await response.json());",
+        "python": f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())",
     }
-    return samples | {"curl_stream": _curl(f"{url}/stream", body, key, "-N ")} if pipeline.spec.stream else samples
+    if pipeline.spec.stream is not None and "Content-Type" in parts.headers:
+        samples["curl_stream"] = f"{parts.curl_pipe}curl -N {shlex.quote(f'{url}/stream')}{key.curl} {parts.curl}"
+    return samples
 
 
-def _session_samples(base_url: str, url: str, body: dict[str, Any], files: dict[str, str], key: _Key) -> dict[str, str]:
-    """A session with one step."""
-    opening, headers = f"{url}/sessions", ", ".join(filter(None, ['"X-Session-End": "true"', key.javascript]))
-    read_url = shlex.quote('import json, sys; print(json.load(sys.stdin)["url"])')
-    session, is_last = f"{shlex.quote(base_url)}$session", "-H 'X-Session-End: true' "
-    fields = _fields(body, files)
+def javascript_call(name: str, url: str, headers: dict[str, str], body: str = "") -> str:
+    """Assigns the answer of a POST. ``headers``: the values are expressions."""
+    sent = f"  headers: {{{', '.join(f'{json.dumps(each)}: {value}' for each, value in headers.items())}}},\n"
+    text = f'const {name} = await fetch({url}, {{\n  method: "POST",\n{sent if headers else ""}'
+    return text + (f"  body: {body},\n" if body else "") + "});\n"
+
+
+def parts_of(pipeline: Pipeline) -> SampleParts:
+    """The body of the pipeline's example: a form if it has files, otherwise JSON."""
+    body, files = example_of(pipeline), file_names_of(pipeline)
     if files:
-        curl = _curl_form(session, fields, files, key, is_last)
-        imports, form = _javascript_form(fields, files)
-        javascript = f"{form}const body = form;\n"
-        python = _python_form(fields, files)
-    else:
-        curl = _curl_to(session, body, key, is_last)
-        values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
-        imports = ""
-        javascript = f'const body = JSON.stringify({{{values}}});\nheaders["Content-Type"] = "application/json";\n'
-        python = f"json={body!r}"
-    client = ", ".join(filter(None, [f"base_url={base_url!r}", key.python]))
-    return {
-        "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n{curl}",
-        "javascript": f"{imports}const headers = {{{headers}}};\n"
-        f'const opened = await fetch({json.dumps(opening)}, {{method: "POST", headers}});\n'
-        f"const url = {json.dumps(base_url)} + (await opened.json()).url;\n"
-        f"{javascript}"
-        'const response = await fetch(url, {method: "POST", headers, body});\nconsole.log(await response.json());',
-        "python": f"{key.python_import}import httpx\n\nwith httpx.Client({client}) as client:\n"
-        f'    url = client.post({opening!r}).raise_for_status().json()["url"]\n'
-        f'    step = client.post(url, {python}, headers={{"X-Session-End": "true"}})\n'
-        "    print(step.raise_for_status().json())",
-    }
-
-
-def _curl(url: str, body: dict[str, Any], key: _Key, options: str = "") -> str:
-    return _curl_to(shlex.quote(url), body, key, options)
-
-
-def _curl_to(quoted_url: str, body: dict[str, Any], key: _Key, options: str) -> str:
-    call = f"curl {options}{quoted_url}{key.curl} {_JSON_TYPE}"
+        return _form(files, {name: value for name, value in body.items() if name not in files and value is not None})
     if any(isinstance(value, Filled) for value in body.values()):
-        script = f"import json; print(json.dumps({body!r}))"
-        return f"python3 -c {shlex.quote(script)} | {call} -d @-"
-    return f"{call} -d {shlex.quote(json.dumps(body))}"
-
-
-def _javascript(url: str, body: dict[str, Any], key: _Key) -> str:
-    headers = ", ".join(filter(None, ['"Content-Type": "application/json"', key.javascript]))
+        pipe, sent = f"python3 -c {shlex.quote(f'import json; print(json.dumps({body!r}))')} | ", "@-"
+    else:
+        pipe, sent = "", shlex.quote(json.dumps(body))
     values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
-    return (
-        f"const response = await fetch({json.dumps(url)}, {{\n"
-        f'  method: "POST",\n  headers: {{{headers}}},\n'
-        f"  body: JSON.stringify({{{values}}}),\n}});\nconsole.log(await response.json());"
+    headers = {"Content-Type": '"application/json"'}
+    return SampleParts(
+        pipe, f"{_JSON_TYPE} -d {sent}", "", "", headers, f"JSON.stringify({{{values}}})", f"json={body!r}"
     )
+
+
+def _form(files: dict[str, str], values: dict[str, Any]) -> SampleParts:
+    """Curl gets ``--form-string``, because with ``-F`` it reads values that begin with @ or < from a file."""
+    fields = {name: value if isinstance(value, str) else _json_text(value) for name, value in values.items()}
+    curl = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
+    curl += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
+    lines = [
+        f"form.append({json.dumps(name)}, await openAsBlob({json.dumps(path)}), {json.dumps(Path(path).name)});\n"
+        for name, path in files.items()
+    ]
+    lines += [f"form.append({json.dumps(name)}, {json.dumps(text)});\n" for name, text in fields.items()]
+    imports = (
+        '// Node.js. In a page, append the File of an <input type="file"> instead.\n'
+        'import { openAsBlob } from "node:fs";\n\n'
+    )
+    opened = ", ".join(f"{name!r}: open({path!r}, 'rb')" for name, path in files.items())
+    python = f"files={{{opened}}}" + (f", data={fields!r}" if fields else "")
+    before = f"const form = new FormData();\n{''.join(lines)}"
+    return SampleParts("", " ".join(curl), imports, before, {}, "form", python)
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value.nested() if isinstance(value, Filled) else value)
 
 
 def _javascript_value(value: Any) -> str:
@@ -125,65 +129,9 @@ def _javascript_value(value: Any) -> str:
     )
 
 
-def _python(url: str, body: dict[str, Any], key: _Key) -> str:
-    arguments = ", ".join(filter(None, [repr(url), f"json={body!r}", key.python]))
-    return f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())"
-
-
-def _fields(body: dict[str, Any], files: dict[str, str]) -> dict[str, str]:
-    """The texts of a form, without its files."""
-    return {name: _field_text(value) for name, value in body.items() if name not in files and value is not None}
-
-
-def _form_samples(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> dict[str, str]:
-    headers = f", headers: {{{key.javascript}}}" if key.javascript else ""
-    imports, form = _javascript_form(fields, files)
-    arguments = ", ".join(filter(None, [repr(url), _python_form(fields, files), key.python]))
-    return {
-        "curl": _curl_form(shlex.quote(url), fields, files, key),
-        "javascript": f"{imports}{form}"
-        f'const response = await fetch({json.dumps(url)}, {{method: "POST"{headers}, body: form}});\n'
-        "console.log(await response.json());",
-        "python": f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())",
-    }
-
-
-def _curl_form(quoted_url: str, fields: dict[str, str], files: dict[str, str], key: _Key, options: str = "") -> str:
-    """Uses ``--form-string``, because with ``-F`` curl reads values that begin with @ or < from a file."""
-    parts = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
-    parts += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
-    return " ".join([f"curl {options}{quoted_url}{key.curl}", *parts])
-
-
 def _curl_path(path: str) -> str:
     """Quotes a path in which curl would read ``;`` and ``,`` as the start of options."""
     if _PLAIN_PATH.fullmatch(path):
         return path
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _javascript_form(fields: dict[str, str], files: dict[str, str]) -> tuple[str, str]:
-    """Returns the imports, and the lines that make the form."""
-    texts = [f"form.append({json.dumps(name)}, {json.dumps(text)});\n" for name, text in fields.items()]
-    blobs = [
-        f"form.append({json.dumps(name)}, await openAsBlob({json.dumps(path)}), {json.dumps(Path(path).name)});\n"
-        for name, path in files.items()
-    ]
-    return (
-        '// Node.js. In a page, append the File of an <input type="file"> instead.\n'
-        'import { openAsBlob } from "node:fs";\n\n',
-        f"const form = new FormData();\n{''.join(blobs + texts)}",
-    )
-
-
-def _python_form(fields: dict[str, str], files: dict[str, str]) -> str:
-    """Returns the arguments of a call."""
-    opened = ", ".join(f"{name!r}: open({path!r}, 'rb')" for name, path in files.items())
-    return f"files={{{opened}}}" + (f", data={fields!r}" if fields else "")
-
-
-def _field_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value.nested() if isinstance(value, Filled) else value)

@@ -5,7 +5,7 @@ messages are in the query of the address.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from app.admission.keys import Caller
@@ -16,20 +16,18 @@ from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
-from app.api.pipelines.session_steps import SessionSteps, StepRequest
+from app.api.request_layer import Layer
 from app.api.sockets.handshake import Handshake, check_origin
-from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, RequestReason, Socket, whole_reply
+from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
 from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
-from app.core.json import json_of
-from app.http1.websocket import Message, SocketTerms, WebSocket
+from app.http1.websocket import Message, SocketTerms
 from app.observability.record import RequestRecord
 from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
-from app.sessions.session import End, PipelineSession
-from app.streams.events import STALL_S, Event
-from app.streams.stream import Done
+from app.streams.events import STALL_S
 
+PATH = "/v1/pipelines/{name}/session"
 MAX_AT_ONCE = 8
 """Limit of the requests of one WebSocket that run at the same time."""
 
@@ -37,11 +35,11 @@ MAX_AT_ONCE = 8
 class SocketEndpoints:
     """``origins``: of the pages of other sites that may open a WebSocket."""
 
-    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], steps: SessionSteps) -> None:
+    def __init__(self, inference: Inference, limits: Limits, origins: Collection[str], layers: Sequence[Layer]) -> None:
         self._inference = inference
         self._limits = limits
         self._origins = origins
-        self._steps = steps
+        self._layers = layers
         self._open_of_key = Counter[str]()
 
     async def open_socket(self, exchange: Exchange, found: Found) -> None:
@@ -77,13 +75,11 @@ class SocketEndpoints:
                 del self._open_of_key[key]
 
     def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
-        """Raises TooManyRequests or ModelNotReady if the pipeline cannot open a session now."""
+        """Raises the errors of a layer."""
+        handlers = (layer.handler_of(exchange, pipeline) for layer in self._layers)
         check_key = exchange.scope["endpoint"].check_key
-        if pipeline.session is not None:
-            session = self._steps.opened(exchange, pipeline)
-            handler = StepHandler if pipeline.spec.stream is None else StreamedStepHandler
-            return handler(self._steps, session, exchange, check_key)
-        return PipelineMessageHandler(self._inference, exchange, pipeline.name, check_key)
+        own = PipelineMessageHandler(self._inference, exchange, pipeline.name, check_key)
+        return next((each for each in handlers if each is not None), own)
 
 
 def _terms_of(exchange: Exchange, limits: Limits) -> SocketTerms:
@@ -97,11 +93,10 @@ def _terms_of(exchange: Exchange, limits: Limits) -> SocketTerms:
     )
 
 
-class PipelineMessageHandler:
-    """Each message is a request of its own. Implements :class:`app.api.sockets.socket.MessageHandler`."""
+class PipelineMessageHandler(MessageHandler):
+    """Each message is a request of its own. Only messages end requests, which keep nothing between them."""
 
     at_once = MAX_AT_ONCE
-    runs_in_drain = False
 
     def __init__(
         self, inference: Inference, exchange: Exchange, name: str, check_key: Callable[[Exchange], None]
@@ -110,9 +105,6 @@ class PipelineMessageHandler:
         self._exchange = exchange
         self._name = name
         self._check_key = check_key
-
-    def opened(self, _websocket: WebSocket) -> None:
-        """Only messages end requests."""
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Checks the key again, because a WebSocket may be open longer than the key is valid."""
@@ -128,69 +120,6 @@ class PipelineMessageHandler:
         call.requests, call.answer = [request], (answer_of if is_whole else streamed_answer_of)(pipeline, request)
         stream, opening = await inference.open_stream(call)
         return Reply(stream.log, opening, stream.end, stream.ended)
-
-    def closed(self) -> None:
-        """Requests keep nothing between them."""
-
-
-class StepHandler:
-    """Each message is a step of one session, which ends with the WebSocket. Implements MessageHandler."""
-
-    at_once = 1
-    runs_in_drain = True
-
-    def __init__(
-        self,
-        steps: SessionSteps,
-        session: PipelineSession,
-        exchange: Exchange,
-        check_key: Callable[[Exchange], None],
-    ) -> None:
-        self._steps = steps
-        self._session = session
-        self._exchange = exchange
-        self._check_key = check_key
-
-    def opened(self, websocket: WebSocket) -> None:
-        session = self._session
-
-        def close() -> None:
-            is_lost = session.ended is End.LOST
-            websocket.close(RequestReason.SESSION_LOST if is_lost else RequestReason.SESSION_ENDED)
-
-        session.on_expired = close
-
-    async def start(self, message: Message, record: RequestRecord) -> Reply:
-        """Runs the whole step. Raises SessionLost, UnknownSession, and the errors of a request."""
-        answer = await self._steps.answer(self._step_of(message, record))
-        done: Done = {
-            "reason": "complete" if answer.early_exit is None else "early_exit",
-            "early_exit": answer.early_exit,
-            "outputs": 1,
-            "request_id": record.request_id,
-        }
-        return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
-
-    def _step_of(self, message: Message, record: RequestRecord) -> StepRequest:
-        exchange, session = self._exchange, self._session
-        self._check_key(exchange)
-        return StepRequest(
-            exchange, record, session, lambda deadline: read_message(exchange, session.pipeline, message, deadline)
-        )
-
-    def closed(self) -> None:
-        """The session is known for a while, and must not keep its WebSocket."""
-        self._session.on_expired = None
-        self._session.close(End.DELETED)
-
-
-class StreamedStepHandler(StepHandler):
-    """Each message is a step whose outputs are events of their own."""
-
-    async def start(self, message: Message, record: RequestRecord) -> Reply:
-        """Raises the errors of a step before its first output."""
-        stream = await self._steps.stream(self._step_of(message, record))
-        return Reply(stream.log, stream.opening, stream.leave, stream.left)
 
 
 async def read_message(

@@ -1,6 +1,5 @@
 """``/v1/streams``: streams that a browser's EventSource can read and resume after a lost connection."""
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -13,14 +12,13 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange
-from app.api.idempotency import idempotency_key_of
 from app.api.limits import Limits
 from app.api.pipelines.answers import StreamStarted
+from app.api.request_layer import Layer, once_of
 from app.api.responses import JsonResponse
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
-from app.core.repeats import RepeatKey
 from app.pipelines.batches import streamed_answer_of
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
@@ -33,8 +31,11 @@ MAX_ID_DIGITS = 15
 class StreamEndpoints:
     """``store``: None if the gateway's processes share no store; then every request gets 501."""
 
-    def __init__(self, inference: Inference, store: StreamStore | None, limits: Limits) -> None:
+    def __init__(
+        self, inference: Inference, store: StreamStore | None, limits: Limits, layers: Sequence[Layer]
+    ) -> None:
         self._inference = inference
+        self._once_of = once_of(layers)
         self._given_store = store
         self._limits = limits
 
@@ -56,38 +57,30 @@ class StreamEndpoints:
         exchange.record.transport = "stream"
         store = self._store
         self._inference.workload.begin(exchange)
-        key = idempotency_key_of(exchange)
-        if key is not None:
-            return await self._start_once(exchange, store, key)
-        self._inference.check_load_of_any(exchange, _timeout_of)
-        return _answer(await self._started(exchange, store, await self._read(exchange)))
+        once, body, is_first = self._once_of(exchange), memoryview(b""), False
 
-    async def _start_once(self, exchange: Exchange, store: StreamStore, key: str) -> Response:
-        """Starts the stream, or returns the one that the first request with this key has started.
-
-        The load is checked after the key: a repeated request needs no slot.
-        """
-        body = await self._read(exchange)
-        start = RepeatKey(exchange.record.key, key, await off_loop(_digest_of, body, exchange))
-        with CancelledOnDisconnect(exchange):
-            known = await store.claim(start)
-        if known is not None:
-            exchange.record.transport = None  # the stream counts once
-            return _answer(known)
-        try:
+        async def run() -> StartedStream:
+            nonlocal is_first, body
+            is_first = True
             self._inference.check_load_of_any(exchange, _timeout_of)
-            return _answer(await self._started(exchange, store, body, start))
-        except BaseException:
-            await store.release(start)
-            raise
+            return await self._started(exchange, store, body or await self._read(exchange))
+
+        if once is None:
+            started = await run()
+        else:  # the load is checked after the key: a repeated request needs no slot
+            body = await self._read(exchange)
+            started = await once.start(store, body, run)
+        if not is_first:
+            exchange.record.transport = None  # the stream counts once
+        url = f"/v1/streams/{started.id}"
+        answer = StreamStarted(id=started.id, url=url, request_id=started.request_id)
+        return JsonResponse(answer, 201, {"Location": url})
 
     async def _read(self, exchange: Exchange) -> memoryview:
         streamed = (each for each in self._inference.allowed(exchange) if each.spec.stream is not None)
         return await read_json_of_any(exchange, self._limits, streamed)
 
-    async def _started(
-        self, exchange: Exchange, store: StreamStore, body: memoryview, start: RepeatKey | None = None
-    ) -> StartedStream:
+    async def _started(self, exchange: Exchange, store: StreamStore, body: memoryview) -> StartedStream:
         record = exchange.record
         name, inputs = await off_loop(_members_of, body, exchange)
         pipeline = self._inference.admit(exchange, name, "stream")
@@ -99,8 +92,8 @@ class StreamEndpoints:
         with CancelledOnDisconnect(exchange):
             await store.require_room(record.key)
             slot = await self._inference.take_slot(call)
-        stream_id = await self._inference.start_resumable(call, slot, store, start)
-        return StartedStream(stream_id, record.request_id)
+        stream_id = await self._inference.start_resumable(call, slot, store)
+        return StartedStream(stream_id, record.request_id, deadline.remaining_s() + pipeline.stream_terms.resume_s)
 
     async def read_stream(self, exchange: Exchange, found: Found) -> Response:
         """Read or resume a stream.
@@ -110,15 +103,12 @@ class StreamEndpoints:
         store, after = self._store, _last_event_id(exchange)
         self._inference.workload.add(exchange)
         await _check_owner(store, found["id"], exchange)
-        reader = await store.reader(found["id"])
-        try:
-            has_more = await reader.resume(after)
-        except BaseException:
+        reader = await store.reader(found["id"], after)
+        if reader is None:
+            return Response(status_code=204)
+        if exchange.scope["method"] == "HEAD":
             await reader.close()
-            raise
-        if not has_more or exchange.scope["method"] == "HEAD":
-            await reader.close()
-            return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
+            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
         return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
 
     async def delete_stream(self, exchange: Exchange, found: Found) -> Response:
@@ -151,16 +141,6 @@ class _Reading(StreamResponse):
         if events and events[-1].name == "error":
             self._error = ERROR_BY_CODE.get(msgspec.json.decode(events[-1].data)["code"])
         return super()._frames_of(events)
-
-
-def _digest_of(body: memoryview) -> str:
-    return hashlib.sha256(body).hexdigest()
-
-
-def _answer(started: StartedStream) -> Response:
-    url = f"/v1/streams/{started.id}"
-    answer = StreamStarted(id=started.id, url=url, request_id=started.request_id)
-    return JsonResponse(answer, 201, {"Location": url})
 
 
 def _timeout_of(pipeline: Pipeline) -> float | None:

@@ -6,9 +6,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import Protocol
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -22,10 +22,8 @@ from app.core.errors import (
     Forbidden,
     GatewayError,
     Internal,
-    SessionLost,
     TooManyRequests,
     Unauthenticated,
-    UnknownSession,
 )
 from app.core.json import json_of
 from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
@@ -42,15 +40,11 @@ class RequestReason(Reason):
 
     UNAUTHENTICATED = "unauthenticated", 1008
     FORBIDDEN = "forbidden", 1008
-    SESSION_ENDED = "unknown_session", 4404
-    SESSION_LOST = "session_lost", 4410
 
 
 REASON_BY_ERROR: dict[type[GatewayError], Reason] = {
     Unauthenticated: RequestReason.UNAUTHENTICATED,
     Forbidden: RequestReason.FORBIDDEN,
-    UnknownSession: RequestReason.SESSION_ENDED,
-    SessionLost: RequestReason.SESSION_LOST,
 }
 
 _log = StructuredLogger("triton_gateway.websocket")
@@ -80,21 +74,23 @@ def _end_nothing(_cause: GatewayError) -> None: ...
 async def _ended_already() -> None: ...
 
 
-class MessageHandler(Protocol):
+class MessageHandler:
     """What the messages of one WebSocket run.
 
     ``at_once``: limit of the messages that run at the same time. ``runs_in_drain``: whether the drain lets the client
-    send further messages.
+    send further messages. ``reasons``: further errors of a message that also end its WebSocket.
     """
 
-    at_once: int
-    runs_in_drain: bool
+    at_once = 1
+    runs_in_drain = False
+    reasons: ClassVar[Mapping[type[GatewayError], Reason]] = {}
 
     def opened(self, websocket: WebSocket) -> None:
         """Called once, before the first message."""
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
-        """Raises GatewayError if the message fails before its first event. REASON_BY_ERROR may end the WebSocket."""
+        """Raises GatewayError if the message fails before its first event."""
+        raise NotImplementedError
 
     def closed(self) -> None:
         """Called once, when no message runs any more."""
@@ -239,7 +235,10 @@ class Socket:
 
     def _close_after(self, error: GatewayError | None) -> None:
         """Ends the WebSocket if no further message can be answered after this error of one."""
-        if error is not None and (reason := REASON_BY_ERROR.get(type(error))) is not None:
+        if error is None:
+            return
+        reason = REASON_BY_ERROR.get(type(error)) or self._handler.reasons.get(type(error))
+        if reason is not None:
             self._websocket.close(reason)
 
     def _cancel(self) -> None:

@@ -21,7 +21,6 @@ from prometheus_client import Counter
 
 from app.core.aio import Backoff
 from app.core.share import Share
-from app.pipelines.file import GatewayFile
 from app.process.listening import GRACE_S, reserved
 from app.process.shutdown import LAST_BYTES_S, Shutdown, first_of
 from app.process.supervision import Supervisor
@@ -50,9 +49,7 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _log = logging.getLogger(__name__)
 
 
-async def run_workers(
-    settings: Settings, file: GatewayFile | None, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack
-) -> None:
+async def run_workers(settings: Settings, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack) -> None:
     """Serves with several processes until a signal arrives, then drains them. Names what needs one process.
 
     Raises SettingsError, ListeningPortTaken or EmbeddedTritonError, and SystemExit with the status of a worker that
@@ -61,9 +58,6 @@ async def run_workers(
     check_shares(settings)
     if settings.redis_url is None:
         _log.warning("/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL")
-    if file is not None and any(pipeline.session is not None for pipeline in file.spec.pipelines.values()):
-        path = "POST /v1/pipelines/{pipeline}/sessions"
-        _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
     if settings.without_effect:
         _log.warning(settings.without_effect)
     folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-", dir=MEMORY))
@@ -172,7 +166,7 @@ class WorkerPool:
         return ended.result()
 
     async def _start(self, number: int) -> Process:
-        """Starts a worker in a session of its own, so that Ctrl-C reaches only this process."""
+        """Starts a worker in a process group of its own, so that Ctrl-C reaches only this process."""
         share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
         worker = Worker(
             settings_of_worker(self._settings, share),

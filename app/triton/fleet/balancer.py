@@ -38,7 +38,7 @@ def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
     """Whether a failed request may be sent again, to the same Triton or to another.
 
     That is so if Triton did not process it, or if it is idempotent. A request that failed because Triton is overloaded
-    is not repeated, and neither is a step of a session.
+    is not repeated, and neither is one of a sequence.
     """
     if request.sequence is not None:
         return False

@@ -11,9 +11,9 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+from app.api.sessions import open_sessions
 from app.cli import main
 from app.grpc.calls import Http2Call
-from app.sessions import registry
 
 
 def _write_levels(*_: object) -> None:
@@ -28,6 +28,6 @@ def _write_levels(*_: object) -> None:
 if __name__ == "__main__":
     if os.environ.get("COLLECTS") == "no":
         gc.disable()
-    registry.KEEP_S = float(os.environ.get("SESSION_KEPT_S", registry.KEEP_S))
+    open_sessions.KEEP_S = float(os.environ.get("SESSION_KEPT_S", open_sessions.KEEP_S))
     signal.signal(signal.SIGUSR2, _write_levels)
     raise SystemExit(main())

@@ -1,0 +1,184 @@
+"""The sessions of this process: opens them, finds them by their id, and frees their places in Triton."""
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
+
+from msgspec.structs import replace
+
+from app.admission.admission import PipelineAdmission
+from app.api.call import Inference
+from app.api.exchange import Exchange
+from app.core.aio import BackgroundTasks
+from app.core.engine import discard_stream
+from app.core.errors import GatewayError, InvalidRequest
+from app.core.inference import Deadline, new_request_id
+from app.core.json import json_of
+from app.core.sequence import MAX_ID_BYTES, SequenceIds
+from app.core.share import Share
+from app.observability.metrics import Metrics, OpenedMetrics
+from app.pipelines.pipeline import Pipeline
+from app.sessions.places import Places, SessionOwner
+from app.sessions.session import AnswerMemory, End, PipelineSession
+from app.sessions.session_errors import UnknownSession
+from app.sessions.session_terms import SessionTerms, own_ids_of
+
+ID_BYTES = 16
+"""A session id is a bearer capability: whoever has it can run steps."""
+KEEP_S = 60.0
+"""How long an ended session is known: to repeat its last answer, and to tell that it was lost."""
+MOST_PAST = 10_000
+SLACK_S = 1.0
+"""How much later than its idle time Triton may forget a sequence."""
+SWEEP_S = 0.2
+"""A session ends up to this much later than it expires, but takes no further step."""
+_log = logging.getLogger("triton_gateway.session")
+
+
+def metrics_of_sessions(metrics: Metrics) -> OpenedMetrics:
+    return OpenedMetrics(
+        metrics.gauge("open_sessions", "Sessions that take steps", "pipeline"),
+        metrics.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
+    )
+
+
+def new_sequence_id(ids: SequenceIds, share: Share) -> int | str:
+    """Returns a random id. The processes of a gateway never make the same one.
+
+    Other gateways at the same Triton make the same one with a chance of 1 in 2**62, or 1 in 2**30 for models whose
+    control has 32 bits. Triton 2.51 reads a text as if it had 128 bytes, whatever its length.
+    """
+    own = own_ids_of(ids)
+    if isinstance(own, str):
+        return (own + secrets.token_hex(MAX_ID_BYTES // 2))[:MAX_ID_BYTES]
+    return own[secrets.randbelow(len(own) // share.of) * share.of + share.number - 1]
+
+
+def terms_of(pipeline: Pipeline) -> SessionTerms | None:
+    """None for a pipeline without sessions."""
+    return next((layer for layer in pipeline.layers if isinstance(layer, SessionTerms)), None)
+
+
+@dataclass(eq=False, slots=True)
+class OpenSession(PipelineSession):
+    """``owner``: the id of the API key that opened it; empty without one. ``pipeline``: as it was then."""
+
+    owner: str
+    pipeline: Pipeline
+    admission: PipelineAdmission
+    known_until: float = field(default=inf, init=False)
+    """After its end, in monotonic seconds."""
+    place_until: float = field(default=inf, init=False)
+    """When Triton forgets the sequence, in monotonic seconds. Set after the end."""
+
+
+class OpenSessions:
+    """The open sessions, and those that ended a short time ago."""
+
+    def __init__(self, inference: Inference, share: Share) -> None:
+        self._inference = inference
+        self._metrics = metrics_of_sessions(inference.metrics)
+        self._places = Places(share)
+        self._share = share
+        self._memory = AnswerMemory()
+        self._sessions: dict[str, OpenSession] = {}
+        self._past: dict[str, OpenSession] = {}
+        """In the order of their ends."""
+        self._used_ids: dict[int | str, OpenSession] = {}
+        """By the id of a sequence that Triton may still have."""
+        self._leaving = BackgroundTasks()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def open(self, exchange: Exchange, pipeline: Pipeline) -> OpenSession:
+        """Raises InvalidRequest, TooManyRequests or ModelNotReady."""
+        terms, engine = terms_of(pipeline), self._inference.catalog.engine
+        if terms is None:
+            raise InvalidRequest(
+                f"This pipeline has no sessions: POST /v1/pipelines/{pipeline.name} runs a request.",
+                hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
+            )
+        homes, caller = engine.homes(pipeline.spec.model, pipeline.spec.version), exchange.caller
+        owner = SessionOwner(caller.id, caller.limits.sessions)
+        place = self._places.take(pipeline.name, terms, homes, len(engine.states()) or 1, owner)
+        while (sequence_id := new_sequence_id(terms.ids, self._share)) in self._used_ids:
+            pass
+        session = OpenSession(
+            secrets.token_urlsafe(ID_BYTES),
+            terms,
+            sequence_id,
+            place,
+            self._memory,
+            self._ended,
+            caller.id,
+            pipeline.of_sequence(),
+            self._inference.admission_of(pipeline),
+        )
+        self._sessions[session.id] = self._used_ids[sequence_id] = session
+        self._inference.workload.add(session)
+        self._metrics.opened(pipeline.name)
+        if self._sweep is None:
+            self._look_again()
+        return session
+
+    def find(self, session_id: str) -> OpenSession:
+        """Returns also a session that ended a short time ago. Raises UnknownSession."""
+        session = self._sessions.get(session_id) or self._past.get(session_id)
+        if session is None:
+            raise UnknownSession("This process has no such session, or it has ended.")
+        return session
+
+    def _look_again(self) -> None:
+        """One timer for all sessions: ends idle ones, forgets past ones, and frees places. No session needs its own."""
+        now = monotonic()
+        for session in list(self._sessions.values()):
+            session.expire()
+        for past in list(self._past.values()):
+            if past.known_until > now and len(self._past) <= MOST_PAST:
+                break
+            self._past.pop(past.id).forget()
+        for past in [each for each in self._used_ids.values() if each.place_until <= now]:
+            self._free(past)
+        has_more = self._sessions or self._past or self._used_ids
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._look_again) if has_more else None
+
+    def _ended(self, session_id: str, reason: End) -> None:
+        session = self._past[session_id] = self._sessions.pop(session_id)
+        session.known_until = monotonic() + KEEP_S
+        self._metrics.ended(session.pipeline.name, reason)
+        fields = {
+            "pipeline": session.pipeline.name,
+            "reason": str(reason),
+            "steps": session.steps,
+            "duration_s": round(monotonic() - session.opened_at, 3),
+            "key": session.owner,
+        }
+        _log.log(logging.WARNING if reason is End.LOST else logging.INFO, "session ended", extra=fields)
+        self._leaving.start(self._leave(session))
+
+    async def _leave(self, session: OpenSession) -> None:
+        """Ends the sequence in Triton if that is possible, and frees its place when Triton has forgotten it."""
+        await session.settle()
+        is_forgotten = session.queued_at is None or session.has_end_flag or session.sequence.is_forgotten
+        if not is_forgotten and not session.sequence.is_lost and session.terms.end_inputs is not None:
+            ending = session.pipeline.request_of_json(json_of(session.terms.end_inputs))
+            request = replace(session.in_sequence(ending, ends=True), request_id=new_request_id())
+            try:
+                await discard_stream(
+                    self._inference.catalog.engine, request, Deadline.after(session.terms.triton_idle_s)
+                )
+                is_forgotten = True
+            except GatewayError:
+                is_forgotten = session.sequence.is_forgotten
+        self._inference.workload.remove(session)
+        if is_forgotten or session.queued_at is None:
+            self._free(session)
+        else:
+            session.place_until = session.queued_at + session.terms.longest_idle_s + SLACK_S
+            self._places.hold(session.place, session.place_until)
+
+    def _free(self, session: OpenSession) -> None:
+        self._places.release(session.place)
+        del self._used_ids[session.sequence_id]

@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import uvloop
-from pydantic.fields import FieldInfo
 
 from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
 from app.check import MAX_TEXT, CheckImpossible, run_check, text_of
 from app.config.document import ConfigError
-from app.core.engine import InferenceServer
 from app.core.errors import GatewayError
-from app.core.model import ModelConfig
 from app.core.text import nearest, nearest_of, printable
 from app.draft import FileTaken, write_draft
 from app.launcher import models_venv
@@ -58,24 +55,19 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
         namespace, unknown = super().parse_known_args(*given, **named)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest_option(unknown)}")
+            options = [option for action in self._actions for option in action.option_strings]
+            names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+            found = next(filter(None, (nearest_of(name, options) for name in names)), None)
+            suggestion = f"; did you mean '{found}'?" if found else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         if found := _INVALID_CHOICE.match(message):
-            message = f"there is no command '{found[1]}'{nearest(found[1], self._commands())}"
+            actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+            commands = [name for action in actions for name in action.choices]
+            message = f"there is no command '{found[1]}'{nearest(found[1], commands)}"
         super().error(message)
-
-    def _nearest_option(self, unknown: list[str]) -> str:
-        options = [option for action in self._actions for option in action.option_strings]
-        for word in unknown:
-            if word.startswith("--") and (found := nearest_of(word.partition("=")[0], options)):
-                return f"; did you mean '{found}'?"
-        return ""
-
-    def _commands(self) -> list[str]:
-        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return [name for action in actions for name in action.choices]
 
 
 STARTER = Path(__file__).with_name("starter")
@@ -83,29 +75,6 @@ STARTER = Path(__file__).with_name("starter")
 
 class FolderTaken(Exception):
     """The folder is not empty, or cannot be written."""
-
-
-def write_starter(folder: Path) -> None:
-    """Copies the starter, a small working model repository with its gateway.yaml, into a new or empty folder.
-
-    Raises FolderTaken.
-    """
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
-        shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    except OSError as exc:
-        raise FolderTaken(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
-
-
-def next_steps(folder: Path) -> str:
-    return "\n".join(
-        [
-            f"{folder} has four models, gateway.yaml and README.md. Next:",
-            f"  triton-gateway check {shlex.quote(str(folder))}",
-            f"  triton-gateway serve --embedded --models {shlex.quote(str(folder))}",
-        ]
-    )
 
 
 _EXAMPLES = """examples:
@@ -195,7 +164,11 @@ def _settings(given: dict[str, Any]) -> Settings:
     """Reads the settings and configures the log. Raises SettingsError."""
     settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
     configure_logging(settings.log_level, settings.log_format)
-    _name_service_links()
+    if links := service_links(os.environ):
+        text = (
+            "ignored variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)"
+        )
+        logging.getLogger(__name__).warning(text, extra={"variables": links})
     return settings
 
 
@@ -218,41 +191,12 @@ def command_parser() -> argparse.ArgumentParser:
     )
     serving.set_defaults(command=_serve)
     for name, field in Settings.model_fields.items():
-        _add_flag(serving, name, field.annotation, _help_of(name, field))
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        known = "" if default in (None, (), "") else f"default {default}; "
+        _add_flag(serving, name, field.annotation, f"{field.description} ({known}{PREFIX}{name.upper()})")
     serving.add_argument(
         "--check", action="store_true", help="check the settings and the files that they name, and exit"
     )
-    _add_check(commands)
-    _add_init(commands)
-    standalone = commands.add_parser("triton", help="run the Triton of the wheel alone, gRPC on 127.0.0.1:8001")
-    standalone.set_defaults(command=_triton)
-    for name in ("embedded_repository", "embedded_venv"):
-        _add_flag(standalone, name, Path, Settings.model_fields[name].description or "")
-    models = commands.add_parser("models", help="list Triton's models in a table")
-    models.set_defaults(command=_models)
-    _add_flag(models, "triton_url", str, "Triton's gRPC address")
-    _add_key(commands)
-    return parser
-
-
-def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
-    flags = [f"--{name.replace('_', '-')}", *_SHORT_FLAGS.get(name, ())]
-    if annotation is bool:
-        parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
-        return
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    metavar = "{" + ",".join(choices) + "}" if choices else None
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices else {}
-    parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
-
-
-def _help_of(name: str, field: FieldInfo) -> str:
-    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    known = "" if default in (None, (), "") else f"default {default}; "
-    return f"{field.description} ({known}{PREFIX}{name.upper()})"
-
-
-def _add_check(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     checking = commands.add_parser("check", help="check a model repository and gateway.yaml before you deploy")
     checking.set_defaults(command=_check)
     checking.add_argument(
@@ -274,13 +218,37 @@ def _add_check(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     checking.add_argument(
         "--format", choices=["text", "json"], default="text", help="form of the report (default: text)"
     )
-
-
-def _add_key(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    starting = commands.add_parser(
+        "init",
+        help="write a small working model repository with its gateway.yaml; with --triton, only a gateway.yaml for the "
+        "models of a running Triton",
+    )
+    starting.set_defaults(command=_init)
+    starting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new or empty folder")
+    starting.add_argument("--triton", dest="triton_url", metavar="HOST:PORT", help="Triton's gRPC address")
+    standalone = commands.add_parser("triton", help="run the Triton of the wheel alone, gRPC on 127.0.0.1:8001")
+    standalone.set_defaults(command=_triton)
+    for name in ("embedded_repository", "embedded_venv"):
+        _add_flag(standalone, name, Path, Settings.model_fields[name].description or "")
+    models = commands.add_parser("models", help="list Triton's models in a table")
+    models.set_defaults(command=_models)
+    _add_flag(models, "triton_url", str, "Triton's gRPC address")
     key = commands.add_parser("key", help="API keys").add_subparsers(required=True, metavar="COMMAND")
     new = key.add_parser("new", help="print a new key, and its entry for the keys file")
     new.set_defaults(command=_new_key)
     new.add_argument("id", metavar="ID", help="the name of the caller, which the log shows")
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
+    flags = [f"--{name.replace('_', '-')}", *_SHORT_FLAGS.get(name, ())]
+    if annotation is bool:
+        parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
+        return
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    metavar = "{" + ",".join(choices) + "}" if choices else None
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices else {}
+    parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
 
 
 def _new_key(given: dict[str, Any]) -> int:
@@ -310,29 +278,30 @@ def _check(given: dict[str, Any]) -> int:
     return report.status(strict=given["strict"])
 
 
-def _add_init(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    starting = commands.add_parser(
-        "init",
-        help="write a small working model repository with its gateway.yaml; with --triton, only a gateway.yaml for the "
-        "models of a running Triton",
-    )
-    starting.set_defaults(command=_init)
-    starting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new or empty folder")
-    starting.add_argument("--triton", dest="triton_url", metavar="HOST:PORT", help="Triton's gRPC address")
-
-
 def _init(given: dict[str, Any]) -> int:
-    """Raises FolderTaken, FileTaken, SettingsError, EmbeddedTritonError or GatewayError."""
+    """Writes the starter, a small working model repository, or with ``--triton`` a gateway.yaml.
+
+    Raises FolderTaken, FileTaken, SettingsError, EmbeddedTritonError or GatewayError.
+    """
     if given["triton_url"] is not None:
         settings = _settings({"triton_url": given["triton_url"]})
-        path = (given["folder"] or Path()) / "gateway.yaml"
-        _answer(write_draft(uvloop.run(_ready_models(settings)), settings.triton_url, path))
+        _answer(uvloop.run(_draft(settings, (given["folder"] or Path()) / "gateway.yaml")))
         return 0
     if given["folder"] is None:
         raise FolderTaken("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
     settings = read_settings(os.environ, {})
-    write_starter(given["folder"])
-    _answer(next_steps(given["folder"]))
+    folder, quoted = given["folder"], shlex.quote(str(given["folder"]))
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
+        shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as exc:
+        raise FolderTaken(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
+    _answer(
+        f"{folder} has four models, gateway.yaml and README.md. Next:\n"
+        f"  triton-gateway check {quoted}\n"
+        f"  triton-gateway serve --embedded --models {quoted}"
+    )
     _prepare_models(settings)
     return 0
 
@@ -356,11 +325,12 @@ def _prepare_models(settings: Settings) -> None:
         models_venv.create(settings.embedded_venv)
 
 
-async def _ready_models(settings: Settings) -> dict[str, ModelConfig]:
-    """The configurations by name. Raises SettingsError or GatewayError."""
+async def _draft(settings: Settings, path: Path) -> str:
+    """Writes a gateway.yaml for the models of a running Triton. Returns what to do next."""
     check_credentials(settings)
     async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
-        return {model.config.name: model.config for model in await live_repository(engine)}
+        models = {model.config.name: model.config for model in await live_repository(engine)}
+    return write_draft(models, settings.triton_url, path)
 
 
 async def show_models(settings: Settings) -> None:
@@ -368,31 +338,19 @@ async def show_models(settings: Settings) -> None:
     check_credentials(settings)
     rows: list[tuple[str, ...]] = [("model", "kind", "inputs", "outputs", "ready")]
     async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
-        for state in sorted(await engine.models(), key=lambda state: state.name):
-            rows.append(await _row(engine, state.name, ready=state.ready))
+        for name, is_ready in sorted((state.name, state.ready) for state in await engine.models()):
+            if not is_ready:
+                rows.append((name, "", "", "", "no"))
+                continue
+            config = await engine.model_config(name)
+            inputs, outputs = (
+                "\n".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in specs)
+                for specs in (config.inputs, config.outputs)
+            )
+            rows.append((name, config.backend + (", decoupled" if config.decoupled else ""), inputs, outputs, "yes"))
     lines = [line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     _answer("\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines))
-
-
-async def _row(engine: InferenceServer, name: str, *, ready: bool) -> tuple[str, ...]:
-    if not ready:
-        return name, "", "", "", "no"
-    config = await engine.model_config(name)
-    kind = config.backend + (", decoupled" if config.decoupled else "")
-    inputs, outputs = (
-        "\n".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in specs)
-        for specs in (config.inputs, config.outputs)
-    )
-    return name, kind, inputs, outputs, "yes"
-
-
-def _name_service_links() -> None:
-    if links := service_links(os.environ):
-        logging.getLogger(__name__).warning(
-            "ignored variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)",
-            extra={"variables": links},
-        )
 
 
 if __name__ == "__main__":

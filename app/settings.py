@@ -5,12 +5,12 @@ Origins of pages as browsers send them: scheme, host and port. Source: the URL s
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.document import words_of
@@ -254,27 +254,6 @@ class Settings(BaseSettings):
         """Only the arguments: :func:`read_settings` passes the environment in, which tests can then replace."""
         return (init_settings,)
 
-    @field_validator("triton_url")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        """Raises ValueError."""
-        for address in value.split(","):
-            scheme, separator, rest = address.strip().partition("://")
-            if separator and scheme in ("http", "https", "grpc", "grpcs"):
-                raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
-            if not address.strip().startswith("unix:") and not _HAS_PORT.search(address.strip()):
-                raise ValueError(f"'{address.strip()}' has no port: Triton's gRPC port is usually 8001")
-        addresses_of(value)
-        return value
-
-    @field_validator("redis_url")
-    @classmethod
-    def _is_of_redis(cls, value: str | None) -> str | None:
-        """Raises ValueError."""
-        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
-        return value
-
     @field_validator("expose_model_errors", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
@@ -287,42 +266,59 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("cors_origins")
+    @field_validator("triton_url", "redis_url", "cors_origins", "cors_headers", "allowed_hosts")
     @classmethod
-    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _checked(cls, value: Any, info: ValidationInfo) -> Any:
         """Raises ValueError."""
-        for origin in value:
-            check_origin(origin)
-        return value
-
-    @field_validator("cors_headers")
-    @classmethod
-    def _are_headers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Raises ValueError."""
-        wrong = next((name for name in value if not _HEADER.fullmatch(name)), None)
-        if wrong is not None:
-            raise ValueError(f"'{wrong}' is not the name of a header: write it as in X-Tenant, without wildcards")
-        return value
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Raises ValueError."""
-        wrong = next((name for name in value if "/" in name or "*" in name), None)
-        if wrong is not None:
-            raise ValueError(f"'{wrong}' is not the name of a host: write it as in gateway.example.com")
+        for part in [value] if isinstance(value, str) else value or ():
+            _CHECKS[str(info.field_name)](part)
         return value
 
     @field_validator("image_hosts")
     @classmethod
-    def _are_origins_of_images(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns them as origins. Raises ValueError."""
+    def _as_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Raises ValueError."""
         origins = [host if "://" in host else f"https://{host}" for host in value]
         wrong = next((each for each in origins if not _WEB.match(each) or each != _origin_of(each)), None)
         if wrong is not None:
             form = "write it as in images.example.com, images.example.com:8443 or http://images.example.com"
             raise ValueError(f"'{wrong.removeprefix('https://')}' is not a host: {form}")
         return tuple(origins)
+
+
+def _check_triton_url(value: str) -> None:
+    for address in map(str.strip, value.split(",")):
+        scheme, separator, rest = address.partition("://")
+        if separator and scheme in ("http", "https", "grpc", "grpcs"):
+            raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
+        if not address.startswith("unix:") and not _HAS_PORT.search(address):
+            raise ValueError(f"'{address}' has no port: Triton's gRPC port is usually 8001")
+    addresses_of(value)
+
+
+def _check_redis_url(value: str) -> None:
+    if not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+
+
+def _check_header(name: str) -> None:
+    if not _HEADER.fullmatch(name):
+        raise ValueError(f"'{name}' is not the name of a header: write it as in X-Tenant, without wildcards")
+
+
+def _check_host(name: str) -> None:
+    if "/" in name or "*" in name:
+        raise ValueError(f"'{name}' is not the name of a host: write it as in gateway.example.com")
+
+
+_CHECKS: dict[str, Callable[[str], None]] = {
+    "triton_url": _check_triton_url,
+    "redis_url": _check_redis_url,
+    "cors_origins": check_origin,
+    "cors_headers": _check_header,
+    "allowed_hosts": _check_host,
+}
+"""By setting: raises ValueError for a wrong value, or for a wrong part of a list."""
 
 
 def config_beside(repository: Path) -> Path:
@@ -337,20 +333,20 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
         for name, value in environment.items()
         if name.startswith(PREFIX) and not is_service_link(name, value)
     }
-    unknown = [name for name in own if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
+    valid, unknown = [name.upper() for name in Settings.model_fields], []
+    for name in sorted(own):
+        if (bare := name.removeprefix(PREFIX)).upper() not in valid:
+            found = nearest_of(bare, valid)
+            unknown.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{found}?" if found else ""))
     if unknown:
-        raise SettingsError("\n".join(f"{name} is not a setting{_nearest(name)}" for name in sorted(unknown)))
-    try:
-        return Settings(**(_values_of(own) | dict(flags)))
-    except ValidationError as exc:
-        raise SettingsError("\n".join(_complaint(error["loc"], words_of(error)) for error in exc.errors())) from exc
-
-
-def _values_of(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The values by field name, read from these variables instead of ``os.environ``."""
+        raise SettingsError("\n".join(unknown))
     source = EnvSettingsSource(Settings)
-    source.env_vars = {name.lower(): value for name, value in variables.items() if value}
-    return source()
+    source.env_vars = {name.lower(): value for name, value in own.items() if value}
+    try:
+        return Settings(**(source() | dict(flags)))
+    except ValidationError as exc:
+        wrong = [f"{PREFIX}{str(each['loc'][0]).upper()} is wrong: {words_of(each)}" for each in exc.errors()]
+        raise SettingsError("\n".join(wrong)) from exc
 
 
 def service_links(environment: Mapping[str, str]) -> list[str]:
@@ -362,13 +358,3 @@ def is_service_link(name: str, value: str) -> bool:
     """True for names such as ``GATEWAY_SERVICE_HOST`` and for values such as ``GATEWAY_PORT=tcp://...``."""
     is_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
     return is_address or _SERVICE_LINK.fullmatch(name) is not None
-
-
-def _complaint(location: tuple[int | str, ...], text: str) -> str:
-    return f"{PREFIX}{str(location[0]).upper()} is wrong: {text}"
-
-
-def _nearest(name: str) -> str:
-    valid = [field.upper() for field in Settings.model_fields]
-    found = nearest_of(name.removeprefix(PREFIX), valid)
-    return f"; did you mean {PREFIX}{found}?" if found else ""

@@ -117,7 +117,7 @@ def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: p
 
 def test_settings_unusable_for_workers_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", "--max-connections=1"]) == 2
-    assert capsys.readouterr().err.count("GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one") == 1
+    assert capsys.readouterr().err.count("GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs at least 1") == 1
 
 
 def test_models_without_a_running_triton_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

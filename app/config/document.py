@@ -8,7 +8,7 @@ files and settings to plain words.
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
@@ -84,7 +84,11 @@ def parsed(text: str) -> Document:
         values = loader.construct_document(node)
         return Document(values, dict(_lines_of(node, ())))
     except yaml.MarkedYAMLError as exc:
-        raise DocumentError(_words_of(exc), _line_of(exc.problem_mark or exc.context_mark)) from exc
+        is_tab = exc.problem is not None and r"'\t'" in exc.problem
+        words = " ".join(part for part in (exc.context, exc.problem) if part)
+        mark = exc.problem_mark or exc.context_mark
+        text = "a tab stands where YAML needs spaces" if is_tab else words
+        raise DocumentError(text, _line_of(mark)) from exc
     except (yaml.YAMLError, ValueError, OverflowError) as exc:
         raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
 
@@ -101,9 +105,15 @@ class _BoundedLoader(yaml.SafeLoader):
         """Complete node -> the number of nodes in it, and their nesting depth."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            return self._compose_alias(parent, index)
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if node not in self._sizes:
+                raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=mark)
+            nodes, depth = self._sizes[node]
+            self._deepest = max(self._deepest, self._depth + depth)
+            self._add(nodes, self._depth + depth, mark)
+            return node
         nodes, deepest = self._nodes, self._deepest
         self._depth += 1
         self._deepest = self._depth
@@ -113,16 +123,6 @@ class _BoundedLoader(yaml.SafeLoader):
         self._sizes[node] = self._nodes - nodes, self._deepest - self._depth + 1
         self._depth -= 1
         self._deepest = max(self._deepest, deepest)
-        return node
-
-    def _compose_alias(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        if node not in self._sizes:
-            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=mark)
-        nodes, depth = self._sizes[node]
-        self._deepest = max(self._deepest, self._depth + depth)
-        self._add(nodes, self._depth + depth, mark)
         return node
 
     def _add(self, nodes: int, depth: int, mark: yaml.Mark) -> None:
@@ -146,12 +146,6 @@ class _BoundedLoader(yaml.SafeLoader):
         except Exception as exc:
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(problem=f"is not a valid {kind}", problem_mark=node.start_mark) from exc
-
-
-def _words_of(exc: yaml.MarkedYAMLError) -> str:
-    if exc.problem is not None and r"'\t'" in exc.problem:
-        return "a tab stands where YAML needs spaces"
-    return " ".join(part for part in (exc.context, exc.problem) if part)
 
 
 def _line_of(mark: yaml.Mark | None) -> int:
@@ -188,30 +182,29 @@ def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
             yield str(index), child, child
 
 
-_Context = Mapping[str, Any]
 _WITH_UNIT = re.compile(r"[0-9.]+ ?[a-zA-Z]{1,8}")
-_WORDS: dict[str, Callable[[_Context], str]] = {
-    "string_type": lambda _: "must be text",
-    "int_type": lambda _: "must be a whole number",
-    "int_parsing": lambda _: "must be a whole number",
-    "int_from_float": lambda _: "must be a whole number",
-    "float_type": lambda _: "must be a number",
-    "float_parsing": lambda _: "must be a number",
-    "finite_number": lambda _: "must be a finite number",
-    "bool_type": lambda _: "must be true or false",
-    "bool_parsing": lambda _: "must be true or false",
-    "list_type": lambda _: "must be a list",
-    "dict_type": lambda _: "must be a mapping of keys to values",
-    "model_type": lambda _: "must be a mapping of keys to values",
-    "greater_than": lambda context: f"must be above {context['gt']:g}",
-    "greater_than_equal": lambda context: f"must be at least {context['ge']}",
-    "less_than": lambda context: f"must be below {context['lt']}",
-    "less_than_equal": lambda context: f"must be at most {context['le']}",
-    "timezone_aware": lambda _: "must have a time zone, such as 2027-01-01T00:00:00Z",
-    "too_short": lambda context: f"must have at least {context['min_length']} entry",
-    "too_long": lambda context: f"must have at most {context['max_length']} entries",
-    "string_too_short": lambda context: f"must have at least {context['min_length']} characters",
-    "string_pattern_mismatch": lambda context: f"must match the pattern {context['pattern']}",
+_WORDS = {
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "timezone_aware": "must have a time zone, such as 2027-01-01T00:00:00Z",
+    "too_short": "must have at least {min_length} entry",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
 }
 
 
@@ -226,7 +219,7 @@ def words_of(error: ErrorDetails) -> str:
     if kind.startswith(("float", "int")) and _WITH_UNIT.fullmatch(str(error["input"])):
         return "must be a number without a unit"
     words = _WORDS.get(kind)
-    return error["msg"].removeprefix("Value error, ") if words is None else words(context)
+    return error["msg"].removeprefix("Value error, ") if words is None else words.format(**context)
 
 
 def _json_value(value: Any) -> Any:
@@ -272,7 +265,10 @@ class ConfigError(Exception):
 
 
 def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
-    """The values of a file, and the line of each key. Raises ConfigError."""
+    """The values of a file, and the line of each key.
+
+    Raises ConfigError with one line for each invalid value, regardless of the number of types tried, up to a limit.
+    """
     try:
         document = read_document(path)
     except OSError as exc:
@@ -284,7 +280,10 @@ def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
     try:
         return spec.model_validate(document.values), document.lines
     except ValidationError as exc:
-        raise ConfigError(_all_complaints(path, spec, document.lines, exc)) from exc
+        errors, more = exc.errors()[:_MOST_ERRORS], exc.error_count() - _MOST_ERRORS
+        complaints = dict.fromkeys(_complaint_of(path, spec, document.lines, error) for error in errors)
+        rest = [f"{path}: and {more} more"] if more > 0 else []
+        raise ConfigError("\n".join([*complaints, *rest])) from exc
 
 
 def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str:
@@ -293,17 +292,15 @@ def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str
     return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
 
 
-def _all_complaints(path: Path, spec: type[BaseModel], lines: Lines, exc: ValidationError) -> str:
-    """Returns one line for each invalid value, regardless of the number of types tried, up to a limit."""
-    complaints = dict.fromkeys(_complaint_of(path, spec, lines, error) for error in exc.errors()[:_MOST_ERRORS])
-    more = exc.error_count() - _MOST_ERRORS
-    return "\n".join([*complaints, *([f"{path}: and {more} more"] if more > 0 else [])])
-
-
 def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorDetails) -> str:
     location = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], _keys_at(spec, location[:-1]))
+        section: Any = spec
+        for part in location[:-1]:  # of a mapping or a list, the class of its values
+            field = getattr(section, "model_fields", {}).get(part)
+            section = section[0] if isinstance(section, list) else field and _class_in(field.annotation)
+        keys = list(getattr(section, "model_fields", ()))
+        text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], keys)
     elif error["type"] == "missing":
         text = f"is missing: add `{location[-1]}:`"
     else:
@@ -319,22 +316,6 @@ def _known_part(lines: Lines, location: Location) -> Location:
 
 def _text(location: Location) -> KeyPath:
     return tuple(map(str, location))
-
-
-def _keys_at(spec: type[BaseModel], location: Location) -> list[str]:
-    """The keys that the section at ``location`` may have."""
-    section: Any = spec
-    for part in location:
-        section = _section_under(section, part)
-    return list(section.model_fields) if section is not None else []
-
-
-def _section_under(section: Any, part: str | int) -> Any:
-    """Returns the model class of the value of ``part``; for a mapping or a list, the class of its values."""
-    if isinstance(section, type) and issubclass(section, BaseModel):
-        field = section.model_fields.get(str(part))
-        return _class_in(field.annotation) if field else None
-    return section[0] if isinstance(section, list) else None
 
 
 def _class_in(annotation: Any) -> Any:

@@ -1,7 +1,7 @@
 """A request with several items, as parts that the model takes one by one.
 
 The items are the rows of the first dimension of each tensor. A part has a view of the request's arrays, and the answers
-of all parts are written into one array for each output.
+of all parts are joined to one array for each output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -133,34 +133,11 @@ def check_rows(tensor: str, rows: int, items: range) -> None:
         )
 
 
-class JoinedRows:
-    """The rows of one output for all items: one array, or a list of rows if they are of different shapes or lists."""
-
-    def __init__(self, count: int) -> None:
-        """``count``: of the items."""
-        self._count = count
-        self._array: Array | None = None
-        self._rows: list[Any] | None = None
-
-    def put(self, items: range, rows: Array | Sequence[Any]) -> None:
-        """``rows``: one for each item."""
-        if self._rows is None and isinstance(rows, np.ndarray):
-            if len(items) == self._count:
-                self._array = rows
-                return
-            if self._array is None:
-                self._array = np.empty((self._count, *rows.shape[1:]), rows.dtype)
-            if self._array.shape[1:] == rows.shape[1:]:
-                self._array[items.start : items.stop] = rows
-                return
-        if self._rows is None:
-            self._rows = [None] * self._count if self._array is None else list(self._array)
-            self._array = None
-        self._rows[items.start : items.stop] = rows
-
-    @property
-    def value(self) -> Array | list[Any]:
-        """The rows of all items."""
-        if self._rows is not None:
-            return self._rows
-        return [] if self._array is None else self._array
+def joined_rows(pieces: Sequence[Array | Sequence[Any]]) -> Array | Sequence[Any]:
+    """The rows of all pieces: one array, or a list of rows if they are of different shapes or lists."""
+    if len(pieces) == 1:
+        return pieces[0]
+    arrays = [each for each in pieces if isinstance(each, np.ndarray)]
+    if len(arrays) == len(pieces) and len({each.shape[1:] for each in arrays}) == 1:
+        return np.concatenate(arrays)
+    return [row for piece in pieces for row in piece]

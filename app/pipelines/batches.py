@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from app.core.answer import Answer, Ending, Values
-from app.core.batch import Batch, BatchPart, JoinedRows, check_rows
+from app.core.batch import Batch, BatchPart, check_rows, joined_rows
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.pipeline import Pipeline
@@ -61,7 +62,8 @@ class PipelineBatch(StreamedBatch):
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(pipeline, request)
-        self._joined = {field.name: JoinedRows(self.count) for field in pipeline.outputs}
+        self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
+        """By output, the rows of each part, by its first item."""
 
     def answer_of(self, part: BatchPart) -> Answer:
         return _PartAnswer(self._pipeline, part.request)
@@ -80,12 +82,13 @@ class PipelineBatch(StreamedBatch):
                 value = [field.empty_item] * len(items)
             elif self.has_several:
                 check_rows(field.tensor.name, len(value), items)
-            self._joined[field.name].put(items, value)
+            self._rows[field.name][items.start] = value
         super().put(items, answer, ending)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         ending = super().finish(error)
-        return Ending(ending.early_exit, [{name: joined.value for name, joined in self._joined.items()}], self._exits)
+        joined = {name: joined_rows([rows for _, rows in sorted(parts.items())]) for name, parts in self._rows.items()}
+        return Ending(ending.early_exit, [joined], self._exits)
 
 
 def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answer:

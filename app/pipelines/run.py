@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Tokens, Values, ending_of
-from app.core.batch import items_of, part_of
+from app.core.batch import items_of, joined_rows, part_of
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -205,11 +205,7 @@ class WholeAnswer(Collector):
             return "".join(pieces)
         has_lists = not field.is_bare or field.join == "concatenate"
         items = [item for each in pieces for item in (each if has_lists and isinstance(each, list) else [each])]
-        if not items or not isinstance(items[0], np.ndarray):
-            return items
-        if len({array.shape[1:] for array in items}) == 1:
-            return np.concatenate(items)
-        return [item for array in items for item in array]
+        return joined_rows(items) if items and isinstance(items[0], np.ndarray) else items
 
 
 def _not_written(tensor: str) -> ContractViolation:

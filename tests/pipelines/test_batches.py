@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.batch import BatchPart, JoinedRows, PartEnd, name_of, part_of, ranges_of
+from app.core.batch import BatchPart, PartEnd, joined_rows, name_of, part_of, ranges_of
 from app.core.errors import ContractViolation, ModelChanged
 from app.core.inference import DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
 from app.core.model import Step
@@ -43,26 +43,27 @@ def answered(batch: PipelineBatch, part: BatchPart, answer: InferenceResponse) -
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from(NUMBERS), st.lists(st.integers(0, 3), max_size=3))
 def test_joined_rows_are_those_of_the_parts(count: int, most: int, datatype: str, row: list[int]) -> None:
-    """For any number of items, size of the parts, datatype and shape of a row, in any order of the parts."""
-    size = count * int(np.prod(row))
-    whole = np.arange(size).reshape(count, *row).astype(DTYPE_BY_DATATYPE[datatype])
-    joined = JoinedRows(count)
-    for items in reversed(ranges_of(count, most)):
-        joined.put(items, whole[items.start : items.stop])
-    assert isinstance(joined.value, np.ndarray)
-    assert joined.value.dtype == whole.dtype
-    np.testing.assert_array_equal(joined.value, whole)
+    """For any number of items, size of the parts, datatype and shape of a row."""
+    whole = np.arange(count * int(np.prod(row))).reshape(count, *row).astype(DTYPE_BY_DATATYPE[datatype])
+    joined = joined_rows([whole[items.start : items.stop] for items in ranges_of(count, most)])
+    assert isinstance(joined, np.ndarray)
+    assert joined.dtype == whole.dtype
+    np.testing.assert_array_equal(joined, whole)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=8))
 def test_rows_of_different_shapes_are_joined_to_a_list(parts: list[tuple[int, int]]) -> None:
     """``parts``: the number of items, and the length of their rows."""
-    joined, start, expected = JoinedRows(sum(count for count, _ in parts)), 0, list[list[int]]()
-    for count, width in parts:
-        joined.put(range(start, start + count), np.full((count, width), start))
-        expected += [[start] * width] * count
-        start += count
-    assert [list(row) for row in joined.value] == expected
+    expected = [[number] * width for number, (count, width) in enumerate(parts) for _ in range(count)]
+    joined = joined_rows([np.full(shape, number) for number, shape in enumerate(parts)])
+    assert [list(row) for row in joined] == expected
+
+
+def test_parts_that_end_in_another_order_are_joined_in_the_order_of_the_items() -> None:
+    batch = batch_of(doubling(), 10)
+    for part in reversed(list(batch.parts())):
+        answered(batch, part, echo(part.request.inputs[0]))
+    assert [int(row[0]) for row in batch.finish().outputs[0]["Y"]] == list(range(10))
 
 
 def test_a_part_has_views_of_the_arrays_and_its_own_id() -> None:

@@ -25,7 +25,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 from app.core.aio import Backoff
@@ -57,54 +57,47 @@ _log = logging.getLogger(__name__)
 
 
 class ModelFault(Enum):
-    """In the order in which they explain a refusal."""
+    """What a fault of a model means, in the order in which the faults explain a refusal."""
 
-    HUNG = auto()
-    OPEN = auto()
-    """The breaker is open."""
-    ENGINE = auto()
-    PROCESS = auto()
+    HUNG = (
+        "Model '{}' does not answer.",
+        "model '%s' does not answer although Triton is live: it is not ready",
+        "model '%s' works again, or Triton cannot be reached",
+    )
+    OPEN = (
+        "Model '{}' failed several times in a row; it is not called until it answers a probe.",
+        f"model '%s' failed {FAILURES} times in a row without an answer: its breaker is open",
+        "model '%s' answers again: its breaker is closed",
+    )
+    ENGINE = (
+        "The engine of model '{}' has died.",
+        "the engine of model '%s' died, although Triton reports the model as ready",
+        "model '%s' works again",
+        "its engine has died",
+        ENGINE_RETRY_S,
+    )
+    PROCESS = (
+        "A process that model '{}' needs has died.",
+        "the Python process of model '%s' died, and Triton does not restart it",
+        "model '%s' works again",
+        "a process that it needs has died",
+    )
+
+    def __init__(self, refusal: str, began: str, ended: str, clause: str = "", retry_after_s: int = 1) -> None:
+        """``refusal``: the error of requests. ``began``, ``ended``: lines of the log.
+
+        ``clause``: see :meth:`InferenceServer.fault`.
+        """
+        self.refusal = refusal
+        self.began = began
+        self.ended = ended
+        self.clause = clause
+        self.retry_after_s = retry_after_s
 
 
 DEAD = {ModelFault.ENGINE, ModelFault.PROCESS}
 DeadPart = tuple[ModelFault, str]
 """The dead process or engine of a model."""
-
-
-class Rule(NamedTuple):
-    """What a fault of a model means. ``refusal``: the error of requests. ``began``, ``ended``: lines of the log."""
-
-    refusal: str
-    began: str
-    ended: str = "model '%s' works again"
-    clause: str = ""
-    """See :meth:`InferenceServer.fault`."""
-    retry_after_s: int = 1
-
-
-RULES = {
-    ModelFault.HUNG: Rule(
-        "Model '{}' does not answer.",
-        "model '%s' does not answer although Triton is live: it is not ready",
-        "model '%s' works again, or Triton cannot be reached",
-    ),
-    ModelFault.OPEN: Rule(
-        "Model '{}' failed several times in a row; it is not called until it answers a probe.",
-        f"model '%s' failed {FAILURES} times in a row without an answer: its breaker is open",
-        "model '%s' answers again: its breaker is closed",
-    ),
-    ModelFault.ENGINE: Rule(
-        "The engine of model '{}' has died.",
-        "the engine of model '%s' died, although Triton reports the model as ready",
-        clause="its engine has died",
-        retry_after_s=ENGINE_RETRY_S,
-    ),
-    ModelFault.PROCESS: Rule(
-        "A process that model '{}' needs has died.",
-        "the Python process of model '%s' died, and Triton does not restart it",
-        clause="a process that it needs has died",
-    ),
-}
 
 
 class ModelDeclaration(NamedTuple):
@@ -240,7 +233,7 @@ class TritonHealth:
         found = set[ModelFault]().union(*(self.faults.get(name, ()) for name in self.run_by(model)))
         if ModelFault.OPEN not in self.faults.get(model, ()):
             found.discard(ModelFault.OPEN)
-        return [fault for fault in RULES if fault in found]
+        return [fault for fault in ModelFault if fault in found]
 
     def is_ready(self, model: str) -> bool:
         """Whether no known fault concerns the readiness of the model. An open breaker does not."""
@@ -249,7 +242,7 @@ class TritonHealth:
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
         for fault in self.faults_of(model):
-            text, retry_after_s = RULES[fault].refusal.format(model), RULES[fault].retry_after_s
+            text, retry_after_s = fault.refusal.format(model), fault.retry_after_s
             if fault is not ModelFault.OPEN:
                 return ModelNotReady(text, was_sent=False, retry_after_s=retry_after_s)
             wait_s = math.ceil(self.models[model].probes.due_at - time.monotonic())
@@ -260,7 +253,7 @@ class TritonHealth:
 
     def fault(self, model: str) -> str:
         """See :meth:`InferenceServer.fault`."""
-        return next((clause for fault in self.faults_of(model) if (clause := RULES[fault].clause)), "")
+        return next((clause for fault in self.faults_of(model) if (clause := fault.clause)), "")
 
     # What calls show
 
@@ -303,7 +296,7 @@ class TritonHealth:
         if fault not in found:
             found.add(fault)
             self._changed(fault, model, 1)
-            _log.error(RULES[fault].began, model)
+            _log.error(fault.began, model)
 
     def end(self, fault: ModelFault, model: str, log: str = "") -> None:
         """No-op if the model does not have the fault. ``log``: instead of the line of the table."""
@@ -313,7 +306,7 @@ class TritonHealth:
             if not found:
                 del self.faults[model]
             self._changed(fault, model, -1)
-            _log.info(log or RULES[fault].ended, model)
+            _log.info(log or fault.ended, model)
 
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.

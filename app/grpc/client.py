@@ -70,7 +70,7 @@ class Client:
         self, kind: type[AnyCall], path: str, message: bytes, timeout_s: float, metadata: Metadata
     ) -> AnyCall:
         connection = self._connection
-        if connection is None or not connection.has_room:
+        if connection is None or not connection.session.has_room:
             connection, timeout_s = await self._connected(timeout_s)
         block = self._blocks.get(path)
         if block is None:  # the fields of a method are never indexed, so every block can use them
@@ -103,7 +103,7 @@ class Client:
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connect()
-                while not connection.has_room:
+                while not connection.session.has_room:
                     await connection.room()
                     connection = await self._connect()
         except TimeoutError as exc:
@@ -113,10 +113,8 @@ class Client:
 
     async def _connect(self) -> Http2Connection:
         """Makes one attempt for all waiting callers. Between attempts, calls fail at once. Raises RpcError."""
-        if self._connection is not None and self._connection.accepts_calls:
-            return self._connection
         async with self._connecting:
-            if self._connection is not None and self._connection.accepts_calls:
+            if self._connection is not None and self._connection.session.accepts_streams:
                 return self._connection
             if time.monotonic() < self._next_attempt_at:
                 raise RpcError("UNAVAILABLE", f"no connection to {self._url}", was_sent=False)

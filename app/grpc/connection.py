@@ -67,18 +67,9 @@ class Http2Connection(asyncio.Protocol):
         """Whether the output will be flushed at the end of this turn of the event loop."""
         self._lost: asyncio.Future[None] = self.loop.create_future()
 
-    @property
-    def accepts_calls(self) -> bool:
-        return self.is_open and self.session.accepts_streams
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a call can start now, within the server's limit of concurrent streams."""
-        return self.is_open and self.session.has_room
-
     async def room(self) -> None:
         """Waits until a call can start, or until the connection no longer accepts calls."""
-        while self.accepts_calls and not self.session.has_room:
+        while self.session.accepts_streams and not self.session.has_room:
             self._room.clear()
             await self._room.wait()
 
@@ -227,7 +218,7 @@ class Http2Connection(asyncio.Protocol):
             self._timer = self.loop.call_later(wait_s, self._ping_if_silent)
 
     def _end(self, reason: str) -> None:
-        self.is_open = False
+        self.is_open, self.session.is_closing = False, True
         if self._timer is not None:
             self._timer.cancel()
         self._room.set()

@@ -58,7 +58,7 @@ class Session:
         self.max_concurrent_streams = MAX_WINDOW
         """The peer's limit on open streams."""
         self.is_closing = False
-        """True after GOAWAY: no new stream can be opened."""
+        """True after GOAWAY, or when the connection is lost: no new stream can be opened."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
         self._blocks = HeaderBlocks(self.limits.max_header_bytes)
         self._streams: dict[int, Http2Stream] = {}

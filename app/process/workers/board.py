@@ -1,4 +1,4 @@
-"""The numbers of each worker, in files of a folder that the workers and their parent share.
+"""The numbers of each worker, in files of a temporary folder that the workers and their parent share.
 
 The metrics are in the form of prometheus_client for several processes. A worker that replaces another one goes on
 counting in the same files. So counters never decrease, and every worker can make the page of all.

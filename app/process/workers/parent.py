@@ -43,9 +43,6 @@ END_S = LAST_BYTES_S + GRACE_S + 5.0
 SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
 """Settings that are totals for all workers."""
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""The folder for files in memory."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +57,7 @@ async def run_workers(settings: Settings, shutdown: Shutdown, supervisor: Superv
         _log.warning("/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL")
     if settings.without_effect:
         _log.warning(settings.without_effect)
-    folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-", dir=MEMORY))
+    folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-"))
     port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
     admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
     triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))

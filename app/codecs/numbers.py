@@ -200,45 +200,31 @@ _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _INDEX = re.compile(r"\$\[(\d+)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class NumberLists:
-    """Decodes large arrays of numbers from JSON, with ``depth`` levels of nesting, without building a Python list.
+def read_numbers(
+    text: memoryview, depth: int, codec: NumberCodec, check_shape: Callable[[tuple[int, ...]], object]
+) -> Array:
+    """Decodes a large array of numbers from JSON, with ``depth`` levels of nesting, without building a Python list.
 
     The shape follows from the brackets and commas, and is checked before any number is decoded. Then the numbers are
-    decoded as flat lists, piece by piece, with the codec of the field. ``check_shape`` raises ValueError for a wrong
-    shape.
+    decoded as flat lists, piece by piece. ``check_shape`` raises ValueError for a wrong shape.
+
+    Raises InvalidJson, ValueError or msgspec.DecodeError.
     """
+    shape = _shape_of(text, depth)
+    check_shape(shape)
+    size = math.prod(shape)
 
-    depth: int
-    codec: NumberCodec
-    check_shape: Callable[[tuple[int, ...]], object]
-
-    def read(self, text: memoryview) -> Array:
-        """Raises InvalidJson, ValueError or msgspec.DecodeError."""
-        shape = _shape_of(text, self.depth)
-        self.check_shape(shape)
-        size, dtype = math.prod(shape), self.codec.dtype
-        if size * dtype.itemsize > 2 * len(text):  # much larger than its text, so allocated only for valid numbers
-            for _ in self._arrays_of(text, shape):
-                pass
-        array, start = np.empty(size, dtype), 0
-        for part in self._arrays_of(text, shape) if size else ():
-            array[start : start + len(part)] = part
-            start += len(part)
-        return array.reshape(shape)
-
-    def _arrays_of(self, text: memoryview, shape: tuple[int, ...]) -> Iterator[Array]:
+    def arrays() -> Iterator[Array]:
         """Yields the numbers in order, as flat arrays."""
-        start, size = 0, math.prod(shape)
+        start = 0
         for piece in _pieces_of(text):
             try:
                 if b"[" in piece or b"]" in piece:
                     piece = piece.translate(_BRACKETS_TO_SPACES)  # noqa: PLW2901 - without its brackets
-                numbers = self.codec.decode(b"[" + piece + b"]")
+                numbers = codec.decode(b"[" + piece + b"]")
             except msgspec.ValidationError as exc:
-                # With the position of the number in the whole array.
                 problem = str(exc)
-                if found := _INDEX.search(problem):
+                if found := _INDEX.search(problem):  # shows the position of the number in the whole array
                     index = np.unravel_index(min(start + int(found[1]), size - 1), shape)
                     problem = problem.replace(found[0], "$" + "".join(f"[{each}]" for each in index))
                 raise msgspec.ValidationError(problem) from None
@@ -248,6 +234,15 @@ class NumberLists:
             yield numbers
         if start != size:
             raise malformed()
+
+    if size * codec.dtype.itemsize > 2 * len(text):  # much larger than its text, so allocated only for valid numbers
+        for _ in arrays():
+            pass
+    array, end = np.empty(size, codec.dtype), 0
+    for part in arrays() if size else ():
+        array[end : end + len(part)] = part
+        end += len(part)
+    return array.reshape(shape)
 
 
 def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:

@@ -137,14 +137,9 @@ def only(value: Any) -> Schema:
     return const_of(value)
 
 
-def any_of(schemas: Sequence[Any]) -> Any:
-    """A single schema needs no ``anyOf``."""
-    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-
-
-def one_of(schemas: Sequence[Schema]) -> Schema:
-    """A single schema needs no ``oneOf``."""
-    return schemas[0] if len(schemas) == 1 else {"oneOf": list(schemas)}
+def one_of(schemas: Sequence[Any], key: str = "oneOf") -> Any:
+    """A single schema needs no ``oneOf`` or ``anyOf``."""
+    return schemas[0] if len(schemas) == 1 else {key: list(schemas)}
 
 
 def schema_of(type_: Any) -> Schema:

@@ -70,7 +70,7 @@ def parallel_failures(
             writers |= {tensor: before[place.number] | {place.number} for _, tensor in place.step.output_map}
         for place in runnable:
             # An ensemble may fail as soon as one of its steps may.
-            reason = next((reasons[name] for name in models_below(place.step.model, models) if name in reasons), "")
+            reason = next((reasons[each] for each in models_below(place.step.model, models) if each in reasons), "")
             earlier = {place.number, *before[place.number]}
             others = (x for x in runnable if x.number not in earlier and place.number not in before[x.number])
             if reason and (beside := next(others, None)):

@@ -67,10 +67,6 @@ class TokenCounter:
                 self._loaded.append(_tokenizer_of(self.path))
             return self._loaded[0]
 
-    def __reduce__(self) -> tuple[type["TokenCounter"], tuple[Path, Stamp]]:
-        """Each process that gets a copy reads the file itself."""
-        return TokenCounter, (self.path, self.stamp)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:

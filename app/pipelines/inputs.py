@@ -26,7 +26,7 @@ from app.codecs.kinds import (
     shape_text,
     to_array_of,
 )
-from app.codecs.numbers import ANY_NUMBER, Bounds, NumberCodec, NumberLists, number_codec, number_type
+from app.codecs.numbers import ANY_NUMBER, Bounds, NumberCodec, number_codec, number_type, read_numbers
 from app.core.inference import FLOAT_DATATYPES, Array, Tensor
 from app.core.model import TensorSpec
 from app.pipelines.spec import InputSpec
@@ -136,7 +136,7 @@ class InputField:
     def decode_large(self, text: memoryview) -> Any:
         """Decodes a large JSON text for ``read``. Raises ValueError or InvalidJson before it uses much memory."""
         if self._numbers is not None:
-            return NumberLists(self._depth, self._numbers, self._shape_sent).read(text)
+            return read_numbers(text, self._depth, self._numbers, self._shape_sent)
         if self._max_elements is not None and has_more_elements(text, self._max_elements):
             raise ValueError(f"has more than {self._max_elements} elements")
         return msgspec.json.decode(text, type=self.json_type)

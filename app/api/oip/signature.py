@@ -11,7 +11,7 @@ import numpy as np
 from app.api.oip.oip_parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
-from app.codecs.numbers import NumberCodec, NumberLists, number_codec
+from app.codecs.numbers import NumberCodec, number_codec, read_numbers
 from app.core.engine import PipelineLayer
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import (
@@ -108,7 +108,7 @@ class Input:
             if self._numbers is not None:
                 if depth == 1 and not is_large:
                     return self._numbers.decode(bytes(text))
-                return NumberLists(depth, self._numbers, check_count).read(text)
+                return read_numbers(text, depth, self._numbers, check_count)
             if is_large and has_more_elements(text, MAX_ELEMENTS):
                 raise self._refused(f"has more than {MAX_ELEMENTS} elements")
             if depth == 1:

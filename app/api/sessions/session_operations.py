@@ -20,7 +20,7 @@ from app.api.openapi import (
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
 from app.core import errors
-from app.core.json import TEXT, Schema, any_of, enum_of
+from app.core.json import TEXT, Schema, enum_of, one_of
 from app.pipelines.pipeline import Pipeline
 from app.sessions.session_errors import HttpSessionsOff, SessionLost, StepOutOfTurn, UnknownSession
 
@@ -65,14 +65,16 @@ def open_session(visible: Visible) -> Iterator[Operation]:
 
 def run_step(visible: Visible) -> Iterator[Operation]:
     if stateful := _stateful(visible):
-        results = any_of([*map(result_of, stateful)])
+        results = one_of([*map(result_of, stateful)], "anyOf")
         ok = json_answer("The outputs of the session's pipeline", results, *ANSWER_HEADERS)
         yield _step("run_step", stateful, ok)
 
 
 def stream_step(visible: Visible) -> Iterator[Operation]:
     if streaming := [each for each in _stateful(visible) if each.spec.stream is not None]:
-        yield _step("stream_step", streaming, events_answer(any_of([*map(output_of, streaming)]), "X-Session-Step"))
+        yield _step(
+            "stream_step", streaming, events_answer(one_of([*map(output_of, streaming)], "anyOf"), "X-Session-Step")
+        )
 
 
 def delete_session(visible: Visible) -> Iterator[Operation]:
@@ -87,7 +89,7 @@ def _stateful(visible: Visible) -> Sequence[Pipeline]:
 
 def _step(name: str, pipelines: Sequence[Pipeline], ok: Schema) -> Operation:
     content = {name: each for pipeline in pipelines for name, each in content_of(pipeline).items()}
-    content["application/json"] = {"schema": any_of([*map(request_of, pipelines)])}
+    content["application/json"] = {"schema": one_of([*map(request_of, pipelines)], "anyOf")}
     possible = (UnknownSession, SessionLost, StepOutOfTurn, *INFERENCE_ERRORS)
     return Operation(name, "sessions", {200: ok}, possible, [_ID, TIMEOUT_HEADER, *_STEP_HEADERS], content)
 

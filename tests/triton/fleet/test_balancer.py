@@ -141,10 +141,17 @@ class TestPick:
             await ask(balancer)
         assert all(engine.requests for engine in engines)
 
-    async def test_a_leaving_server_gets_no_requests(self) -> None:
+    @pytest.mark.parametrize("fault", ["is leaving", "open breaker", "is stuck", "is down"])
+    async def test_a_server_that_must_not_be_used_gets_no_requests(self, fault: str) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
-        balancer.servers[0].is_leaving = True
+        server = balancer.servers[0]
+        server.is_leaving = fault == "is leaving"
+        server.health.is_stuck = fault == "is stuck"
+        if fault == "open breaker":
+            trip(server)
+        elif fault == "is down":
+            balancer.put_down(server)
         for _ in range(20):
             await ask(balancer)
         assert (len(engines[0].requests), len(engines[1].requests)) == (0, 20)
@@ -249,14 +256,6 @@ class TestStreams:
 
 
 class TestBreakers:
-    async def test_a_server_with_an_open_breaker_gets_no_requests(self) -> None:
-        engines = working(), working()
-        balancer, _ = balanced(*engines)
-        trip(balancer.servers[0])
-        for _ in range(20):
-            await ask(balancer)
-        assert len(engines[0].requests) == 0
-
     async def test_with_all_breakers_open_the_error_has_a_retry_time(self) -> None:
         balancer, _ = balanced(working(), working())
         for server in balancer.servers:
@@ -269,14 +268,6 @@ class TestBreakers:
         balancer, _ = balanced(working())
         trip(balancer.servers[0])
         assert await ask(balancer, InferenceRequest("other", ())) == ANSWER
-
-    async def test_a_stuck_server_gets_no_requests(self) -> None:
-        engines = working(), working()
-        balancer, _ = balanced(*engines)
-        balancer.servers[0].health.is_stuck = True
-        for _ in range(10):
-            await ask(balancer)
-        assert len(engines[0].requests) == 0
 
 
 def trip(server: TritonServer) -> None:

@@ -61,14 +61,10 @@ class TestErrors:
     async def test_another_message_stays_an_error_of_the_model(self, dying: Dying, *, streamed: bool) -> None:
         dying.server.message = "out of memory"
         assert type(await dying.call(streamed=streamed)) is ModelError
+        dying.health._declared = lambda _: ModelDeclaration()  # a pipeline without engine_errors
+        dying.server.message = ENGINES[0]
+        assert type(await dying.call(streamed=streamed)) is ModelError
         assert not dying.health.suspects
-
-    async def test_without_engine_errors_nothing_changes(self) -> None:
-        async with watched_triton() as triton:
-            assert isinstance(triton.server, ScriptedTriton)
-            triton.server.message = ENGINES[0]
-            assert type(await triton.call()) is ModelError
-            assert not triton.health.suspects
 
 
 @each_death
@@ -226,23 +222,17 @@ class TestSuspicion:
             ("part_0_gpu1", "part"),
             ("other_0_0", None),
             ("parts", None),
+            ("", "whole"),
         ],
     )
     @pytest.mark.parametrize("text", ["in ensemble 'whole', {}", "the child failed: {} Sorry."])
     def test_the_error_names_a_model_that_the_called_model_runs(
         self, health: TritonHealth, text: str, stub: str, owner: str | None
     ) -> None:
-        found = health.dead_part("whole", text.format(DEAD.format(stub)))
+        found = health.dead_part("whole", text.format(DEAD.format(stub) if stub else "Stub process is not healthy."))
         assert found == (None if owner is None else (ModelFault.PROCESS, owner))
-        health.suspect("whole", health.dead_part("whole", DEAD.format(stub)), time.monotonic())
+        health.suspect("whole", found, time.monotonic())
         assert list(health.suspects) == ([] if owner is None else ["whole"])
-
-    def test_a_text_without_a_name_refers_to_the_called_model(self, health: TritonHealth) -> None:
-        assert health.dead_part("part", "Stub process is not healthy.") == (ModelFault.PROCESS, "part")
-
-    def test_another_error_causes_no_suspicion(self, health: TritonHealth) -> None:
-        health.suspect("whole", health.dead_part("whole", "no boxes"), time.monotonic())
-        assert not health.suspects
 
     def test_errors_of_calls_before_a_repair_are_ignored(self, health: TritonHealth) -> None:
         """Triton answers a call to the old process up to 5 s later, when the model already has a new one."""

@@ -253,7 +253,12 @@ class _Model:
             try:
                 answered = await self._called(part)
             except GatewayError as exc:
-                if not self._is_of_model(exc):
+                # The model failed, and its process did not die: a part of the requests may succeed. A full queue, an
+                # unreachable Triton, a deadline, a cancellation and a dead process concern every request.
+                is_of_model = isinstance(exc, ModelError | ContractViolation | PayloadTooLarge)
+                is_of_all = isinstance(exc, UpstreamProtocol) or self._shared.is_dead_process(exc)
+                is_cancelled = exc.upstream is not None and exc.upstream.grpc_code == "CANCELLED"
+                if not is_of_model or is_of_all or is_cancelled:
                     self._fail(exc, chain(part, *parts))
                     return
                 if failure is None:  # after several, no requests share calls for a while
@@ -311,16 +316,6 @@ class _Model:
             self._ended.add(version)
             text = "requests to version %s of model '%s' do not share calls any more: %s"
             _log.error(text, version, self._name, mismatch)
-
-    def _is_of_model(self, error: GatewayError) -> bool:
-        """Whether a part of the requests may succeed: the model failed, and its process did not die.
-
-        A full queue, an unreachable Triton, a deadline, a cancellation and a dead process concern every request.
-        """
-        if isinstance(error, UpstreamProtocol) or self._shared.is_dead_process(error):
-            return False
-        is_cancelled = error.upstream is not None and error.upstream.grpc_code == "CANCELLED"
-        return isinstance(error, ModelError | ContractViolation | PayloadTooLarge) and not is_cancelled
 
     def _fail(self, error: GatewayError, members: Iterable[_Waiting]) -> None:
         """Answers requests that shared a call with its error. Logs the model's message, which no caller gets."""

@@ -1,15 +1,15 @@
 """Starts a Triton with this process, restarts it when it ends, and stops it with this process.
 
-`EmbeddedTriton` checks over HTTP whether a newly started Triton is ready (`Probe`), and reports the progress of model
-loading (`Loading`), which `shown_on` shows on a terminal.
+`EmbeddedTriton` checks over HTTP whether a newly started Triton is ready, and reports the progress of model loading
+(`Loading`).
 """
 
 import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -32,34 +32,27 @@ _ANSWER_TIMEOUT_S = 2.0
 _LIVE_TIMEOUT_S = 5.0
 
 
-class Probe:
-    """Checks over HTTP whether a newly started Triton is ready, and whether it is live. Triton opens this port last."""
+def _client(url: str) -> httpx.AsyncClient:
+    """A client of a Triton over HTTP, whose port Triton opens last."""
+    return httpx.AsyncClient(base_url=url, timeout=_ANSWER_TIMEOUT_S, verify=False, trust_env=False)
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
 
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, url: str) -> AsyncIterator["Probe"]:
-        """Opens a probe of the server at `url` for the duration of the block."""
-        async with httpx.AsyncClient(base_url=url, timeout=_ANSWER_TIMEOUT_S, verify=False, trust_env=False) as client:
-            yield cls(client)
+async def _is_ready(client: httpx.AsyncClient, nonce: str) -> bool:
+    """Whether the server that was started with `--id=nonce` answers and all its models are ready."""
+    try:
+        server = (await client.get("/v2")).raise_for_status().json()
+        models = (await client.post("/v2/repository/index")).raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return server.get("name") == nonce and all(model.get("state") == "READY" for model in models)
 
-    async def is_ready(self, nonce: str) -> bool:
-        """Whether the server that was started with `--id=nonce` answers and all its models are ready."""
-        try:
-            server = (await self._client.get("/v2")).raise_for_status().json()
-            models = (await self._client.post("/v2/repository/index")).raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
-            return False
-        return server.get("name") == nonce and all(model.get("state") == "READY" for model in models)
 
-    async def is_live(self) -> bool:
-        """Whether a server answers in time that it is live."""
-        try:
-            return (await self._client.get("/v2/health/live", timeout=_LIVE_TIMEOUT_S)).is_success
-        except httpx.HTTPError:
-            return False
+async def _is_live(client: httpx.AsyncClient) -> bool:
+    """Whether a server answers in time that it is live."""
+    try:
+        return (await client.get("/v2/health/live", timeout=_LIVE_TIMEOUT_S)).is_success
+    except httpx.HTTPError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -198,8 +191,8 @@ class EmbeddedTriton:
         names, loaded = triton.launch.repository.models, triton.log.loaded
         shown: Loading | None = None
         try:
-            async with asyncio.timeout(self._options.start_timeout_s), Probe.open(self.http_url) as probe:
-                while not await probe.is_ready(triton.launch.nonce):
+            async with asyncio.timeout(self._options.start_timeout_s), _client(self.http_url) as client:
+                while not await _is_ready(client, triton.launch.nonce):
                     if self._stopping.is_set():
                         raise StartFailed("Triton was stopped before it was ready.")
                     if triton.has_ended and triton.status > _SIGNALED and not triton.log.failures:
@@ -231,9 +224,9 @@ class EmbeddedTriton:
         """Waits until Triton has ended. Kills a Triton that fails too many liveness checks in a row."""
         assert self._triton is not None, "watch() follows start()"
         triton, failures = self._triton, 0
-        async with Probe.open(self.http_url) as probe:
+        async with _client(self.http_url) as client:
             while not await _happens_within(LIVENESS_POLL_S, triton.ended()):
-                failures = 0 if await probe.is_live() else failures + 1
+                failures = 0 if await _is_live(client) else failures + 1
                 if failures == LIVENESS_FAILURES and not triton.has_ended:
                     logger.error("the embedded Triton failed %d liveness checks in a row: it is killed", failures)
                     await triton.kill()

@@ -23,16 +23,6 @@ PORTS = range(20_000, 32_768)
 """Below Linux's default range for outgoing connections, which could take a port before Triton binds it."""
 
 
-def bind_to_free_port(to_bind: socket.socket, host: str) -> int:
-    """Binds to a random free port of `PORTS`, or of any range if all that are tried are taken. Returns the port."""
-    for port in random.sample(PORTS, 100):
-        with suppress(OSError):
-            to_bind.bind((host, port))
-            return port
-    to_bind.bind((host, 0))
-    return int(to_bind.getsockname()[1])
-
-
 @dataclass(frozen=True)
 class Ports:
     """The three ports of one server, on a loopback address."""
@@ -43,10 +33,17 @@ class Ports:
 
     @classmethod
     def free(cls, host: str = LOOPBACK) -> "Ports":
-        """Finds three ports of the address that are free now."""
+        """Finds three ports of the address that are free now: of `PORTS`, or others if all that are tried are taken."""
+        ports = []
         with ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(3)]
-            return cls(*(bind_to_free_port(each, host) for each in sockets))
+            for _ in range(3):
+                each = held.enter_context(socket.socket())
+                for port in (*random.sample(PORTS, 100), 0):
+                    with suppress(OSError):
+                        each.bind((host, port))
+                        break
+                ports.append(each.getsockname()[1])
+        return cls(*ports)
 
     def require_free(self, host: str) -> None:
         """Raises `TritonPortTaken` for the first port that cannot be bound."""

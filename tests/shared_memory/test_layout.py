@@ -37,10 +37,6 @@ def test_a_large_input_has_a_place() -> None:
     assert layout(model()) == Layout((ByteRange(0, LARGE_BYTES),), (), LARGE_BYTES)
 
 
-def test_a_small_input_uses_grpc() -> None:
-    assert layout(model(), inputs=(numbers(LARGE - 1),)) is None
-
-
 def test_only_the_large_tensors_of_a_call_have_a_place() -> None:
     found = layout(model(), inputs=(numbers(1, "NOTE"), numbers()))
     assert found == Layout((None, ByteRange(0, LARGE_BYTES)), (), LARGE_BYTES)
@@ -57,18 +53,18 @@ def test_the_size_of_bytes_includes_the_lengths() -> None:
     assert layout(model(), inputs=(file,)) == Layout((ByteRange(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
 
 
-def test_many_elements_of_bytes_use_grpc() -> None:
-    texts = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))
-    assert layout(model(), inputs=(texts,)) is None
-
-
-def test_an_unknown_model_uses_grpc() -> None:
-    assert layout() is None
-
-
-def test_a_request_too_large_for_triton_uses_grpc() -> None:
-    """The request is sent over gRPC, which rejects it."""
-    assert layout(model(), inputs=(numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE"))) is None
+@pytest.mark.parametrize(
+    ("models", "inputs"),
+    [
+        ([model()], [numbers(LARGE - 1)]),
+        ([model()], [Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))]),
+        ([], [numbers()]),
+        ([model()], [numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE")]),
+    ],
+    ids=["small", "many elements of bytes", "an unknown model", "too large for Triton, which rejects it"],
+)
+def test_these_requests_use_grpc(models: list[ModelConfig], inputs: list[Tensor]) -> None:
+    assert layout(*models, inputs=tuple(inputs)) is None
 
 
 class TestOutputs:

@@ -5,7 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from hpack.hpack import encode_integer
 
 from app.grpc.calls import Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
-from app.grpc.frames import PeerLimits
 from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, Metadata, RpcError
 
@@ -28,7 +27,6 @@ AnyCall = TypeVar("AnyCall", Http2UnaryCall, Http2StreamCall)
 class Options:
     keep_alive: KeepAlive
     max_message_bytes: int
-    limits: PeerLimits = field(default_factory=PeerLimits)
     tls: Callable[[], ssl.SSLContext] | None = None
     """Creates the context of the next connection, which must offer ``h2`` by ALPN."""
     authority: str = ""
@@ -135,7 +133,7 @@ class Client:
         loop, tls = asyncio.get_running_loop(), self._options.tls and self._options.tls()
 
         def protocol() -> Http2Connection:
-            return Http2Connection(Session(self._options.limits), self._options.keep_alive)
+            return Http2Connection(Session(), self._options.keep_alive)
 
         if self._url.startswith("unix:"):
             _, connection = await loop.create_unix_connection(protocol, self._url.removeprefix("unix:"), ssl=tls)

@@ -79,10 +79,9 @@ class Layout(NamedTuple):
 class Layouts:
     """Computes layouts from the known configurations of models."""
 
-    def __init__(self, max_call_bytes: int, large_bytes: int = LARGE_BYTES) -> None:
+    def __init__(self, max_call_bytes: int) -> None:
         """``max_call_bytes``: the large tensors of a call that have more are sent over the wire."""
         self._max_call_bytes = max_call_bytes
-        self._large_bytes = large_bytes
         self._configs: dict[ModelKey, ModelConfig] = {}
         self._outputs: dict[ModelKey, _Sizes] = {}
         """Of one item if the model supports batching. The size is 0 if the configuration does not determine it."""
@@ -107,7 +106,7 @@ class Layouts:
         """
         inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
         outputs = self._outputs_of(request)
-        large = {name: size for name, size in (*inputs, *outputs) if size >= self._large_bytes}
+        large = {name: size for name, size in (*inputs, *outputs) if size >= LARGE_BYTES}
         if not large or sum(large.values()) > self._max_call_bytes:
             return None
         key = (request.model, request.version), frozenset(large)
@@ -119,7 +118,7 @@ class Layouts:
 
         def span_of(size: int) -> ByteRange | None:
             nonlocal end
-            if size < self._large_bytes:
+            if size < LARGE_BYTES:
                 return None
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + size

@@ -17,7 +17,7 @@ import numpy as np
 from app.core.aio import Backoff
 from app.core.inference import BYTES, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig
-from app.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
+from app.shared_memory.layout import ByteRange, Layout, Layouts
 from app.shared_memory.received_bodies import Bodies
 from app.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
 
@@ -132,23 +132,15 @@ class SharedMemoryObserver(Protocol):
 class SharedMemory:
     """Leases regions to calls.
 
-    ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call. ``large_bytes``: smallest tensor that
-    uses it.
+    ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        limit: int,
-        max_call_bytes: int,
-        observer: SharedMemoryObserver,
-        large_bytes: int = LARGE_BYTES,
-    ) -> None:
+    def __init__(self, registry: Registry, limit: int, max_call_bytes: int, observer: SharedMemoryObserver) -> None:
         self._registry = registry
         self._pool = RegionPool(limit)
         self._owner = Owner()
-        self._layouts = Layouts(max_call_bytes, large_bytes)
-        self.bodies = Bodies(self._pool, limit // 2, large_bytes, self._tell)
+        self._layouts = Layouts(max_call_bytes)
+        self.bodies = Bodies(self._pool, limit // 2, self._tell)
         self._observer = observer
         self._backoff = Backoff()
         self._is_proven = False

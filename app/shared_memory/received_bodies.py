@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from app.core.inference import BYTES, ELEMENT, Tensor
-from app.shared_memory.layout import ALIGNMENT
+from app.shared_memory.layout import ALIGNMENT, LARGE_BYTES
 from app.shared_memory.regions import Region, RegionPool
 
 
@@ -33,10 +33,9 @@ class Bodies:
     ``on_change`` is called when a region is taken or returned.
     """
 
-    def __init__(self, pool: RegionPool, limit: int, large_bytes: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, pool: RegionPool, limit: int, on_change: Callable[[], None]) -> None:
         self._pool = pool
         self._limit = limit
-        self._large_bytes = large_bytes
         self._on_change = on_change
         self._bodies: dict[int, _Body] = {}
         """By the address of the first byte."""
@@ -44,7 +43,7 @@ class Bodies:
     def take(self, size: int, tensor_at: int) -> memoryview | None:
         start = ALIGNMENT + -tensor_at % ALIGNMENT
         held = sum(body.region.size for body in self._bodies.values())
-        region = self._pool.take(start + size, self._limit - held) if size >= self._large_bytes else None
+        region = self._pool.take(start + size, self._limit - held) if size >= LARGE_BYTES else None
         if region is None:
             return None
         view = region.view
@@ -84,7 +83,7 @@ class Bodies:
         return BodyLocation(found.region, start) if has_length else None
 
     def _found(self, address: int, size: int) -> BodyLocation | None:
-        if size < self._large_bytes:
+        if size < LARGE_BYTES:
             return None
         for first, body in self._bodies.items():
             if first <= address and address + size <= first + body.size:

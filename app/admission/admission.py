@@ -46,7 +46,7 @@ class PipelineAdmission:
         self._admission = admission
         self._by_key: dict[str, Quota] = {}
         self._claims: dict[str, tuple[Caller, Claim]] = {}
-        self._anyone = Claim(model_queue, self.own)
+        self._anyone = Claim(model_queue, (self.own,))
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.limits = limits
@@ -62,12 +62,12 @@ class PipelineAdmission:
             return self._anyone
         known = self._claims.get(caller.id)
         if known is None or known[0] is not caller:
-            quotas = [] if caller.limits == NO_OWN_LIMITS else [self._admission.quota_of(caller)]
+            quotas = [self.own] if caller.limits == NO_OWN_LIMITS else [self.own, self._admission.quota_of(caller)]
             if self.limits.per_key is not None:
                 if caller.id not in self._by_key:
                     self._by_key[caller.id] = Quota(self._admission.share(self.limits.per_key), of_key=True)
                 quotas.append(self._by_key[caller.id])
-            claim = Claim(self.model_queue, self.own, tuple(quotas), caller.id, caller.priority)
+            claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
             known = self._claims[caller.id] = caller, claim
         return known[1]
 

@@ -1,7 +1,7 @@
 """Adaptive limits on the number of concurrent requests to a model (decision 9). Pure: no I/O, no clock."""
 
 from collections.abc import Hashable
-from math import ceil
+from math import ceil, inf
 
 from app.core.errors import TooManyRequests
 from app.core.model import Capacity
@@ -25,8 +25,9 @@ HIGHEST = 4096
 class Limit:
     """A fixed limit, and the base class of those that learn."""
 
-    follows_outputs = False
-    """Whether :meth:`started` and :meth:`output` do something."""
+    rising_s = 0.0
+    """How long after ``rose_at`` the limit may still rise so fast that requests which begin to wait run soon."""
+    rose_at = -inf
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -42,10 +43,6 @@ class Limit:
 
     def pass_time(self, now: float) -> float | None:
         """Call this while requests wait. Returns the seconds until the next call, or None if no call is needed."""
-
-    def is_rising(self, now: float, since: float) -> bool:
-        """Whether the limit rises so fast that requests which wait ``since`` this time run soon."""
-        return False
 
 
 class ThroughputLimit(Limit):

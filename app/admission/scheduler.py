@@ -6,6 +6,7 @@ A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from math import ceil, inf
 from time import monotonic
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from app.admission.limit import Limit
 from app.admission.queue import FairQueue
-from app.core.errors import DeadlineExceeded, GatewayError, TooManyRequests
+from app.core.errors import DeadlineExceeded, TooManyRequests
 from app.core.inference import Deadline
 
 
@@ -36,14 +37,12 @@ class Slot:
         model_queue.first_start = min(model_queue.first_start, self.since)
         for quota in quotas:
             quota.running += 1
-        if self._limit.follows_outputs:
-            self._limit.started(self, self.since)
+        self._limit.started(self, self.since)
 
     def output(self) -> None:
         """Call this when a response of a decoupled model arrives."""
         now = monotonic()
-        if self._limit.follows_outputs:
-            self._limit.output(self, now)
+        self._limit.output(self, now)
         if not self._has_output:
             self._has_output = True
             self._model_queue.responded(now - self.since)
@@ -53,8 +52,7 @@ class Slot:
         now = monotonic()
         self._model_queue.learn(self, self._limit, now, None)
         self.since, self._has_output = now, False
-        if self._limit.follows_outputs:
-            self._limit.started(self, now)
+        self._limit.started(self, now)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Releases the slot. ``error``: the error of the request, if it failed."""
@@ -126,20 +124,15 @@ TICK_S = 0.01
 """Shortest time between two updates of a limit that grows with time."""
 
 
+@dataclass(eq=False, slots=True)
 class Claim:
     """A caller that requests slots of a model: the quotas to charge, and its place in the order of the queue."""
 
-    __slots__ = ("key", "model_queue", "own", "priority", "quotas")
-
-    def __init__(
-        self, model_queue: "ModelQueue", own: Quota, more: tuple[Quota, ...] = (), key: str = "", priority: int = 0
-    ) -> None:
-        """``own``: the quota of the pipeline. ``more``: further quotas to charge."""
-        self.model_queue = model_queue
-        self.own = own
-        self.quotas = (own, *more)
-        self.key = key
-        self.priority = priority
+    model_queue: "ModelQueue"
+    quotas: tuple[Quota, ...]
+    """That of the pipeline is the first."""
+    key: str = ""
+    priority: int = 0
 
     @property
     def has_slot(self) -> bool:
@@ -178,7 +171,8 @@ class Claim:
         slot = self.try_enter()
         if slot is not None:
             return slot
-        self.model_queue.displace(self.model_queue.require_place(self, deadline))
+        if (displaced := self.model_queue.require_place(self, deadline)) is not None:
+            self.model_queue.refuse(displaced, "Requests with a greater right to the queue came.")
         return await self.model_queue.wait(Waiter(self, deadline))
 
     async def enter_again(self, deadline: Deadline) -> Slot:
@@ -201,10 +195,6 @@ class Waiter:
         self.deadline = deadline
         self.since = monotonic()
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-
-    def refuse(self, error: GatewayError) -> None:
-        if not self.slot.done():
-            self.slot.set_exception(error)
 
 
 class Objection(NamedTuple):
@@ -272,8 +262,7 @@ class ModelQueue:
             if waiter.slot.done():
                 continue  # the request was cancelled in this turn of the event loop
             if waiter.deadline.remaining_s() < self._needed_s:
-                detail = "The request waited too long to be answered before its deadline."
-                waiter.refuse(self._refused(waiter.claim, Objection(detail)))
+                self.refuse(waiter, "The request waited too long to be answered before its deadline.")
             else:
                 waiter.slot.set_result(Slot(self, waiter.claim.quotas))
 
@@ -284,7 +273,13 @@ class ModelQueue:
         for quota in waiter.claim.quotas:
             quota.waiting += 1
             quota.model_queues.add(self)
-        expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), self._expire, waiter)
+
+        def expire() -> None:
+            if self._drop(waiter) and not waiter.slot.done():
+                text = "The deadline passed while the request waited for its turn."
+                waiter.slot.set_exception(DeadlineExceeded(text))
+
+        expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), expire)
         self.serve_queue()
         try:
             return await waiter.slot
@@ -296,9 +291,11 @@ class ModelQueue:
         finally:
             expiry.cancel()
 
-    def _expire(self, waiter: Waiter) -> None:
-        if self._drop(waiter):
-            waiter.refuse(DeadlineExceeded("The deadline passed while the request waited for its turn."))
+    def refuse(self, waiter: Waiter, detail: str) -> None:
+        """Ends the wait of a request with TooManyRequests."""
+        self._drop(waiter)
+        if not waiter.slot.done():
+            waiter.slot.set_exception(self._refused(waiter.claim, Objection(detail)))
 
     def _drop(self, waiter: Waiter) -> bool:
         """Removes a request from the queue. Returns whether it was still waiting."""
@@ -315,9 +312,10 @@ class ModelQueue:
 
     def displaced_by(self, claim: Claim) -> Waiter | None:
         """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
-        if claim.own.waiting < claim.own.max_waiting:
+        own = claim.quotas[0]
+        if own.waiting < own.max_waiting:
             return None
-        return self._queue.displaced_by(claim.priority, claim.key, lambda waiter: waiter.claim.own is claim.own)
+        return self._queue.displaced_by(claim.priority, claim.key, lambda waiter: waiter.claim.quotas[0] is own)
 
     def require_place(self, claim: Claim, deadline: Deadline) -> Waiter | None:
         """Returns the request whose place a new one takes, if any. Raises TooManyRequests if it may not wait."""
@@ -330,7 +328,7 @@ class ModelQueue:
     def objection(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
         """Returns why a request may not wait; None if it may wait."""
         full = [each for each in claim.quotas if each.waiting >= each.max_waiting]
-        if full and (displaced is None or full != [claim.own]):
+        if full and (displaced is None or full != [claim.quotas[0]]):
             key = next((each for each in full if each.of_key), None)
             if key is None:
                 return Objection("The queue of this pipeline is full.")
@@ -348,11 +346,6 @@ class ModelQueue:
         if wait_s > allowed_s:
             return Objection(f"Too many requests wait for this model{because}.", wait_s - allowed_s, quota)
         return None
-
-    def displace(self, waiter: Waiter | None) -> None:
-        if waiter is not None:
-            self._drop(waiter)
-            waiter.refuse(self._refused(waiter.claim, Objection("Requests with a greater right to the queue came.")))
 
     def _refused(self, claim: Claim, objection: Objection) -> TooManyRequests:
         detail, wait_s, quota = objection
@@ -378,7 +371,8 @@ class ModelQueue:
     @property
     def _is_rising(self) -> bool:
         now = monotonic()
-        return self.limit.is_rising(now, self._queued_at if self._queue.size else now)
+        waits_since = self._queued_at if self._queue.size else now
+        return now - max(self.limit.rose_at, waits_since) < self.limit.rising_s
 
     def _wait_of(self, claim: Claim, displaced: Waiter | None) -> tuple[float, Quota | None]:
         """Expected wait of a new request that takes the place of ``displaced``, in seconds.

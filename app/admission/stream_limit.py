@@ -63,8 +63,6 @@ class StreamLimit(Limit):
     without a first output is never higher than the window, so a full model holds at most that many in its own queue.
     """
 
-    follows_outputs = True
-
     def __init__(self, capacity: Capacity, processes: int = 1) -> None:
         self._lowest = ceil(capacity.instances / processes) + 1
         self._fewest = ceil(STREAMS / processes)
@@ -92,7 +90,7 @@ class StreamLimit(Limit):
         self._quickest_s = inf
         self._newest_start = -inf
         """The latest start of a stream that has had an output."""
-        self._rose_at = self._stopped_at = self._grows_at = self._cut_at = -inf
+        self._stopped_at = self._grows_at = self._cut_at = -inf
         self._pause_s = PAUSE_S
         super().__init__(0)
         self._update()
@@ -148,11 +146,6 @@ class StreamLimit(Limit):
         self._update()
         return wait_s
 
-    def is_rising(self, now: float, since: float) -> bool:
-        if self._window == 0:
-            return False
-        return self._typical_s is None or now - max(self._rose_at, since) < _late_s(self._typical_s)
-
     def _learn_level(self, start: _Start, now: float) -> None:
         """Raises ``_proven`` if more streams than before produce outputs now, none of them slowly.
 
@@ -186,7 +179,7 @@ class StreamLimit(Limit):
 
     def _rise(self, now: float, streams: float) -> None:
         self._proven = min(self._proven + streams, HIGHEST)
-        self._rose_at = now
+        self.rose_at = now
         self._failures = 0
         self._risen += streams
         if 0 < self._window <= self._risen:
@@ -202,6 +195,7 @@ class StreamLimit(Limit):
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _update(self) -> None:
+        self.rising_s = 0.0 if self._window == 0 else inf if self._typical_s is None else _late_s(self._typical_s)
         self.value = min(max(int(self._proven) + self._room(), self._lowest), HIGHEST)
 
     def _room(self) -> int:

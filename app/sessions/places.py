@@ -1,7 +1,7 @@
 """Counts the sessions of each model at each Triton: Triton runs only so many sequences of a model at a time."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
@@ -62,7 +62,11 @@ class Places:
             raise ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
 
         def free_at(home: str) -> dict[PlaceKey, int]:
-            limits = dict(self._limits(pipeline, terms, home, servers))
+            limits: dict[PlaceKey, int] = {  # the slots are those of all Tritons together
+                (model, home, ""): self._share.part(slots // servers) for model, slots in terms.slots.items()
+            }
+            if terms.max_open is not None:
+                limits[f"pipeline {pipeline}", "", ""] = self._share.part(terms.max_open)
             if owner.key and owner.most is None:
                 limits |= {(name, at, owner.key): max(each // 2, 1) for (name, at, _), each in limits.items()}
             elif owner.most is not None:
@@ -85,17 +89,6 @@ class Places:
     def hold(self, place: Place, until: float) -> None:
         """Notes when a place becomes free, in monotonic seconds. The caller must release it then."""
         self._free_at[place] = until
-
-    @property
-    def taken(self) -> Counter[PlaceKey]:
-        return Counter(self._taken)
-
-    def _limits(self, pipeline: str, terms: SessionTerms, home: str, servers: int) -> Iterator[tuple[PlaceKey, int]]:
-        """``terms``: their slots are those of all Tritons together."""
-        for model, slots in terms.slots.items():
-            yield (model, home, ""), self._share.part(slots // servers)
-        if terms.max_open is not None:
-            yield (f"pipeline {pipeline}", "", ""), self._share.part(terms.max_open)
 
     def _refusal(self, free: Mapping[PlaceKey, int]) -> TooManyRequests:
         now, full = monotonic(), {each for each, count in free.items() if count <= 0}

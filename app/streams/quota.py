@@ -68,17 +68,15 @@ class KeepQuota:
             limits, share = self._limits, CALLER_SHARE if kept.caller else 1.0
             own = KeepLimits(int(limits.max_bytes * share), max(1, int(limits.max_streams * share)))
             self._callers[kept.caller] = Usage(own)
-        self._count(kept, streams=1, size=kept.size)
+        for usage in (self.total, self._callers[kept.caller]):
+            usage.streams += 1
+            usage.size += kept.size
 
     def grow(self, kept: KeptStream, size: int) -> None:
         """``size``: in bytes; negative if the stream dropped more than it added."""
         kept.size += size
-        self._count(kept, streams=0, size=size)
-
-    def _count(self, kept: KeptStream, *, streams: int, size: int) -> None:
-        for usage in (self.total, self._callers[kept.caller]):
-            usage.streams += streams
-            usage.size += size
+        self.total.size += size
+        self._callers[kept.caller].size += size
 
     def mark(self, kept: KeptStream, *, evictable: bool) -> None:
         """An evictable stream has ended and has no reader."""
@@ -90,7 +88,9 @@ class KeepQuota:
 
     def remove(self, kept: KeptStream) -> None:
         self.mark(kept, evictable=False)
-        self._count(kept, streams=-1, size=-kept.size)
+        for usage in (self.total, self._callers[kept.caller]):
+            usage.streams -= 1
+            usage.size -= kept.size
         if not self._callers[kept.caller].streams:
             del self._callers[kept.caller]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from app.api.call import Inference
+from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.limits import Limits
 from app.core.engine import InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
@@ -72,7 +73,8 @@ async def served() -> AsyncIterator[Served]:
     with log_on_dev_null():
         async with MemoryStore() as store:
             inference = Inference(engine, catalog, metrics, Canceller(engine))
-            app = create_app(Gateway(inference, store, Limits(64 * 1024 * 1024)), admin_port=8081)
+            gateway = Gateway(inference, store, Limits(64 * 1024 * 1024), layers=[Idempotency()])
+            app = create_app(gateway, admin_port=8081)
             yield Served(app, catalog.pipeline(MODEL.name), engine, metrics)
 
 

@@ -1,6 +1,7 @@
 """Requests run, wait or are rejected, and every slot is released exactly once."""
 
 import asyncio
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -325,7 +326,7 @@ class TestKeys:
         self, pipeline: PipelineAdmission, monkeypatch: pytest.MonkeyPatch, is_rising: bool
     ) -> None:
         """One stream at a time, of 13.9 s: the next one in 14 s, and further refused ones later."""
-        monkeypatch.setattr(pipeline.model_queue.limit, "is_rising", lambda now, since: is_rising)
+        monkeypatch.setattr(pipeline.model_queue.limit, "rising_s", inf if is_rising else 0.0)
         await run_for(pipeline, 13.9)
         caller = Caller("a", limits=CallerLimits(in_flight=1, queue=0))
         await entered(pipeline, caller)

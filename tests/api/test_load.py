@@ -455,8 +455,6 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
 class Spy(Limit):
     """Records what the limit of a model is told."""
 
-    follows_outputs = True
-
     def __init__(self) -> None:
         super().__init__(8)
         self.calls: list[str] = []

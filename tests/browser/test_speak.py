@@ -8,6 +8,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
+from app.api.sessions.session_socket import SessionReason
 from app.api.sockets.socket import RequestReason
 from app.http1.websocket import CloseReason
 from app.launcher.embedded_triton import EmbeddedTriton
@@ -176,7 +177,7 @@ def test_each_close_code_is_explained(console: Callable[..., ConsolePage]) -> No
     page = console("listen")
     closes = [
         (code, "" if reason is CloseReason.TOO_LARGE else str(reason))
-        for reason in (*CloseReason, *RequestReason)
+        for reason in (*CloseReason, *RequestReason, *SessionReason)
         if (code := reason.code)
     ]
     closes.append((1006, ""))

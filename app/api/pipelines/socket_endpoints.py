@@ -17,7 +17,7 @@ from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.reading import file_field_of, query_of
 from app.api.request_layer import Layer
-from app.api.sockets.handshake import Handshake, check_origin
+from app.api.sockets.handshake import check_origin, handshake
 from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
 from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
@@ -47,11 +47,11 @@ class SocketEndpoints:
         check_origin(exchange, self._origins)
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
         limits = self._limits.of(pipeline)
-        handshake = Handshake(exchange, limits.max_body_bytes)
+        protocol, headers = handshake(exchange, limits.max_body_bytes)
         with self._counted(exchange.caller):
             handler = self._handler_of(exchange, pipeline)
             try:
-                websocket = exchange.upgrade(handshake.protocol, handshake.headers, _terms_of(exchange, limits))
+                websocket = exchange.upgrade(protocol, headers, _terms_of(exchange, limits))
             except GatewayError:
                 handler.closed()
                 raise

@@ -28,7 +28,11 @@ class StepHandler(MessageHandler):
 
     at_once = 1
     runs_in_drain = True
-    reasons: ClassVar = {UnknownSession: SessionReason.ENDED, SessionLost: SessionReason.LOST}
+    reasons: ClassVar = {
+        **MessageHandler.reasons,
+        UnknownSession: SessionReason.ENDED,
+        SessionLost: SessionReason.LOST,
+    }
 
     def __init__(
         self, inference: Inference, session: OpenSession, exchange: Exchange, check_key: Callable[[Exchange], None]

@@ -11,7 +11,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from app.api.exchange import Exchange, Header
-from app.core.errors import Forbidden, GatewayError, InvalidRequest, UpgradeRequired
+from app.core.errors import Forbidden, InvalidRequest, UpgradeRequired
 
 SUBPROTOCOL = Subprotocol("triton-gateway")
 _HANDSHAKE = (b"upgrade", b"connection", b"origin")
@@ -32,44 +32,33 @@ class _Protocol(ServerProtocol):
         super().recv_frame(frame)
 
 
-class Handshake:
-    """An accepted request. ``protocol``: the state of the new WebSocket; ``headers``: those of the answer."""
+def handshake(exchange: Exchange, max_bytes: int) -> tuple[ServerProtocol, list[Header]]:
+    """Accepts a request. Returns the state of the new WebSocket, and the headers of the answer.
 
-    def __init__(self, exchange: Exchange, max_bytes: int) -> None:
-        """``max_bytes``: limit of a message. Raises UpgradeRequired or InvalidRequest."""
-        scope = exchange.scope
-        if scope["method"] != "GET" or scope["http_version"] != "1.1":
-            raise _upgrade_required()
-        # Without extensions: a compressed message could be 1,000 times larger than the limit of its frames.
-        self.protocol = _Protocol(state=OPEN, max_size=max_bytes)
-        response = self.protocol.accept(Request(scope["path"], _headers_of(scope["headers"])))
-        error = self.protocol.handshake_exc
-        if error is not None:
-            self.protocol.parser.close()  # its frame refers to the protocol
-            raise _refusal_of(error) from error
-        self.headers: list[Header] = [
-            (name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()
-        ]
-
-
-def _headers_of(received: Sequence[Header]) -> Headers:
-    headers = Headers()
-    for name, value in received:
+    ``max_bytes``: limit of a message. Raises UpgradeRequired or InvalidRequest.
+    """
+    scope, received = exchange.scope, Headers()
+    if scope["method"] != "GET" or scope["http_version"] != "1.1":
+        raise _upgrade_required()
+    for name, value in scope["headers"]:
         if name in _HANDSHAKE or name.startswith(_HANDSHAKE_FAMILY):
-            headers[name.decode("latin-1")] = value.decode("latin-1")
-    return headers
-
-
-def _refusal_of(error: Exception) -> GatewayError:
+            received[name.decode("latin-1")] = value.decode("latin-1")
+    # Without extensions: a compressed message could be 1,000 times larger than the limit of its frames.
+    protocol = _Protocol(state=OPEN, max_size=max_bytes)
+    response = protocol.accept(Request(scope["path"], received))
+    error = protocol.handshake_exc
+    if error is None:
+        return protocol, [(name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()]
+    protocol.parser.close()  # its frame refers to the protocol
     if isinstance(error, InvalidUpgrade):
-        return _upgrade_required()
-    if not isinstance(error, InvalidHeader):
-        hint = f"Offer the subprotocol '{SUBPROTOCOL}', or none."
-    elif error.name == "Sec-WebSocket-Version":  # RFC 6455, 4.4: the answer names the version
-        return UpgradeRequired("The gateway speaks version 13 of the WebSocket protocol.", hint="Use this version.")
-    else:
+        raise _upgrade_required() from error
+    hint = f"Offer the subprotocol '{SUBPROTOCOL}', or none."
+    if isinstance(error, InvalidHeader):
+        if error.name == "Sec-WebSocket-Version":  # RFC 6455, 4.4: the answer names the version
+            text = "The gateway speaks version 13 of the WebSocket protocol."
+            raise UpgradeRequired(text, hint="Use this version.") from error
         hint = f"Check the header {error.name}."
-    return InvalidRequest("The WebSocket handshake is not valid.", hint=hint)
+    raise InvalidRequest("The WebSocket handshake is not valid.", hint=hint) from error
 
 
 def _upgrade_required() -> UpgradeRequired:

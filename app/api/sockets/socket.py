@@ -36,19 +36,18 @@ TRANSPORT = "websocket"
 
 
 class RequestReason(Reason):
-    """The errors of a message that also end its WebSocket."""
-
     UNAUTHENTICATED = "unauthenticated", 1008
     FORBIDDEN = "forbidden", 1008
 
 
-REASON_BY_ERROR: dict[type[GatewayError], Reason] = {
-    Unauthenticated: RequestReason.UNAUTHENTICATED,
-    Forbidden: RequestReason.FORBIDDEN,
-}
-
 _log = StructuredLogger("triton_gateway.websocket")
 _failures = logging.getLogger(__name__)
+
+
+_NO_FURTHER = LiveLog()
+
+
+async def _nothing() -> None: ...
 
 
 class Reply(Struct, frozen=True, eq=False):
@@ -56,34 +55,28 @@ class Reply(Struct, frozen=True, eq=False):
 
     events: Events
     opening: Sequence[Event]
-    end: Callable[[GatewayError], None]
-    ended: Callable[[], Awaitable[None]]
-
-
-_NO_FURTHER = LiveLog()
+    end: Callable[[GatewayError], None] = lambda _cause: None
+    ended: Callable[[], Awaitable[None]] = _nothing
 
 
 def whole_reply(*events: Event) -> Reply:
     """A reply that has ended: all its events, the terminal one last."""
-    return Reply(_NO_FURTHER, events, _end_nothing, _ended_already)
-
-
-def _end_nothing(_cause: GatewayError) -> None: ...
-
-
-async def _ended_already() -> None: ...
+    return Reply(_NO_FURTHER, events)
 
 
 class MessageHandler:
     """What the messages of one WebSocket run.
 
     ``at_once``: limit of the messages that run at the same time. ``runs_in_drain``: whether the drain lets the client
-    send further messages. ``reasons``: further errors of a message that also end its WebSocket.
+    send further messages. ``reasons``: the errors of a message that also end its WebSocket.
     """
 
     at_once = 1
     runs_in_drain = False
-    reasons: ClassVar[Mapping[type[GatewayError], Reason]] = {}
+    reasons: ClassVar[Mapping[type[GatewayError], Reason]] = {
+        Unauthenticated: RequestReason.UNAUTHENTICATED,
+        Forbidden: RequestReason.FORBIDDEN,
+    }
 
     def opened(self, websocket: WebSocket) -> None:
         """Called once, before the first message."""
@@ -115,7 +108,7 @@ class Socket:
         self._replies: set[Reply] = set()
         self._cause: GatewayError | None = None
         websocket.on_closed = self._cancel
-        websocket.is_behind = self._is_behind
+        websocket.is_behind = lambda: any(reply.events.is_full for reply in self._replies)
 
     async def run(self) -> None:
         """Returns when the connection has ended."""
@@ -131,7 +124,17 @@ class Socket:
             await self._websocket.ended()
             self._workload.remove(self)
             self._metrics.websockets.ended(pipeline, self._websocket.reason or CloseReason.LOST)
-            self._log_end()
+            fields: dict[str, object] = {
+                "request_id": self._record.request_id,
+                "pipeline": pipeline,
+                "reason": str(self._websocket.reason),
+                "requests": self._requests,
+                "duration_s": round(self._record.duration_s, 3),
+            }
+            if self._record.key:
+                fields["key"] = self._record.key
+            if _log.is_enabled_for(logging.INFO):
+                _log.log(logging.INFO, "websocket ended", fields)
 
     def drain(self) -> None:
         if not self._handler.runs_in_drain:
@@ -165,8 +168,18 @@ class Socket:
         self._has_room.set()
 
     async def _answer(self, number: int, message: Message) -> None:
-        record, task = self._record_of(number), asyncio.current_task()
+        own, task = self._record, asyncio.current_task()
         assert task is not None
+        record = RequestRecord(
+            f"{own.request_id}.{number}",
+            own.method,
+            own.path,
+            pipeline=own.pipeline,
+            transport=TRANSPORT,
+            key=own.key,
+            status=200,
+            trace=own.trace,
+        )
         try:
             try:
                 reply = await self._handler.start(message, record)
@@ -185,19 +198,6 @@ class Socket:
             record.close(self._metrics)
             if record.error is not None:
                 record.error.forget_frames()  # they hold the message
-
-    def _record_of(self, number: int) -> RequestRecord:
-        own = self._record
-        return RequestRecord(
-            f"{own.request_id}.{number}",
-            own.method,
-            own.path,
-            pipeline=own.pipeline,
-            transport=TRANSPORT,
-            key=own.key,
-            status=200,
-            trace=own.trace,
-        )
 
     async def _relay(self, number: int, reply: Reply, record: RequestRecord) -> None:
         """Does not wait after the terminal event: a client that leaves then must not cancel an answered request."""
@@ -235,10 +235,7 @@ class Socket:
 
     def _close_after(self, error: GatewayError | None) -> None:
         """Ends the WebSocket if no further message can be answered after this error of one."""
-        if error is None:
-            return
-        reason = REASON_BY_ERROR.get(type(error)) or self._handler.reasons.get(type(error))
-        if reason is not None:
+        if error is not None and (reason := self._handler.reasons.get(type(error))) is not None:
             self._websocket.close(reason)
 
     def _cancel(self) -> None:
@@ -248,23 +245,6 @@ class Socket:
             self._cause = cause_of(reason)
         for task in self._running:
             task.cancel()
-
-    def _is_behind(self) -> bool:
-        return any(reply.events.is_full for reply in self._replies)
-
-    def _log_end(self) -> None:
-        record, reason = self._record, self._websocket.reason
-        if _log.is_enabled_for(logging.INFO):
-            fields: dict[str, object] = {
-                "request_id": record.request_id,
-                "pipeline": record.pipeline,
-                "reason": str(reason),
-                "requests": self._requests,
-                "duration_s": round(record.duration_s, 3),
-            }
-            if record.key:
-                fields["key"] = record.key
-            _log.log(logging.INFO, "websocket ended", fields)
 
 
 def _text_of(number: int, event: str, data: bytes) -> bytes:

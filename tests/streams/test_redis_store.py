@@ -55,9 +55,18 @@ async def kept(
     return stream, stream_id
 
 
-async def opened(store: RedisStore, stream_id: str, after: int = 0) -> RedisReader:
-    reader = await store.reader(stream_id, after)
+@pytest.fixture
+def quick_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
+
+
+async def opened(store: RedisStore, stream_id: str, after: int = 0, *, read: int = 0) -> RedisReader:
+    """``read``: how many events the reader has read."""
+    reader, seen = await store.reader(stream_id, after), 0
     assert reader is not None
+    while seen < read:
+        seen += len(await reader.read(seen))
     return reader
 
 
@@ -121,18 +130,12 @@ async def test_reading_dropped_events_raises_stream_evicted(
         await reader.close()
 
 
-async def test_events_that_a_failover_lost_are_never_skipped(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick_orphans")
+async def test_events_that_a_failover_lost_are_never_skipped(redis: RedisServer) -> None:
     """A replica that takes over may lack acknowledged events, which a reader has already sent to its client."""
-    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 1.0, token(10), 3600.0)
-        reader = await opened(store, stream_id)
-        events: list[Event] = []
-        while len(events) < 10:
-            events += await reader.read(len(events))
+        reader = await opened(store, stream_id, read=10)
         assert await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10))) == 4
         (end,) = await asyncio.wait_for(reader.read(10), 20)
         await reader.close()
@@ -152,20 +155,14 @@ async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
     monkeypatch.setattr(redis_read, "MAX_KEPT_BYTES", 1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 3600.0)
-        reader = await opened(store, stream_id)
-        events: list[Event] = []
-        while len(events) < 10:
-            events += await reader.read(len(events))
+        reader = await opened(store, stream_id, read=10)
         await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10)))
         assert ids(await asyncio.wait_for(resumed(store, stream_id, 3), 10)) == [4, 5, 6]
         await reader.close()
 
 
-async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
+@pytest.mark.usefixtures("quick_orphans")
+async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(redis: RedisServer) -> None:
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, token(1), token(2), FINAL)
         assert ids(await read_all(store, stream_id)) == [1, 2, 3]
@@ -193,17 +190,11 @@ async def test_a_stream_whose_events_redis_has_evicted_cannot_be_read(
                 await store.reader(stream_id)
 
 
-async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
+@pytest.mark.usefixtures("quick_orphans")
+async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(redis: RedisServer) -> None:
     async with running(redis) as store, running(redis) as other, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, *map(token, range(3)), 3600.0)
-        reader = await opened(store, stream_id)
-        events: list[Event] = []
-        while len(events) < 3:
-            events += await reader.read(len(events))
+        reader = await opened(store, stream_id, read=3)
         await client.delete(keys_of(stream_id).events)
         (end,) = await asyncio.wait_for(reader.read(3), 10)
         assert (end.id, end.name) == (4, "error")
@@ -214,17 +205,11 @@ async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
         await reader.close()
 
 
-async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wait(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
+@pytest.mark.usefixtures("quick_orphans")
+async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wait(redis: RedisServer) -> None:
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(3)), 3600.0)
-        reader = await opened(store, stream_id)
-        events: list[Event] = []
-        while len(events) < 3:
-            events += await reader.read(len(events))
+        reader = await opened(store, stream_id, read=3)
         keys = keys_of(stream_id)
         pipe = client.pipeline(transaction=True).delete(keys.events).hset(keys.stream, "owner", "")
         await pipe.xadd(keys.events, {"name": "error", "data": b"{}"}, id=entry_id(2)).execute()
@@ -286,11 +271,10 @@ class BrokenLog(LiveLog):
         raise RuntimeError("a bug")
 
 
+@pytest.mark.usefixtures("quick_orphans")
 async def test_a_failed_publisher_ends_its_stream_and_is_logged(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store:
         stream, stream_id = await kept(store, token(1), 3600.0, log=BrokenLog())
         await asyncio.wait_for(stream.ended(), 5)

@@ -12,10 +12,8 @@ from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT
 from typing import Any, Literal, cast
 
 from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 
 class LazyEvent:
@@ -134,14 +132,8 @@ class ClosingProtocol(HttpToolsProtocol):
     __slots__ = ("_disconnect_timer", "_dropped_bytes", "_unsent_timer", "is_ending", "state_timer")
     # Attributes in slots, because an instance with more than 30 others has a separate dictionary of 1.5 KiB.
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
         self.pipeline = _NOTHING_WAITS
         self.state_timer = LazyTimer(self.loop)
         self.is_ending = False
@@ -208,14 +200,15 @@ class ClosingProtocol(HttpToolsProtocol):
         """Aborts the connection if the client reads nothing of the answer for the time of the keep-alive."""
         if self._unsent_timer is not None:
             self._unsent_timer.cancel()
-        unsent = self.transport.get_write_buffer_size()
-        self._unsent_timer = self.loop.call_later(self.timeout_keep_alive, self._check_unsent, unsent)
+        before = self.transport.get_write_buffer_size()
 
-    def _check_unsent(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_unsent()
-        else:
-            self.transport.abort()
+        def check() -> None:
+            if self.transport.get_write_buffer_size() < before:
+                self._watch_unsent()
+            else:
+                self.transport.abort()
+
+        self._unsent_timer = self.loop.call_later(self.timeout_keep_alive, check)
 
     def watch_for_disconnect(self) -> None:
         """Checks for a disconnect once a second, because the event loop does not notice it while reading is paused."""
@@ -224,11 +217,9 @@ class ClosingProtocol(HttpToolsProtocol):
 
     def _check_for_disconnect(self) -> None:
         self._disconnect_timer = None
-        if not self.flow.read_paused:
-            return
-        if has_event(self.transport, _CLOSED_BY_CLIENT):
+        if self.flow.read_paused and has_event(self.transport, _CLOSED_BY_CLIENT):
             self.transport.abort()
-        else:
+        elif self.flow.read_paused:
             self.watch_for_disconnect()
 
     def watch_for_reset(self) -> None:

@@ -58,8 +58,8 @@ class ChunkedBody:
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._read_line = ChunkedBody._read_size
-        """The method for the next line, not bound: only a garbage collection frees what refers to itself."""
+        self._awaited = _SIZE
+        """The form of the next line."""
         self._line = bytearray()
         """The received part of an incomplete line."""
         self._missing = 0
@@ -95,23 +95,20 @@ class ChunkedBody:
         if self._line.endswith(b"\n"):
             line = bytes(self._line)
             self._line.clear()
-            self._read_line(self, line)
+            self._read(line)
         return end
 
-    def _read_size(self, line: bytes) -> None:
-        self._missing = int(_matching(_SIZE, line)[1], 16)
-        if self._missing:
-            self._read_line = ChunkedBody._read_end_of_chunk
-        else:
-            self._allowed = MAX_FRAMING_BYTES
-            self._read_line = ChunkedBody._read_trailer
-
-    def _read_end_of_chunk(self, line: bytes) -> None:
-        _matching(_END_OF_LINE, line)
-        self._read_line = ChunkedBody._read_size
-
-    def _read_trailer(self, line: bytes) -> None:
-        if line == b"\r\n":
+    def _read(self, line: bytes) -> None:
+        """The size of a chunk, or with ``_awaited`` the end of its data, or a trailer."""
+        if self._awaited is _SIZE:
+            self._missing = int(_matching(_SIZE, line)[1], 16)
+            self._awaited = _END_OF_LINE if self._missing else _TRAILER
+            if not self._missing:
+                self._allowed = MAX_FRAMING_BYTES
+        elif self._awaited is _END_OF_LINE:
+            _matching(_END_OF_LINE, line)
+            self._awaited = _SIZE
+        elif line == b"\r\n":
             self.is_complete = True
         else:
             _matching(_TRAILER, line)

@@ -14,9 +14,7 @@ from typing import Any, TypeVar, cast
 
 import httptools
 from starlette.responses import Response
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
 from app.core.aio import DrainRate
@@ -163,15 +161,8 @@ class HttpConnection(ClosingProtocol):
     on_body = on_message_complete = None  # type: ignore[assignment]
     """The parser calls neither, because it reads heads only."""
 
-    def __init__(
-        self,
-        limit: ConnectionLimit,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, limit: ConnectionLimit, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
         self.on_lost: Callable[[], None] | None = None
         self.is_lost = False
         self._limit = limit

@@ -130,14 +130,12 @@ class JsonFormatter(logging.Formatter):
                 text = text.replace(separator.encode(), f"\\u{ord(separator):04x}".encode())
         return text
 
-    def json_of(self, record: logging.LogRecord) -> bytes:
+    def format(self, record: logging.LogRecord) -> str:
         fields = {name: value for name, value in vars(record).items() if name not in _KNOWN}
         if record.exc_info:
             fields["exc_info"] = self.formatException(record.exc_info)
-        return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self.json_of(record).decode().rstrip("\n")
+        line = self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
+        return line.decode().rstrip("\n")
 
 
 class LineHandler(logging.Handler):
@@ -149,12 +147,7 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            formatter = self.formatter
-            if isinstance(formatter, JsonFormatter):
-                line = formatter.json_of(record)
-            else:
-                line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-            self.writer.write(line)
+            self.writer.write(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
         except Exception:
             self.handleError(record)
 
@@ -205,14 +198,13 @@ class StructuredLogger:
     def log(self, level: int, message: str, fields: Mapping[str, object]) -> None:
         """Call it only if :meth:`is_enabled_for` is true."""
         logger, handler = self._logger, logging.root.handlers[0] if len(logging.root.handlers) == 1 else None
+        formatter = handler.formatter if isinstance(handler, LineHandler) and not handler.filters else None
         is_filtered = logger.parent is not logging.root or logger.handlers or logger.filters
-        if not isinstance(handler, LineHandler) or is_filtered or handler.filters or handler.level:
+        if not isinstance(handler, LineHandler) or not isinstance(formatter, JsonFormatter) or is_filtered:
             logger.log(level, message, extra=fields)
-        elif isinstance(handler.formatter, JsonFormatter):
-            level_name = logging.getLevelName(level)
-            handler.writer.write(handler.formatter.line(time.time(), level_name, logger.name, message, fields))
         else:
-            logger.log(level, message, extra=fields)
+            level_name = logging.getLevelName(level)
+            handler.writer.write(formatter.line(time.time(), level_name, logger.name, message, fields))
 
 
 def dropped_lines() -> int:

@@ -35,7 +35,10 @@ class OtlpTracer(Tracer):
         self._tracer = self._provider.get_tracer("triton_gateway", version)
 
     def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
-        return OtlpSpan(self._tracer.start_span(name, _context_of(parent), api.SpanKind[kind.name]))
+        context = Context()  # not that of the running task: without a parent, the span begins a trace
+        if parent is not None:
+            context = api.set_span_in_context(api.NonRecordingSpan(_span_context_of(parent)), context)
+        return OtlpSpan(self._tracer.start_span(name, context, api.SpanKind[kind.name]))
 
     async def close(self) -> None:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
@@ -72,13 +75,6 @@ def _resource(version: str) -> Resource:
     if str(named.attributes["service.name"]).startswith("unknown_service"):
         named = named.merge(Resource({"service.name": SERVICE_NAME}))
     return named.merge(Resource({"service.version": version}))
-
-
-def _context_of(parent: TraceContext | None) -> Context:
-    """Empty without a parent: the span then begins a trace, and ignores the context of the running task."""
-    if parent is None:
-        return Context()
-    return api.set_span_in_context(api.NonRecordingSpan(_span_context_of(parent)), Context())
 
 
 def _span_context_of(trace: TraceContext) -> api.SpanContext:

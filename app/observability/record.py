@@ -146,10 +146,8 @@ class RequestRecord(Struct, eq=False):
             pipeline.count_tokens(self.tokens)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
-        if self.error is not None:
-            self._count_error(metrics, self.error)
-
-    def _count_error(self, metrics: Metrics, error: GatewayError) -> None:
+        if (error := self.error) is None:
+            return
         if self.outcome is Outcome.REJECTED:
             metrics.rejected.labels(error.code).inc()
         if isinstance(error, ContractViolation):
@@ -199,17 +197,12 @@ class RequestRecord(Struct, eq=False):
         if self.trace is not None:
             fields["trace_id"] = self.trace.trace_id
             fields["span_id"] = self.trace.span_id
-        if self.error is not None:
-            fields.update(_fields_of_error(self.error))
+        if (error := self.error) is not None:
+            fields |= {"code": error.code, "detail": error.detail}
+            if error.upstream is not None:
+                fields["triton_code"] = error.upstream.grpc_code
+                fields["triton_message"] = error.upstream.message[:1024]
         return fields
-
-
-def _fields_of_error(error: GatewayError) -> dict[str, object]:
-    fields: dict[str, object] = {"code": error.code, "detail": error.detail}
-    if error.upstream is not None:
-        fields["triton_code"] = error.upstream.grpc_code
-        fields["triton_message"] = error.upstream.message[:1024]
-    return fields
 
 
 def _milliseconds(seconds: float) -> float:

@@ -87,28 +87,20 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
         if sent_as.trace is not None and sent_as.trace != record.trace:
             span.link(sent_as.trace)
     if record.operation or record.tokens is not None:
-        attributes |= _attributes_of_language_model(record)
-    if route is not None:
-        attributes["http.route"] = route
-    name = record.method if route is None else f"{record.method} {route}"
-    span.end(attributes, name=name, error=_fault_of(record.outcome, record.error))
-
-
-def _attributes_of_language_model(record: RequestRecord) -> Attributes:
-    """OpenTelemetry's attributes of inference by generative models.
-
-    Source: docs/gen-ai/gen-ai-spans.md of open-telemetry/semantic-conventions at commit 01d9450.
-    """
-    attributes: dict[str, str | int] = {
-        "gen_ai.operation.name": record.operation or "generate_content",
-        "gen_ai.provider.name": "triton",
-        "gen_ai.request.model": record.pipeline,
-    }
+        # docs/gen-ai/gen-ai-spans.md of open-telemetry/semantic-conventions at commit 01d9450
+        attributes |= {
+            "gen_ai.operation.name": record.operation or "generate_content",
+            "gen_ai.provider.name": "triton",
+            "gen_ai.request.model": record.pipeline,
+        }
     if record.tokens is not None:
         attributes["gen_ai.usage.output_tokens"] = record.tokens.completion
         if record.tokens.prompt is not None:
             attributes["gen_ai.usage.input_tokens"] = record.tokens.prompt
-    return attributes
+    if route is not None:
+        attributes["http.route"] = route
+    name = record.method if route is None else f"{record.method} {route}"
+    span.end(attributes, name=name, error=_fault_of(record.outcome, record.error))
 
 
 def end_stream_span(

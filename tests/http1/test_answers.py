@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.toolkit.listener import connected, listening, read_answer, request
+from tests.toolkit.listener import ask, connected, listening, read_answer, request
 
 BODY = b"hello"
 LIMIT = 64
@@ -74,8 +74,7 @@ def post(path: str, *headers: str) -> bytes:
 
 async def answer_to(port: int, text: bytes) -> tuple[bytes, bytes]:
     async with connected(port) as (reader, writer):
-        writer.write(text)
-        return await read_answer(reader)
+        return await ask(reader, writer, text)
 
 
 @pytest.mark.parametrize("headers", [(), ("Connection: close",)])
@@ -129,8 +128,7 @@ async def test_an_incomplete_body_is_not_taken(port: int, application: Direct) -
     async with connected(port) as (reader, writer):
         writer.write(post("/direct")[:-1])
         await asyncio.sleep(0.02)
-        writer.write(BODY[-1:])
-        assert (await read_answer(reader))[1] == BODY
+        assert (await ask(reader, writer, BODY[-1:]))[1] == BODY
     assert application.bodies == [None]
 
 

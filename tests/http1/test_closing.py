@@ -10,7 +10,7 @@ import pytest
 
 from app.http1 import closing, protocol
 from tests.http1.conftest import Application
-from tests.toolkit.listener import connected, listening, problem, read_answer, request, sent_and_received
+from tests.toolkit.listener import ask, connected, listening, problem, read_answer, request, sent_and_received
 
 EARLY = request("/early", "Content-Length: 100000000")
 GOOD = request("/early", method="GET")
@@ -19,8 +19,7 @@ MIB = 1 << 20
 
 async def test_an_answer_to_an_incomplete_request_closes(port: int) -> None:
     async with connected(port) as (reader, writer):
-        writer.write(EARLY)
-        head, body = await read_answer(reader)
+        head, body = await ask(reader, writer, EARLY)
         assert (b"connection: close" in head, body) == (True, b"hello")
         assert await asyncio.wait_for(reader.read(), 1) == b""
 
@@ -30,8 +29,7 @@ async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -
         for _ in range(2):
             writer.write(request("/read", "Content-Length: 5"))
             await asyncio.sleep(0.02)
-            writer.write(b"hello")
-            assert b"connection: close" not in (await read_answer(reader))[0]
+            assert b"connection: close" not in (await ask(reader, writer, b"hello"))[0]
         writer.write(request("/early", "Content-Length: 5", body=b"hello"))
         assert b"connection: close" not in (await read_answer(reader))[0]
 
@@ -152,8 +150,7 @@ async def test_empty_lines_do_not_keep_a_connection_open(
             await asyncio.sleep(every_s)
 
     async with connected(port) as (reader, writer):
-        writer.write(GOOD)
-        await read_answer(reader)
+        await ask(reader, writer, GOOD)
         sending = asyncio.create_task(send_empty_lines(writer))
         with suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 2) == b""
@@ -168,8 +165,7 @@ async def test_an_endless_second_head_is_408(port: int, monkeypatch: pytest.Monk
 
 async def test_an_idle_connection_is_closed(application: Application) -> None:
     async with listening(application, keep_alive_s=0.1) as port, connected(port) as (reader, writer):
-        writer.write(GOOD)
-        await read_answer(reader)
+        await ask(reader, writer, GOOD)
         assert await asyncio.wait_for(reader.read(), 3) == b""
 
 
@@ -199,8 +195,7 @@ async def test_connections_above_the_limit_are_429(application: Application, mon
     refused: list[None] = []
     async with listening(application, max_connections=2, on_refused=lambda: refused.append(None)) as port:
         async with connected(port) as (reader, writer), connected(port) as (others_reader, others_writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             others_writer.write(GOOD)
             await read_answer(others_reader)
             for _ in range(3):
@@ -211,8 +206,7 @@ async def test_connections_above_the_limit_are_429(application: Application, mon
             assert (await read_answer(others_reader))[1] == b"hello"
         await asyncio.sleep(0.05)
         async with connected(port) as (reader, writer):
-            writer.write(GOOD)
-            assert (await read_answer(reader))[1] == b"hello"
+            assert (await ask(reader, writer, GOOD))[1] == b"hello"
     assert len(refused) == 3
 
 
@@ -230,11 +224,9 @@ class TestFullGateway:
             connected(port) as second,
         ):
             for reader, writer in (first, second, first):
-                writer.write(GOOD)
-                await read_answer(reader)
+                await ask(reader, writer, GOOD)
             async with connected(port) as (reader, writer):
-                writer.write(GOOD)
-                assert (await read_answer(reader))[1] == b"hello"
+                assert (await ask(reader, writer, GOOD))[1] == b"hello"
                 assert await asyncio.wait_for(second[0].read(), 1) == b""
                 first[1].write(GOOD)
                 assert (await read_answer(first[0]))[1] == b"hello"
@@ -248,14 +240,12 @@ class TestFullGateway:
             for _ in range(3):
                 opened = [stack.enter_async_context(connected(port)) for _ in range(4)]
                 for reader, writer in await asyncio.gather(*opened):
-                    writer.write(GOOD)
-                    assert (await read_answer(reader))[1] == b"hello"
+                    assert (await ask(reader, writer, GOOD))[1] == b"hello"
         assert not refused
 
     async def test_a_connection_with_a_request_is_not_closed(self, application: Application) -> None:
         async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             writer.write(request("/stream", method="GET"))
             await reader.readuntil(b"one")
             assert problem(await sent_and_received(port, GOOD)) == (429, "too_many_requests")
@@ -273,8 +263,7 @@ class TestFullGateway:
 
     async def test_a_connection_whose_request_has_arrived_is_not_closed(self, application: Application) -> None:
         async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
             assert not application.connection.close_if_idle()
             assert (await read_answer(reader))[1] == b"hello"
@@ -283,11 +272,9 @@ class TestFullGateway:
 class TestShutdown:
     async def test_the_next_answer_is_the_last(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(GOOD)
-            assert b"connection: close" not in (await read_answer(reader))[0]
+            assert b"connection: close" not in (await ask(reader, writer, GOOD))[0]
             application.connection.close_after_answer()
-            writer.write(GOOD)
-            assert b"connection: close" in (await read_answer(reader))[0]
+            assert b"connection: close" in (await ask(reader, writer, GOOD))[0]
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
     async def test_the_answer_to_a_request_under_way_is_the_last(self, port: int, application: Application) -> None:
@@ -295,8 +282,7 @@ class TestShutdown:
             writer.write(request("/read", "Content-Length: 5", body=b"he"))
             await asyncio.sleep(0.02)
             application.connection.close_after_answer()
-            writer.write(b"llo")
-            assert b"connection: close" in (await read_answer(reader))[0]
+            assert b"connection: close" in (await ask(reader, writer, b"llo"))[0]
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
     async def test_a_started_keep_alive_answer_is_followed_by_another(
@@ -309,13 +295,11 @@ class TestShutdown:
             application.connection.close_after_answer()
             application.go_on.set()
             await reader.readuntil(b"0\r\n\r\n")
-            writer.write(GOOD)
-            assert b"connection: close" in (await read_answer(reader))[0]
+            assert b"connection: close" in (await ask(reader, writer, GOOD))[0]
 
     async def test_a_request_in_the_socket_buffer_is_answered(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
             application.connection.shutdown()
             head, body = await read_answer(reader)
@@ -324,25 +308,21 @@ class TestShutdown:
 
     async def test_a_partially_received_request_is_answered(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             writer.write(GOOD[:10])
             await asyncio.sleep(0.02)
             application.connection.shutdown()
-            writer.write(GOOD[10:])
-            assert b"connection: close" in (await read_answer(reader))[0]
+            assert b"connection: close" in (await ask(reader, writer, GOOD[10:]))[0]
 
     async def test_an_idle_connection_is_closed_at_once(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(GOOD)
-            await read_answer(reader)
+            await ask(reader, writer, GOOD)
             application.connection.shutdown()
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
     async def test_a_lingering_connection_is_closed_at_once(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(EARLY)
-            await read_answer(reader)
+            await ask(reader, writer, EARLY)
             assert not application.connection.transport.is_closing()
             application.connection.shutdown()
             assert application.connection.transport.is_closing()

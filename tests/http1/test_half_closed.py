@@ -6,7 +6,7 @@ import pytest
 
 from app.http1 import closing
 from tests.http1.conftest import Application
-from tests.toolkit.listener import connected, read_answer, request
+from tests.toolkit.listener import ask, connected, read_answer, request
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -29,8 +29,7 @@ async def test_a_client_that_closes_its_side_gets_its_answer(
 
 async def test_a_second_request_before_the_end_of_the_data_is_answered(port: int) -> None:
     async with connected(port) as (reader, writer):
-        writer.write(request("/early", method="GET"))
-        await read_answer(reader)
+        await ask(reader, writer, request("/early", method="GET"))
         writer.write(request("/early", method="GET"))
         writer.write_eof()
         assert (await asyncio.wait_for(reader.read(), 2)).endswith(b"hello")

@@ -22,12 +22,6 @@ def segments_received(connection: socket.socket) -> int:
     return int(count)
 
 
-async def test_an_ordinary_request_is_answered(port: int) -> None:
-    assert (await sent_and_received(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(
-        b"hello"
-    )
-
-
 async def test_head_and_body_of_an_answer_leave_in_one_segment(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(GOOD)
@@ -63,13 +57,6 @@ async def test_a_large_head_of_a_later_request_is_431(port: int) -> None:
     answer = await sent_and_received(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"headers_too_large" in answer
-
-
-@pytest.mark.parametrize(
-    "text", [b"\x16\x03\x01\x02\0\r\n\r\n", b"GET\r\n\r\n", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
-)
-async def test_invalid_http_is_400(port: int, text: bytes) -> None:
-    assert problem(await sent_and_received(port, text)) == (400, "invalid_request")
 
 
 async def test_an_endless_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

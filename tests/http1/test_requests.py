@@ -13,7 +13,7 @@ from app.http1 import closing
 from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.http1.protocol import MAX_AHEAD_BYTES
 from tests.http1.conftest import Application
-from tests.toolkit.listener import connected, listening, problem, read_answer, request, sent_and_received
+from tests.toolkit.listener import ask, connected, listening, problem, read_answer, request, sent_and_received
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -45,8 +45,7 @@ async def test_upgrade_is_ignored_and_the_body_is_read(
         head, answer = await read_answer(reader)
         assert head.startswith(b"http/1.1 200 ")
         assert received(answer)[1] == "hello"
-        writer.write(request("/early", method="GET"))
-        assert (await read_answer(reader))[1] == b"hello"
+        assert (await ask(reader, writer, request("/early", method="GET")))[1] == b"hello"
     assert not caplog.records
 
 
@@ -77,16 +76,14 @@ class TestPassedBody:
                 following = request("/early", method="GET")
                 writer.write(request("/sink", header, body=sent) + following * is_pipelined)
                 assert (await read_answer(reader))[1] == self.SEEN
-                writer.write(following * (not is_pipelined))
-                assert (await read_answer(reader))[1] == b"hello"
+                assert (await ask(reader, writer, following * (not is_pipelined)))[1] == b"hello"
 
     @pytest.mark.parametrize("content", [b"x", b"!"])
     async def test_an_idle_connection_does_not_keep_its_memory(
         self, port: int, application: Application, content: bytes
     ) -> None:
         async with connected(port) as (reader, writer):
-            writer.write(request("/sink", "Content-Length: 3000000", body=content * 3_000_000))
-            await read_answer(reader)
+            await ask(reader, writer, request("/sink", "Content-Length: 3000000", body=content * 3_000_000))
             await asyncio.sleep(0.05)
             gc.collect()
             assert application.last_sink is not None
@@ -105,8 +102,7 @@ class TestPassedBody:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"x" * 200_000)
-            assert (await read_answer(reader))[1].startswith(b"200000 ")
+            assert (await ask(reader, writer, b"x" * 200_000))[1].startswith(b"200000 ")
 
     @pytest.mark.parametrize("length", [120_000, 200_000])
     async def test_a_disconnect_within_the_body_is_reported(
@@ -133,8 +129,7 @@ class TestPassedBody:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", framing, body=begin + b"x" * 100_000))
             await asyncio.sleep(0.05)
-            writer.write(b"!" * 100_000)
-            head, answer = await read_answer(reader)
+            head, answer = await ask(reader, writer, b"!" * 100_000)
             assert answer == b"That is too much."
             assert b"connection: close" in head
 
@@ -145,8 +140,7 @@ async def test_trailers_are_not_merged_into_the_headers(port: int) -> None:
         writer.write(request("/read", CHUNKED, body=b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n"))
         headers, body = received((await read_answer(reader))[1])
         assert (headers, body) == ({"host": "x", "transfer-encoding": "chunked"}, "hello")
-        writer.write(request("/early", method="GET"))
-        assert (await read_answer(reader))[1] == b"hello"
+        assert (await ask(reader, writer, request("/early", method="GET")))[1] == b"hello"
 
 
 @pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
@@ -176,11 +170,10 @@ async def test_a_malformed_chunk_is_400(port: int, application: Application) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        b"GET /early HTTP/1.1\r\n\r\n",
         b"GET /early HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
-        b"GET /early HTTP/1.1\r\nHost: x y\r\n\r\n",
-        b"GET /early HTTP/2.0\r\nHost: x\r\n\r\n",
         b"GET /early\r\n\r\n",
+        b"\x16\x03\x01\x02\0\r\n\r\n",
+        b"nonsense\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /early HTTP/1.1\nHost: x\n\n",
@@ -188,18 +181,12 @@ async def test_a_malformed_chunk_is_400(port: int, application: Application) -> 
         b"GET /early HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
         b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
         b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n",
-        request("/early", "Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
-        request("/early", "Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"),
-        request("/early", "Transfer-Encoding: identity", "Content-Length: 5", body=b"hello"),
         request("/early", "Transfer-Encoding:\x0bchunked", body=b"0\r\n\r\n"),
         request("/early", "Transfer-Encoding : chunked", body=b"0\r\n\r\n"),
-        request("/early", CHUNKED, CHUNKED, body=b"0\r\n\r\n"),
         request("/early", CHUNKED, "Content-Length: 5", body=b"0\r\n\r\n"),
         request("/early", "Content-Length: 5", CHUNKED, body=b"0\r\n\r\n"),
-        request("/early", "Content-Length: 5", "Content-Length: 5", body=b"hello"),
         request("/early", "Content-Length: 5", "Content-Length: 6", body=b"hello"),
         request("/early", "Content-Length: 5, 5", body=b"hello"),
-        request("/early", "Content-Length: +5", body=b"hello"),
         request("/early", "Content-Length: 0x5", body=b"hello"),
         request("/early", "Content-Length: 99999999999999999999", body=b"hello"),
         request("/early", CHUNKED, body=b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),

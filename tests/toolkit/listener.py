@@ -25,7 +25,9 @@ async def listening(
     config.load()
     state, limit = ServerState(), ConnectionLimit(max_connections, on_refused, problem_response)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpConnection(limit, config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: HttpConnection(limit, config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -49,6 +51,12 @@ def request(path: str, *headers: str, body: bytes = b"", method: str = "POST") -
     """Returns the bytes of a request; ``headers`` must include Content-Length or Transfer-Encoding."""
     lines = [f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> tuple[bytes, bytes]:
+    """Sends a request, and returns the head and the body of its answer."""
+    writer.write(text)
+    return await read_answer(reader)
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

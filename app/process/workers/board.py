@@ -1,4 +1,4 @@
-"""The numbers of each worker, in files of a temporary folder that the workers and their parent share.
+"""The numbers of each worker, in files that the workers and their parent share.
 
 The metrics are in the form of prometheus_client for several processes. A worker that replaces another one goes on
 counting in the same files. So counters never decrease, and every worker can make the page of all.
@@ -15,9 +15,13 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, values
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+FIRST_BYTES = 64 * 1024
+"""A file of metrics grows to twice its size when it is full."""
+_GAUGES = ("gauge_livesum", "gauge_livemax")
 _UNSHARED = ("process_start_time_seconds", "process_max_fds")
 
 
@@ -28,14 +32,24 @@ class Status(ctypes.Structure):
 
 
 class Board:
-    """``statuses``: of the parent, then of each worker."""
+    """``statuses``: of the parent, then of each worker.
+
+    The process that makes the board has its files in memory. The folder has only links to them, so that a full folder
+    cannot end a process that writes.
+    """
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self._workers = folder, workers
         self.path = folder / "statuses"
         kind = Status * (workers + 1)
-        with self.path.open("a+b") as file:
-            file.truncate(ctypes.sizeof(kind))
+        if not self.path.exists():
+            kinds, numbers = ("counter", "histogram", *_GAUGES), range(workers + 1)
+            sizes = {f"{each}_{number}.db": FIRST_BYTES for each in kinds for number in numbers}
+            for name, size in {**sizes, self.path.name: ctypes.sizeof(kind)}.items():
+                descriptor = os.memfd_create(name)
+                os.ftruncate(descriptor, size)
+                (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        with self.path.open("r+b") as file:
             self.statuses: Any = kind.from_buffer(mmap.mmap(file.fileno(), 0))
         self._cpu_s = 0.0
 
@@ -78,7 +92,11 @@ class Board:
     def clear(self, number: int) -> None:
         """Call it when the worker has ended: its gauges end with it."""
         self.statuses[number] = Status()
-        mark_process_dead(number, str(self.folder))  # type: ignore[no-untyped-call]
+        for kind in _GAUGES:
+            gauges: Any = MmapedDict(str(self.folder / f"{kind}_{number}.db"))  # type: ignore[no-untyped-call]
+            for name, *_ in list(gauges.read_all_values()):
+                gauges.write_value(name, 0.0, 0.0)
+            gauges.close()
 
 
 @dataclass(frozen=True, slots=True)

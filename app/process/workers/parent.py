@@ -43,6 +43,9 @@ END_S = LAST_BYTES_S + GRACE_S + 5.0
 SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
 """Settings that are totals for all workers."""
 
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A folder that can be written on a read-only system too."""
+
 _log = logging.getLogger(__name__)
 
 

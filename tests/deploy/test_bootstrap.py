@@ -19,29 +19,20 @@ def test_a_complete_environment_is_current(environment):
     assert environment.is_current()
 
 
-def test_a_changed_lock_makes_an_environment_stale(environment):
-    environment.lock.write_text("numpy==1.26.3\n")
-    assert not environment.is_current()
-
-
-def test_an_incomplete_environment_is_stale(environment):
-    environment.stamp.unlink()
-    assert not environment.is_current()
-
-
-def test_an_environment_without_its_interpreter_is_stale(environment):
-    environment.python.unlink()
-    assert not environment.is_current()
-
-
-def test_another_interpreter_makes_an_environment_stale(environment):
-    assert not replace(environment, chosen="/opt/python3.12").is_current()
-
-
-def test_a_moved_environment_is_stale(environment, tmp_path):
-    moved = replace(environment, folder=tmp_path / "moved")
-    environment.folder.rename(moved.folder)
-    assert not moved.is_current()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.lock.write_text("numpy==1.26.3\n"),
+        lambda made: made.stamp.unlink(),
+        lambda made: made.python.unlink(),
+        lambda made: replace(made, chosen="/opt/python3.12"),
+        lambda made: replace(made, folder=made.folder.rename(made.folder.with_name("moved"))),
+    ],
+    ids=["changed lock", "incomplete", "no interpreter", "another interpreter", "moved"],
+)
+def test_a_changed_environment_is_stale(environment, change):
+    changed = change(environment)
+    assert not (changed if isinstance(changed, type(environment)) else environment).is_current()
 
 
 def test_the_stamp_is_written_last(bootstrap, environment, monkeypatch):

@@ -1,5 +1,7 @@
 """Values that adapt the pods to a cluster."""
 
+from typing import Any
+
 import pytest
 
 from app.settings import read_settings
@@ -10,7 +12,6 @@ from tests.helm.rendering import (
     check_container,
     environment_of,
     gateway_container,
-    of_kind,
     pod_spec,
     render,
     the,
@@ -21,12 +22,168 @@ VOLUME = {"name": "ca", "configMap": {"name": "private-ca"}}
 MOUNT = {"name": "ca", "mountPath": "/etc/private-ca"}
 
 
-def test_extra_volumes_are_mounted_in_the_named_container() -> None:
-    documents = render({"extraVolumes": [VOLUME], "gateway": {"extraVolumeMounts": [MOUNT]}})
-    assert VOLUME in pod_spec(documents)["volumes"]
-    assert MOUNT in gateway_container(documents)["volumeMounts"]
-    assert MOUNT not in triton_container(documents)["volumeMounts"]
-    assert MOUNT in triton_container(render({"triton": {"extraVolumeMounts": [MOUNT]}}))["volumeMounts"]
+DIGEST = f"sha256:{'0' * 64}"
+CONFIG_MAP = {"configMapRef": {"name": "more"}}
+BUCKET = {"source": "objectStore", "objectStore": {"url": "s3://bucket", "secretName": "bucket"}}
+CLAIM = {"source": "persistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "subPath": "v3"}}
+MODELS_IMAGE = {"source": "containerImage", "containerImage": {"reference": "models:1"}}
+EXTERNAL = {"enabled": False, "external": {"grpcUrl": "a:1"}}
+OWN_STRATEGY = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
+OWN_RESOURCES = {"requests": {"cpu": "250m"}, "limits": {"memory": "2Gi", "cpu": 1}}
+BEHAVIOR = {"scaleDown": {"stabilizationWindowSeconds": 60}}
+KEDA = {"enabled": True, "engine": "keda", "prometheusUrl": "https://p", "behavior": BEHAVIOR, "authModes": "tls,basic"}
+KEDA |= {"authenticationRef": {"name": "prometheus"}}
+INTERNAL = {"type": "LoadBalancer", "loadBalancerClass": "example.com/internal", "externalTrafficPolicy": "Local"}
+INTERNAL |= {"loadBalancerSourceRanges": ["10.0.0.0/8"], "trafficDistribution": "PreferSameNode"}
+OF_ALL = {"commonAnnotations": {"a": "all", "b": "all"}, "service": {"annotations": {"a": "own"}}}
+
+PLACES: list[tuple[Document, str, Any]] = [
+    ({"extraVolumes": [VOLUME]}, "pod volumes ca", VOLUME),
+    ({"gateway": {"extraVolumeMounts": [MOUNT]}}, "gateway volumeMounts ca", MOUNT),
+    ({"gateway": {"extraVolumeMounts": [MOUNT]}}, "triton volumeMounts ca", None),
+    ({"triton": {"extraVolumeMounts": [MOUNT]}}, "triton volumeMounts ca", MOUNT),
+    ({"gateway": {"tmpSize": "2Gi"}}, "pod volumes gateway-tmp emptyDir", {"sizeLimit": "2Gi"}),
+    ({"triton": {"shmSize": "3Gi"}}, "pod volumes shm emptyDir", {"medium": "Memory", "sizeLimit": "3Gi"}),
+    ({"gateway": {"envFrom": [CONFIG_MAP]}}, "gateway envFrom", [CONFIG_MAP]),
+    ({"triton": {"envFrom": [CONFIG_MAP]}}, "triton envFrom", [CONFIG_MAP]),
+    (
+        {"triton": {"envFrom": [CONFIG_MAP], "models": BUCKET}},
+        "triton envFrom",
+        [{"secretRef": {"name": "bucket"}}, CONFIG_MAP],
+    ),
+    ({"imagePullSecrets": ["one", {"name": "two"}]}, "pod imagePullSecrets", [{"name": "one"}, {"name": "two"}]),
+    ({"imagePullSecrets": ["one"]}, "Pod spec imagePullSecrets", [{"name": "one"}]),
+    ({"extraContainers": [{"name": "own", "image": "i"}]}, "pod containers own", {"name": "own", "image": "i"}),
+    ({"hostAliases": [{"ip": "10.0.0.1"}]}, "pod hostAliases", [{"ip": "10.0.0.1"}]),
+    ({"dnsConfig": {"searches": ["b"]}}, "pod dnsConfig", {"searches": ["b"]}),
+    ({"gateway": {"image": {"repository": "r:5/g", "tag": "1", "digest": DIGEST}}}, "gateway image", f"r:5/g@{DIGEST}"),
+    *(
+        ({"gateway": {probe: {"failureThreshold": 99}}}, f"gateway {probe} failureThreshold", 99)
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    ),
+    ({"triton": {"livenessProbe": {"timeoutSeconds": 20}}}, "triton livenessProbe timeoutSeconds", 20),
+    ({"triton": {"startupSeconds": 10}}, "triton startupProbe failureThreshold", 5),
+    ({"triton": {"startupSeconds": 601}}, "triton startupProbe failureThreshold", 301),
+    *(({"service": INTERNAL}, f"Service spec {key}", value) for key, value in INTERNAL.items()),
+    (OF_ALL, "Service metadata annotations", {"a": "own", "b": "all"}),
+    ({"replicaCount": 4}, "Deployment spec replicas", 4),
+    ({"revisionHistoryLimit": 2}, "Deployment spec revisionHistoryLimit", 2),
+    ({}, "PodDisruptionBudget spec maxUnavailable", 1),
+    ({}, "PodDisruptionBudget spec unhealthyPodEvictionPolicy", "AlwaysAllow"),
+    ({"podDisruptionBudget": {"maxUnavailable": "25%"}}, "PodDisruptionBudget spec maxUnavailable", "25%"),
+    *(
+        ({"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}}, f"PodDisruptionBudget spec {key}", value)
+        for number in (2, "50%")
+        for key, value in (("minAvailable", number), ("maxUnavailable", None))
+    ),
+    ({}, "Deployment spec strategy", {"type": "Recreate"}),
+    ({"strategy": OWN_STRATEGY}, "Deployment spec strategy", OWN_STRATEGY),
+    *(
+        (values, "Deployment spec strategy rollingUpdate", {"maxSurge": 0, "maxUnavailable": 1})
+        for values in ({"replicaCount": 2}, {"autoscaling": {"enabled": True}})
+    ),
+    *(
+        ({"triton": triton}, "Deployment spec strategy rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
+        for triton in ({"gpus": 0}, EXTERNAL)
+    ),
+    ({}, "pod runtimeClassName", None),
+    ({"triton": {"runtimeClassName": "nvidia"}}, "pod runtimeClassName", "nvidia"),
+    ({"triton": {"gpus": 2}}, "triton resources limits nvidia.com/gpu", 2),
+    (
+        {"triton": {"resources": {"limits": {"memory": "9Gi"}}}},
+        "triton resources limits",
+        {"memory": "9Gi", "nvidia.com/gpu": 1},
+    ),
+    ({"triton": {"resources": None}}, "triton resources", {"limits": {"nvidia.com/gpu": 1}}),
+    *(
+        (
+            {"triton": {"gpuResource": resource}},
+            "pod tolerations",
+            [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}],
+        )
+        for resource, taint in (
+            ("nvidia.com/gpu", "nvidia.com/gpu"),
+            ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
+            ("nvidia.com/gpu.shared", "nvidia.com/gpu"),
+            ("amd.com/gpu", "amd.com/gpu"),
+        )
+    ),
+    ({"triton": {"gpuResource": "amd.com/gpu"}}, "triton resources limits amd.com/gpu", 1),
+    *(
+        ({"gateway": {"workers": workers, "resources": None}}, "gateway resources", resources)
+        for workers, resources in (
+            (1, {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}),
+            (4, {"requests": {"cpu": "4", "memory": "768Mi"}, "limits": {"memory": "1024Mi"}}),
+        )
+    ),
+    (
+        {"gateway": {"workers": 2, "resources": OWN_RESOURCES}},
+        "gateway resources",
+        {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi", "cpu": 1}},
+    ),
+    (
+        {"triton": {"models": CLAIM}},
+        "pod volumes models persistentVolumeClaim",
+        {"claimName": "models", "readOnly": True},
+    ),
+    (
+        {"triton": {"models": CLAIM}},
+        "triton volumeMounts models",
+        {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"},
+    ),
+    ({"triton": {"models": BUCKET}}, "triton args --model-repository", "s3://bucket"),
+    ({"triton": {"models": BUCKET}}, "triton envFrom", [{"secretRef": {"name": "bucket"}}]),
+    (
+        {"triton": {"models": MODELS_IMAGE}},
+        "pod volumes models image",
+        {"reference": "models:1", "pullPolicy": "IfNotPresent"},
+    ),
+    ({}, "triton args --grpc-max-response-pool-size", None),
+    ({"triton": {"maxQueuedResponses": 64}}, "triton args --grpc-max-response-pool-size", "64"),
+    (
+        {"autoscaling": {"enabled": True, "behavior": BEHAVIOR}},
+        "HorizontalPodAutoscaler spec behavior",
+        BEHAVIOR,
+    ),
+    *(
+        ({"autoscaling": KEDA, "podMonitor": {"enabled": True}}, f"ScaledObject spec {place}", expected)
+        for place, expected in (
+            ("advanced horizontalPodAutoscalerConfig behavior", BEHAVIOR),
+            ("triggers 0 authenticationRef", {"name": "prometheus"}),
+            ("triggers 0 metadata authModes", "tls,basic"),
+        )
+    ),
+    (
+        {"extraObjects": [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}]},
+        "Secret metadata name",
+        "demo-own",
+    ),
+]
+"""Values, a place in the release, and what it has then: None if it has nothing."""
+
+
+def at(documents: list[Document], place: str) -> Any:
+    """Returns what the place has. It begins with a kind of object, ``pod``, or the name of a container."""
+    start, *path = place.split()
+    starts = {"pod": pod_spec, "gateway": gateway_container, "triton": triton_container}
+    found: Any = starts[start](documents) if start in starts else the(documents, start)
+    for key in path:
+        if isinstance(found, dict):
+            found = found.get(key)
+        elif key.isdigit():
+            found = found[int(key)]
+        elif key.startswith("--"):
+            found = next((each.partition("=")[2] for each in found if each.partition("=")[0] == key), None)
+        else:
+            found = next((each for each in found if each["name"] == key), None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "place", "expected"), PLACES, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_a_value_reaches_its_place(values: Document, place: str, expected: Any) -> None:
+    assert at(render(values, kubernetes="1.36"), place) == expected
 
 
 def test_extra_init_containers_run_before_triton() -> None:
@@ -35,27 +192,6 @@ def test_extra_init_containers_run_before_triton() -> None:
     assert names == ["fetch", "check", "triton"]
     external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
     assert pod_spec(render({"extraInitContainers": [own], "triton": external}))["initContainers"] == [own]
-
-
-@pytest.mark.parametrize("container", ["gateway", "triton"])
-def test_env_from_adds_sources_of_variables(container: str) -> None:
-    source = [{"configMapRef": {"name": "more"}}]
-    documents = render({container: {"envFrom": source}})
-    read = {"gateway": gateway_container, "triton": triton_container}[container]
-    assert read(documents)["envFrom"] == source
-
-
-def test_env_from_keeps_the_secret_of_the_bucket() -> None:
-    source = {"configMapRef": {"name": "more"}}
-    models = {"source": "objectStore", "objectStore": {"url": "s3://bucket", "secretName": "bucket"}}
-    triton = triton_container(render({"triton": {"envFrom": [source], "models": models}}))
-    assert triton["envFrom"] == [{"secretRef": {"name": "bucket"}}, source]
-
-
-def test_pull_secrets_are_names_or_objects() -> None:
-    documents = render({"imagePullSecrets": ["one", {"name": "two"}]})
-    assert pod_spec(documents)["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
-    assert the(documents, "Pod")["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
 
 
 @pytest.mark.parametrize(
@@ -73,43 +209,6 @@ def test_the_global_registry_is_for_images_without_one(repository: str, image: s
     assert gateway_container(documents)["image"] == image
     assert the(documents, "Pod")["spec"]["containers"][0]["image"] == image
     assert triton_container(documents)["image"] == "mirror.example.com:5000/team/triton-gateway-models:0.1.0"
-
-
-@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
-def test_each_setting_of_the_gateways_probes_can_be_changed(probe: str) -> None:
-    usual = gateway_container(render())[probe]
-    changed = gateway_container(render({"gateway": {probe: {"failureThreshold": 99}}}))[probe]
-    assert changed == usual | {"failureThreshold": 99}
-
-
-def test_each_setting_of_tritons_probe_can_be_changed() -> None:
-    usual = triton_container(render())["livenessProbe"]
-    changed = triton_container(render({"triton": {"livenessProbe": {"timeoutSeconds": 20}}}))["livenessProbe"]
-    assert changed == usual | {"timeoutSeconds": 20}
-
-
-def test_the_service_can_be_a_restricted_load_balancer() -> None:
-    service = {
-        "type": "LoadBalancer",
-        "loadBalancerClass": "example.com/internal",
-        "loadBalancerSourceRanges": ["10.0.0.0/8"],
-        "externalTrafficPolicy": "Local",
-    }
-    assert service.items() <= the(render({"service": service}), "Service")["spec"].items()
-
-
-def test_replicas_history_and_disruption_budget_can_be_set() -> None:
-    values = {"replicaCount": 4, "revisionHistoryLimit": 2, "podDisruptionBudget": {"maxUnavailable": "25%"}}
-    documents = render(values)
-    spec = the(documents, "Deployment")["spec"]
-    assert (spec["replicas"], spec["revisionHistoryLimit"]) == (4, 2)
-    assert the(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "25%"
-
-
-def test_extra_objects_are_part_of_the_release() -> None:
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}
-    (found,) = of_kind(render({"extraObjects": [secret]}), "Secret")
-    assert found["metadata"]["name"] == "demo-own"
 
 
 EVERYTHING = {
@@ -139,18 +238,6 @@ def test_every_object_has_the_common_labels_and_annotations(monitor: str) -> Non
         assert new == old
 
 
-def test_an_objects_own_annotation_wins() -> None:
-    values = {"commonAnnotations": {"a": "all", "b": "all"}, "service": {"annotations": {"a": "own"}}}
-    assert the(render(values), "Service")["metadata"]["annotations"] == {"a": "own", "b": "all"}
-
-
-def test_extra_containers_run_beside_the_gateway() -> None:
-    own = {"name": "forward", "image": "forward:1"}
-    containers = pod_spec(render({"extraContainers": [own]}))["containers"]
-    assert [each["name"] for each in containers] == ["gateway", "forward"]
-    assert containers[1] == own
-
-
 def test_the_sleep_of_a_hook_is_part_of_the_grace_period() -> None:
     usual = pod_spec(render())["terminationGracePeriodSeconds"]
     lifecycle = {"preStop": {"sleep": {"seconds": 25}}}
@@ -162,45 +249,12 @@ def test_the_sleep_of_a_hook_is_part_of_the_grace_period() -> None:
     assert pod_spec(render({"gateway": {"lifecycle": command}}))["terminationGracePeriodSeconds"] == usual
 
 
-def test_names_and_hosts_of_the_pod_can_be_set() -> None:
-    aliases = [{"ip": "10.0.0.1", "hostnames": ["a"]}]
-    pod = pod_spec(render({"hostAliases": aliases, "dnsConfig": {"searches": ["b"]}}))
-    assert (pod["hostAliases"], pod["dnsConfig"]) == (aliases, {"searches": ["b"]})
-
-
 def test_a_pod_must_stay_ready_before_the_rollout_goes_on() -> None:
     usual = the(render(), "Deployment")["spec"]
     spec = the(render({"minReadySeconds": 30}), "Deployment")["spec"]
     assert "minReadySeconds" not in usual
     assert spec["minReadySeconds"] == 30
     assert spec["progressDeadlineSeconds"] == usual["progressDeadlineSeconds"] + 30
-
-
-def test_the_size_of_the_gateways_tmp_can_be_set() -> None:
-    volumes = pod_spec(render({"gateway": {"tmpSize": "2Gi"}}))["volumes"]
-    assert {"name": "gateway-tmp", "emptyDir": {"sizeLimit": "2Gi"}} in volumes
-
-
-@pytest.mark.parametrize("engine", ["hpa", "keda"])
-def test_a_custom_behavior_replaces_the_autoscalers(engine: str) -> None:
-    behavior = {"scaleDown": {"stabilizationWindowSeconds": 60}}
-    scaling = {"enabled": True, "engine": engine, "prometheusUrl": "http://p", "behavior": behavior}
-    documents = render({"autoscaling": scaling, "podMonitor": {"enabled": True}})
-    if engine == "hpa":
-        assert the(documents, "HorizontalPodAutoscaler")["spec"]["behavior"] == behavior
-    else:
-        advanced = the(documents, "ScaledObject")["spec"]["advanced"]
-        assert advanced["horizontalPodAutoscalerConfig"]["behavior"] == behavior
-
-
-def test_keda_can_authenticate_at_prometheus() -> None:
-    scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "https://p", "authModes": "tls,basic"}
-    scaling["authenticationRef"] = {"name": "prometheus"}
-    (trigger,) = the(render({"autoscaling": scaling, "podMonitor": {"enabled": True}}), "ScaledObject")["spec"][
-        "triggers"
-    ]
-    assert trigger["authenticationRef"] == {"name": "prometheus"}
-    assert trigger["metadata"]["authModes"] == "tls,basic"
 
 
 @pytest.mark.parametrize(
@@ -228,11 +282,6 @@ def test_the_gateway_listens_on_the_families_of_its_service(policy: str, host: s
     assert read_settings(environment_of(gateway_container(documents)), {}).host == host
 
 
-def test_the_service_can_prefer_close_pods() -> None:
-    values = {"service": {"trafficDistribution": "PreferSameNode"}}
-    assert the(render(values), "Service")["spec"]["trafficDistribution"] == "PreferSameNode"
-
-
 def test_triton_uses_the_resource_claims_of_the_pod() -> None:
     """A pod with claims is replaced like a pod with GPUs: a second pod may find no free device."""
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
@@ -242,21 +291,6 @@ def test_triton_uses_the_resource_claims_of_the_pod() -> None:
     assert "claims" not in gateway_container(documents)["resources"]
     assert the(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert "nvidia.com/gpu" not in triton_container(documents)["resources"]["limits"]
-
-
-@pytest.mark.parametrize(
-    ("resource", "taint"),
-    [
-        ("nvidia.com/gpu", "nvidia.com/gpu"),
-        ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
-        ("nvidia.com/gpu.shared", "nvidia.com/gpu"),
-        ("amd.com/gpu", "amd.com/gpu"),
-    ],
-)
-def test_a_pod_tolerates_the_taint_of_gpu_nodes(resource: str, taint: str) -> None:
-    documents = render({"triton": {"gpuResource": resource}})
-    assert pod_spec(documents)["tolerations"] == [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}]
-    assert triton_container(documents)["resources"]["limits"][resource] == 1
 
 
 def test_the_check_has_the_program_and_the_files_of_the_gateway() -> None:

@@ -17,10 +17,6 @@ from tests.helm.rendering import (
 )
 
 
-def strategy(values: Document) -> Document:
-    return dict(the(render(values), "Deployment")["spec"]["strategy"])
-
-
 def volume(documents: list[Document], name: str) -> Document:
     (found,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == name)
     return dict(found)
@@ -38,22 +34,10 @@ def test_only_the_metrics_of_triton_leave_loopback() -> None:
     assert [port["containerPort"] for port in triton_container(render())["ports"]] == [8002]
 
 
-@pytest.mark.parametrize(("seconds", "tries"), [(10, 5), (601, 301)])
-def test_startup_seconds_sets_the_startup_probe(seconds: int, tries: int) -> None:
-    probe = triton_container(render({"triton": {"startupSeconds": seconds}}))["startupProbe"]
-    assert probe["failureThreshold"] == tries
-    assert probe["periodSeconds"] * tries >= seconds
-
-
 def test_only_the_gateway_has_a_readiness_probe() -> None:
     documents = render()
     assert "readinessProbe" not in triton_container(documents)
     assert gateway_container(documents)["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-
-
-def test_shm_size_sets_the_size_of_dev_shm() -> None:
-    documents = render({"triton": {"shmSize": "3Gi"}})
-    assert volume(documents, "shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
 
 
 class TestLargeTensors:
@@ -105,63 +89,9 @@ class TestLargeTensors:
         assert ("--allow-client-shm=true" in arguments) is is_given
 
 
-@pytest.mark.parametrize(("values", "given"), [({}, []), ({"maxQueuedResponses": 64}, ["64"])], ids=str)
-def test_the_responses_of_a_slow_reader_are_limited_on_request(values: Document, given: list[str]) -> None:
-    option = "--grpc-max-response-pool-size="
-    arguments = triton_container(render({"triton": values}))["args"]
-    assert [each.removeprefix(option) for each in arguments if each.startswith(option)] == given
-
-
-def test_the_only_gpu_pod_is_recreated() -> None:
-    assert strategy({}) == {"type": "Recreate"}
-
-
-@pytest.mark.parametrize("values", [{"replicaCount": 2}, {"autoscaling": {"enabled": True}}], ids=str)
-def test_several_gpu_pods_roll_without_an_extra_gpu(values: Document) -> None:
-    assert strategy(values)["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-
-
-@pytest.mark.parametrize(
-    "values", [{"triton": {"gpus": 0}}, {"triton": {"enabled": False, "external": {"grpcUrl": "a:1"}}}], ids=str
-)
-def test_pods_without_gpus_roll_without_a_gap(values: Document) -> None:
-    assert strategy(values)["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-
-
-def test_a_custom_strategy_overrides_the_default() -> None:
-    own = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
-    assert strategy({"strategy": own}) == own
-
-
-def test_a_gpu_pod_requests_gpus_and_tolerates_their_taint() -> None:
-    documents = render({"triton": {"gpus": 2, "runtimeClassName": "nvidia"}})
-    assert triton_container(documents)["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert pod_spec(documents)["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    ]
-    assert pod_spec(documents)["runtimeClassName"] == "nvidia"
-
-
-def test_there_is_no_runtime_class_by_default() -> None:
-    assert "runtimeClassName" not in pod_spec(render())
-
-
 def test_zero_gpus_removes_everything_about_gpus() -> None:
     documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia", "entryPoint": ""}})
     assert "nvidia" not in str(pod_spec(documents))
-
-
-def test_gpus_are_added_to_other_limits() -> None:
-    limits = triton_container(render({"triton": {"resources": {"limits": {"memory": "9Gi", "cpu": 3}}}}))["resources"][
-        "limits"
-    ]
-    assert limits == {"memory": "9Gi", "cpu": 3, "nvidia.com/gpu": 1}
-
-
-def test_resources_may_be_null() -> None:
-    documents = render({"triton": {"resources": None}, "gateway": {"resources": None}})
-    assert triton_container(documents)["resources"] == {"limits": {"nvidia.com/gpu": 1}}
-    assert gateway_container(documents)["resources"] == gateway_container(render())["resources"]
 
 
 def test_a_misspelled_strategy_is_rejected() -> None:
@@ -169,46 +99,10 @@ def test_a_misspelled_strategy_is_rejected() -> None:
         render({"strategy": {"type": "Recreat"}})
 
 
-@pytest.mark.parametrize(
-    ("workers", "cpu", "memory", "limit"), [(1, "500m", "256Mi", "512Mi"), (4, "4", "768Mi", "1024Mi")]
-)
-def test_each_worker_requests_a_core_and_memory(workers: int, cpu: str, memory: str, limit: str) -> None:
-    resources = gateway_container(render({"gateway": {"workers": workers}}))["resources"]
-    assert resources == {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}}
-
-
-def test_explicit_resources_override_those_of_the_workers() -> None:
-    own = {"requests": {"cpu": "250m"}, "limits": {"memory": "2Gi", "cpu": 1}}
-    resources = gateway_container(render({"gateway": {"workers": 2, "resources": own}}))["resources"]
-    assert resources == {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi", "cpu": 1}}
-
-
 def test_models_in_the_image_need_no_volume() -> None:
     documents = render()
     assert "--model-repository=/models" in triton_container(documents)["args"]
     assert [each["name"] for each in pod_spec(documents)["volumes"]] == ["gateway-tmp", "shm", "triton-tmp"]
-
-
-def test_models_on_a_claim_are_mounted_read_only() -> None:
-    claim = {"claimName": "models", "subPath": "v3"}
-    documents = render({"triton": {"models": {"source": "persistentVolumeClaim", "persistentVolumeClaim": claim}}})
-    assert volume(documents, "models")["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
-    assert {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"} in triton_container(documents)[
-        "volumeMounts"
-    ]
-
-
-def test_models_in_a_bucket_use_its_credentials() -> None:
-    store = {"url": "s3://bucket/models", "secretName": "bucket"}
-    triton = triton_container(render({"triton": {"models": {"source": "objectStore", "objectStore": store}}}))
-    assert "--model-repository=s3://bucket/models" in triton["args"]
-    assert triton["envFrom"] == [{"secretRef": {"name": "bucket"}}]
-
-
-def test_models_in_another_image_are_an_image_volume() -> None:
-    source = {"source": "containerImage", "containerImage": {"reference": "models:1"}}
-    documents = render({"triton": {"models": source}}, kubernetes="1.36")
-    assert volume(documents, "models")["image"] == {"reference": "models:1", "pullPolicy": "IfNotPresent"}
 
 
 def test_an_external_triton_removes_the_sidecar() -> None:
@@ -220,27 +114,6 @@ def test_an_external_triton_removes_the_sidecar() -> None:
     assert "nvidia" not in str(spec)
     assert [each["name"] for each in spec["volumes"]] == ["gateway-tmp"]
     assert [each["port"] for each in the(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]] == ["admin"]
-
-
-def test_a_digest_replaces_the_tag() -> None:
-    digest = f"sha256:{'0' * 64}"
-    image = {"repository": "registry.example.com:5000/gateway", "tag": "1.0", "digest": digest}
-    assert (
-        gateway_container(render({"gateway": {"image": image}}))["image"]
-        == f"registry.example.com:5000/gateway@{digest}"
-    )
-
-
-def test_the_budget_lets_a_node_drain() -> None:
-    spec = the(render(), "PodDisruptionBudget")["spec"]
-    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
-
-
-@pytest.mark.parametrize("number", [2, "50%"])
-def test_the_budget_keeps_a_number_of_pods(number: int | str) -> None:
-    documents = render({"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}})
-    spec = the(documents, "PodDisruptionBudget")["spec"]
-    assert (spec.get("minAvailable"), spec.get("maxUnavailable")) == (number, None)
 
 
 @pytest.mark.parametrize("number", [3, 4, "67%", "99%"])

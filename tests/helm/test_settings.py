@@ -41,29 +41,53 @@ def test_every_configuration_is_read_by_the_gateway(values: Path, kubernetes: st
     assert not settings.embedded
 
 
-def test_each_value_of_the_gateway_becomes_a_setting() -> None:
-    gateway = {
-        "workers": 3,
-        "timeoutSeconds": 2.5,
-        "maxBodyBytes": 67_108_864,
-        "corsOrigins": ["https://a.example", "https://b.example"],
-        "imageHosts": ["images.example", "http://files.example:9000"],
-        "docs": False,
-        "console": False,
-        "logLevel": "warning",
-        "logFormat": "text",
-        "logTensors": "shapes",
-        "tokenizers": "/tokenizers",
-    }
-    settings = settings_of(render({"gateway": gateway}))
-    assert settings.workers == 3
-    assert settings.timeout_s == 2.5
-    assert settings.max_body_bytes == 67_108_864
-    assert settings.cors_origins == ("https://a.example", "https://b.example")
-    assert settings.image_hosts == ("https://images.example", "http://files.example:9000")
-    assert (settings.docs, settings.console) == (False, False)
-    assert (settings.log_level, settings.log_format, settings.log_tensors) == ("warning", "text", "shapes")
-    assert settings.tokenizers == Path("/tokenizers")
+EXTERNAL = {"grpcUrl": "triton.inference.svc:8001", "metricsUrl": "http://triton.inference.svc:8002/metrics"}
+SEVERAL = "triton-0.triton:8001,triton-1.triton:8001"
+SYSTEM_TLS = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        (
+            {"gateway": {"workers": 3, "timeoutSeconds": 2.5, "maxBodyBytes": 67_108_864}},
+            {"workers": 3, "timeout_s": 2.5, "max_body_bytes": 67_108_864},
+        ),
+        (
+            {"gateway": {"corsOrigins": ["https://a.example", "https://b.example"]}},
+            {"cors_origins": ("https://a.example", "https://b.example")},
+        ),
+        (
+            {"gateway": {"imageHosts": ["images.example", "http://files.example:9000"]}},
+            {"image_hosts": ("https://images.example", "http://files.example:9000")},
+        ),
+        ({"gateway": {"docs": False, "console": False}}, {"docs": False, "console": False}),
+        (
+            {"gateway": {"logLevel": "warning", "logFormat": "text", "logTensors": "shapes"}},
+            {"log_level": "warning", "log_format": "text", "log_tensors": "shapes"},
+        ),
+        ({"gateway": {"tokenizers": "/tokenizers"}}, {"tokenizers": Path("/tokenizers")}),
+        ({}, {"repairs_triton": True}),
+        ({"triton": {"repair": False}}, {"repairs_triton": False}),
+        (
+            {"triton": {"enabled": False, "external": EXTERNAL}},
+            {
+                "repairs_triton": False,
+                "triton_url": EXTERNAL["grpcUrl"],
+                "triton_metrics_url": EXTERNAL["metricsUrl"],
+            },
+        ),
+        ({"triton": {"enabled": False, "external": {"grpcUrl": SEVERAL}}}, {"triton_url": SEVERAL}),
+        (
+            {"triton": {"enabled": False, "external": SYSTEM_TLS}},
+            {"triton_ca": "system", "triton_cert": None, "triton_token_file": None},
+        ),
+    ],
+    ids=str,
+)
+def test_a_value_becomes_a_setting(values: Document, settings: dict[str, Any]) -> None:
+    found = settings_of(render(values))
+    assert {name: getattr(found, name) for name in settings} == settings
 
 
 def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
@@ -72,14 +96,6 @@ def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
     differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
     shutdown = {"shutdown_delay_s", "drain_s"}
     assert differing == {"host", "triton_metrics_url", "triton_repair", "config", "log_format"} | shutdown
-
-
-@pytest.mark.parametrize(
-    ("triton", "repairs"),
-    [({}, True), ({"repair": False}, False), ({"enabled": False, "external": {"grpcUrl": "triton:8001"}}, False)],
-)
-def test_only_a_triton_in_the_pod_is_repaired(triton: dict[str, Any], repairs: bool) -> None:
-    assert settings_of(render({"triton": triton})).repairs_triton is repairs
 
 
 def test_service_links_are_not_settings() -> None:
@@ -143,18 +159,6 @@ def test_the_source_models_needs_no_file() -> None:
     assert gateway_container(documents)["workingDir"] != "/app"
 
 
-def test_an_external_triton_is_called_at_its_address() -> None:
-    external = {"grpcUrl": "triton.inference.svc:8001", "metricsUrl": "http://triton.inference.svc:8002/metrics"}
-    settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
-    assert settings.triton_url == external["grpcUrl"]
-    assert settings.triton_metrics_url == external["metricsUrl"]
-
-
-def test_several_external_tritons_are_called() -> None:
-    external = {"grpcUrl": "triton-0.triton:8001,triton-1.triton:8001"}
-    assert settings_of(render({"triton": {"enabled": False, "external": external}})).triton_url == external["grpcUrl"]
-
-
 def test_both_containers_get_the_key_of_signed_early_exits() -> None:
     documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
@@ -211,12 +215,6 @@ def test_tls_and_token_to_an_external_triton() -> None:
         ("tokens", "triton"),
     ]
     assert len(files) == 4
-
-
-def test_tls_without_a_secret_uses_the_system_authorities() -> None:
-    external = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
-    settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
-    assert (settings.triton_ca, settings.triton_cert, settings.triton_token_file) == ("system", None, None)
 
 
 def test_only_the_gateway_gets_the_redis_secret() -> None:

@@ -101,13 +101,6 @@ def browser(chromium: Chrome) -> Chrome:
     return chromium
 
 
-@pytest.fixture(scope="session")
-def artifacts(pytestconfig: pytest.Config) -> Path:
-    folder = pytestconfig.rootpath / "artifacts"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePage]:
     """``console("write")`` opens a pipeline. ``at`` is another address of the gateway."""

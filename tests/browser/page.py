@@ -1,7 +1,5 @@
 """The console, operated like a user does."""
 
-from pathlib import Path
-
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -84,8 +82,3 @@ class ConsolePage:
 
     def figure(self, name: str) -> str:
         return self.one(f"[data-figure={name}]").text
-
-    def keep(self, path: Path) -> None:
-        """Saves a screenshot of the page."""
-        self.browser.execute_script("scrollTo(0, 0)")
-        self.browser.save_screenshot(str(path))

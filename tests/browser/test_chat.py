@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 
@@ -26,7 +25,7 @@ def say(page: ConsolePage, text: str) -> None:
 
 
 def test_a_chat_streams_its_answer_with_figures(
-    console: Console, client: httpx.Client, axe: Callable[[], list[list[str]]], artifacts: Path
+    console: Console, client: httpx.Client, axe: Callable[[], list[list[str]]]
 ) -> None:
     page = open_chat(console, "write")
     for name, value in (("max_tokens", "12"), ("temperature", "0")):
@@ -38,7 +37,6 @@ def test_a_chat_streams_its_answer_with_figures(
     assert "first token after" in page.texts("[data-figures]")[0]
     say(page, "And a set?")
     page.wait_for(".message:nth-child(4)[data-state=length]")
-    page.keep(artifacts / "console-chat.png")
     texts = [page.one(f".message:nth-child({n}) .text").get_property("textContent") for n in (1, 2, 3, 4)]
     messages = [{"role": ["user", "assistant"][n % 2], "content": text} for n, text in enumerate(texts)]
     body = {"model": "write", "messages": messages[:3], "max_tokens": 12, "temperature": 0}

@@ -62,7 +62,7 @@ def drawn_height_by_width(page: ConsolePage) -> float:
     return float(height) / float(width)
 
 
-def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console, artifacts: Path) -> None:
+def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console) -> None:
     page = console("ocr")
     drop(page, "sign.png")
     page.wait_for(".took")
@@ -72,27 +72,14 @@ def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console, artifacts:
     assert image["x"] < box["x"]
     assert image["y"] < box["y"] < image["y"] + image["height"] / 3
     assert image["height"] / image["width"] == pytest.approx(drawn_height_by_width(page), rel=0.01)
-    page.keep(artifacts / "console-ocr.png")
 
 
-def test_an_early_exit_is_shown_as_an_answer(console: Console, artifacts: Path) -> None:
-    page = console("ocr")
-    drop(page, "blank.png")
-    page.wait_for(".notice.exit", "Early exit: no_text")
-    assert page.texts(".problem") == []
-    assert page.texts(".output .empty") == ["empty"] * 3
-    page.keep(artifacts / "console-early-exit.png")
-
-
-def test_write_streams_with_its_figures_and_a_histogram(
-    console: Console, client: httpx.Client, artifacts: Path
-) -> None:
+def test_write_streams_with_its_figures_and_a_histogram(console: Console, client: httpx.Client) -> None:
     page = console("write")
     assert page.one("[name=prompt]").get_property("value") == "The for statement"
     page.fill("max_tokens", "128")
     page.click("#stream")
     page.wait_for_outputs(20)
-    page.keep(artifacts / "console-write.png")
     page.wait_for_state("done")
     body = {"prompt": "The for statement", "max_tokens": 128, "seed": 7}
     assert page.written == client.post("/v1/pipelines/write", json=body).json()["text"]
@@ -101,7 +88,6 @@ def test_write_streams_with_its_figures_and_a_histogram(
     assert page.figure("first-output").endswith(" ms")
     page.wait_for(".token-times h3", "median")
     assert len(page.browser.find_elements(By.CSS_SELECTOR, ".token-times rect")) > 1
-    page.keep(artifacts / "console-histogram.png")
 
 
 def test_the_keyboard_is_enough(console: Console) -> None:
@@ -183,9 +169,7 @@ def streamed(page: ConsolePage, outputs: int) -> str:
     return "".join(texts)
 
 
-def test_a_lost_network_causes_no_gap_and_no_duplicate(
-    console: Console, gateway: GatewayProcess, artifacts: Path
-) -> None:
+def test_a_lost_network_causes_no_gap_and_no_duplicate(console: Console, gateway: GatewayProcess) -> None:
     started = gateway.metric("requests_total", pipeline="scripted_patient", transport="stream")
     with network_to(urlsplit(gateway.url).port or 0) as network:
         page = console("scripted_patient", at=network.url)
@@ -194,7 +178,6 @@ def test_a_lost_network_causes_no_gap_and_no_duplicate(
             page.wait_for_outputs(outputs)
             network.cut()
             page.wait_for_state("lost")
-            page.keep(artifacts / "console-lost.png")
             network.restore()
             page.wait_for_state("live")
         page.wait_for_state("done")
@@ -238,7 +221,7 @@ def test_the_graph_shows_every_step(console: Console) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "write", "insights"])
-def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipeline: str, artifacts: Path) -> None:
+def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipeline: str) -> None:
     page = console(pipeline)
     page.wait_for(".graph .node")
     screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
@@ -247,7 +230,6 @@ def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipel
         page.wait_for(".panels + .graph .node")
         width = page.browser.execute_script("return document.documentElement.scrollWidth")
         small = page.browser.execute_script(SMALL_TARGETS)
-        page.keep(artifacts / f"console-phone-{pipeline}.png")
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert width <= 390
@@ -259,11 +241,10 @@ def test_a_change_of_width_before_the_first_effect_is_seen(browser: Chrome, gate
     assert browser.execute_async_script(NARROWED) == ["wide", "narrow"]
 
 
-def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None], artifacts: Path) -> None:
+def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None]) -> None:
     page = console("insights")
     prefer("dark")
     page.click("#run")
     page.wait_for(".took")
-    page.keep(artifacts / "console-dark.png")
     assert page.one("body").value_of_css_property("background-color") == "rgba(15, 21, 20, 1)"
     assert page.texts("[data-output=topic] .text") == ["sport"]

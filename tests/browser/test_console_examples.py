@@ -42,18 +42,19 @@ def pressed(page: ConsolePage) -> list[str]:
     return page.texts(".gallery [aria-pressed=true]")
 
 
-def test_the_gallery_shows_each_image_and_fills_the_form(console: Console, artifacts: Path) -> None:
+def test_the_gallery_shows_each_image_and_fills_the_form(console: Console) -> None:
     page = console("ocr")
     page.wait_for(".gallery button:last-child:enabled")
     assert page.texts(".gallery button") == ["sample", "blank", "scribble"]
     sources = [each.get_attribute("src") for each in page.browser.find_elements(By.CSS_SELECTOR, ".gallery img")]
     assert len(set(sources)) == 3
     assert pressed(page) == ["sample"]
-    page.keep(artifacts / "console-gallery.png")
     choose(page, "blank")
     assert page.texts(".took") == []
     page.click("#run")
     page.wait_for(".notice.exit", "Early exit: no_text")
+    assert page.texts(".problem") == []
+    assert page.texts(".output .empty") == ["empty"] * 3
     page.browser.find_element(By.XPATH, "//button[.='Reset']").click()
     page.wait_for(".drop", "samples/sign.png")
     assert pressed(page) == ["sample"]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
@@ -51,8 +50,8 @@ def test_contrast_is_sufficient_and_no_control_is_nested(
     assert axe("color-contrast") == []
 
 
-def test_the_page_follows_the_dark_scheme(docs: Chrome, prefer: Callable[[str], None], artifacts: Path) -> None:
-    check_schemes(docs, prefer, ".swagger-ui", artifacts / "docs")
+def test_the_page_follows_the_dark_scheme(docs: Chrome, prefer: Callable[[str], None]) -> None:
+    check_schemes(docs, prefer, ".swagger-ui")
 
 
 @pytest.mark.parametrize("pipeline", ["write", "ocr"])
@@ -79,21 +78,20 @@ def test_pipelines_come_first_and_there_is_a_way_back(docs: Chrome, gateway: Gat
 
 
 def test_the_error_pages_follow_the_dark_scheme(
-    browser: Chrome, prefer: Callable[[str], None], gateway: GatewayProcess, artifacts: Path
+    browser: Chrome, prefer: Callable[[str], None], gateway: GatewayProcess
 ) -> None:
     for path in ("/docs/errors", "/docs/errors/invalid_input"):
         browser.get(f"{gateway.url}{path}")
         assert browser.find_elements(By.CSS_SELECTOR, "main h1")
         assert path != "/docs/errors" or browser.find_elements(By.LINK_TEXT, "invalid_input")
-        check_schemes(browser, prefer, "body", artifacts / path.strip("/").replace("/", "-"))
+        check_schemes(browser, prefer, "body")
 
 
-def check_schemes(browser: Chrome, prefer: Callable[[str], None], selector: str, file: Path) -> None:
+def check_schemes(browser: Chrome, prefer: Callable[[str], None], selector: str) -> None:
     """The page has the colours of both schemes, and nothing in its log: its policy refuses none of its parts."""
     for scheme, colour in (("light", LIGHT), ("dark", DARK)):
         prefer(scheme)
         WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: background(browser, selector) == colour)
-        browser.save_screenshot(f"{file}-{scheme}.png")
     assert [line for line in browser.get_log("browser") if DEEP_LINK not in line["message"]] == []
 
 

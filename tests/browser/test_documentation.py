@@ -1,7 +1,6 @@
 """The documentation site in a real browser."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
@@ -25,7 +24,7 @@ def site(require: Require) -> Iterator[str]:
         yield origin
 
 
-def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: Path) -> None:
+def test_the_search_finds_text_of_a_page(browser: Chrome, site: str) -> None:
     browser.get(f"{site}/docs/index.html")
     browser.find_element(By.CSS_SELECTOR, "button.md-search__button").click()
     field = "return document.activeElement?.shadowRoot?.activeElement ?? document.activeElement"
@@ -38,18 +37,14 @@ def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: 
     WebDriverWait(browser, WAIT_S).until(
         lambda _: any("?" in link or "slow" in link for link in browser.execute_script(links))
     )
-    browser.save_screenshot(str(artifacts / "documentation-search.png"))
     assert [name for name in browser.execute_script(LOADED) if not name.startswith(site)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_a_phone_and_loads_no_external_files(
-    page: str, browser: Chrome, site: str, artifacts: Path
-) -> None:
+def test_a_page_fits_a_phone_and_loads_no_external_files(page: str, browser: Chrome, site: str) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     try:
         browser.get(f"{site}/{page}.html")
-        browser.save_screenshot(str(artifacts / f"documentation-phone-{page.replace('/', '-')}.png"))
         assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"]
         loaded = browser.execute_script(LOADED)
         assert loaded

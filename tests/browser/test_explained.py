@@ -108,7 +108,7 @@ def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained
 
 @pytest.mark.full
 def test_the_spans_of_triton_are_on_the_graph_and_in_the_waterfall(
-    browser: Chrome, models_venv: Path, tmp_path: Path, pytestconfig: pytest.Config, artifacts: Path
+    browser: Chrome, models_venv: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     root = pytestconfig.rootpath
     settings = {
@@ -131,7 +131,6 @@ def test_the_spans_of_triton_are_on_the_graph_and_in_the_waterfall(
             shown = runs.explained(explanation, graph)["spans"]
             steps = [span["name"] for span in shown if span["kind"] == "step"]
             assert set(page.texts(".node.step[data-state=ok] > rect + text")) == set(steps)
-            page.keep(artifacts / f"console-explained-{pipeline}.png")
 
 
 def run_explained(page: ConsolePage, url: str, pipeline: str) -> ConsolePage:

@@ -101,16 +101,15 @@ def test_a_step_and_a_link_show_what_they_are_by_keyboard(console: Callable[...,
     assert page.texts(".details tbody tr")[0] == "TEXT BYTES [1] TEXT TEXT"
 
 
-def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage], artifacts: Path) -> None:
+def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage]) -> None:
     page = console("ocr")
     page.wait_for(".node.exit", "no_text")
     line = page.one(".link.exit .line")
     assert (line.get_attribute("data-from"), line.get_attribute("data-to")) == ("step text_gate", "exit no_text")
     assert line.value_of_css_property("stroke-dasharray") != "none"
-    page.keep(artifacts / "console-graph-ocr.png")
 
 
-def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess, artifacts: Path) -> None:
+def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess) -> None:
     steps = ["text_detect", "text_gate", "text_recognize"]
     graph = synthetic(steps, [(before, after, "tensor") for before, after in pairwise(steps)], [])
     for step in graph["steps"]:
@@ -129,7 +128,6 @@ def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess, 
         "text_gate early exit 1.5 ms model text_gate, version 1 start 38.2 ms end 39.7 ms queue 0.20 ms "
         "read input 0.10 ms compute 0.90 ms write output 0.10 ms waiting 0.20 ms share of the request 4 %",
     ]
-    browser.save_screenshot(str(artifacts / "console-waterfall.png"))
 
 
 def test_only_who_may_explain_is_offered_it(console: Callable[..., ConsolePage]) -> None:

@@ -115,7 +115,7 @@ def severe(browser: Chrome) -> list[str]:
     return [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
 
-def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
+def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess) -> None:
     body = {"text": "a match"}
     httpx.post(f"{development.url}/v1/pipelines/insights", json=body).raise_for_status()
     assert page.browser.execute_script(ASKED) == 0, "a hidden tab asks nothing"
@@ -127,23 +127,18 @@ def test_live_numbers_follow_the_requests(page: ConsolePage, development: Gatewa
     page.wait_for(f"{row} canvas")
     assert page.one(f"{row} [role=img]").get_attribute("aria-label").startswith("Requests a second of insights: now ")
     assert page.browser.execute_script(ASKED) > 0
-    page.keep(artifacts / "console-live.png")
     assert severe(page.browser) == []
 
 
-def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
+def test_findings_name_pipeline_and_cause(page: ConsolePage) -> None:
     findings = open_section(page, "check")
     page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
     page.wait_for(f"{findings} li[data-severity=error] .small", "Correct the key in the line")
     page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
-    page.one(".overviews").location_once_scrolled_into_view  # noqa: B018 - scrolls
-    page.browser.save_screenshot(str(artifacts / "console-findings.png"))
     assert severe(page.browser) == []
 
 
-def test_load_sends_what_the_form_has_and_can_be_stopped(
-    page: ConsolePage, development: GatewayProcess, artifacts: Path
-) -> None:
+def test_load_sends_what_the_form_has_and_can_be_stopped(page: ConsolePage, development: GatewayProcess) -> None:
     counted = {"pipeline": "insights", "transport": "unary", "outcome": "ok"}
     before = development.metric("requests_total", **counted)
     load = open_section(page, "load")
@@ -153,8 +148,6 @@ def test_load_sends_what_the_form_has_and_can_be_stopped(
     page.wait_for(f"{load} [role=status]", "30 requests ended. 200: 30")
     page.wait_for(f"{load} figure rect")
     assert development.metric("requests_total", **counted) == before + 30
-    page.one(load).location_once_scrolled_into_view  # noqa: B018 - scrolls
-    page.browser.save_screenshot(str(artifacts / "console-load.png"))
     page.fill("requests", "1000")
     page.click(f"{load} button")
     page.click(f"{load} button[type=button]")

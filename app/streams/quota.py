@@ -46,9 +46,9 @@ class Usage:
     evictable: dict[KeptStream, None] = field(default_factory=dict)
     """The oldest first."""
 
-    def is_over(self, streams: int) -> bool:
-        """Whether both limits leave no room for this number of further streams."""
-        too_large = self.size + streams * STREAM_BYTES > self.limits.max_bytes
+    def is_over(self, streams: int, size: int) -> bool:
+        """Whether a limit leaves no room for this number of further streams and bytes."""
+        too_large = self.size + streams * STREAM_BYTES + size > self.limits.max_bytes
         return too_large or self.streams + streams > self.limits.max_streams
 
 
@@ -94,20 +94,20 @@ class KeepQuota:
         if not self._callers[kept.caller].streams:
             del self._callers[kept.caller]
 
-    def is_over(self, caller: str, streams: int = 0) -> bool:
-        """Whether a limit leaves no room for this number of further streams of the caller."""
-        return self.total.is_over(streams) or self.is_share_used_up(caller, streams)
+    def is_over(self, caller: str, streams: int = 0, size: int = 0) -> bool:
+        """Whether a limit leaves no room for this number of further streams and bytes of the caller."""
+        return self.total.is_over(streams, size) or self.is_share_used_up(caller, streams, size)
 
-    def is_share_used_up(self, caller: str, streams: int = 0) -> bool:
+    def is_share_used_up(self, caller: str, streams: int = 0, size: int = 0) -> bool:
         usage = self._callers.get(caller)
-        return usage is not None and usage.is_over(streams)
+        return usage is not None and usage.is_over(streams, size)
 
-    def victim(self, caller: str, streams: int = 0) -> KeptStream | None:
+    def victim(self, caller: str, streams: int = 0, size: int = 0) -> KeptStream | None:
         """The stream to evict first if :meth:`is_over`; None if no eviction helps.
 
         It is the oldest of this caller if its own share is used up, else the oldest of the caller with the most bytes.
         """
-        if self.is_share_used_up(caller, streams):
+        if self.is_share_used_up(caller, streams, size):
             return next(iter(self._callers[caller].evictable), None)
         others = (each for each in self._callers.values() if each.evictable)
         largest = max(others, key=lambda each: each.size, default=None)

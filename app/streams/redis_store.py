@@ -134,15 +134,17 @@ class RedisStore(StreamStore):
         stream_id = new_stream_id()
         key, resume_ms = keys_of(stream_id).stream, round(resume_s * 1e3)
         known = {"owner": self._owner, "request_id": stream.request_id, "resume_ms": resume_ms, "caller": caller}
+        owned = _Owned(stream_id, caller, resume_s=resume_s, stream=stream)
         async with redis_errors(ANSWER_S), self._connections.requests.pipeline(transaction=True) as pipe:
             await super().require_room(caller)
+            self._quota.add(owned)
             try:
                 await pipe.hset(key, mapping=known).pexpire(key, lifetime_ms(resume_s)).execute()
             except BaseException:
+                self._quota.remove(owned)
                 self._disowned.add(stream_id)  # Redis may have written it, but nothing runs it
                 raise
-        owned = self._streams[stream_id] = _Owned(stream_id, caller, resume_s=resume_s, stream=stream)
-        self._quota.add(owned)
+        self._streams[stream_id] = owned
         task = asyncio.create_task(self._publish_all(owned, stream))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
@@ -222,11 +224,9 @@ class RedisStore(StreamStore):
         while owned.total > MAX_REPLAY_BYTES and len(owned.sizes) > 1 + batch[-1].is_terminal:
             owned.drop_oldest()
         with suppress(RedisError, OSError):
-            self._quota.grow(owned, owned.total - before)
-            while not await self._make_room(owned.caller) and len(owned.sizes) > 1:
-                before = owned.total
+            while not await self._make_room(owned.caller, size=owned.total - before) and len(owned.sizes) > 1:
                 owned.drop_oldest(len(owned.sizes) // 2)
-                self._quota.grow(owned, owned.total - before)
+        self._quota.grow(owned, owned.total - before)
         words = (lifetime_ms(owned.resume_s), owned.sizes[0][0], *(word for event in batch for word in event))
         keys, started = keys_of(owned.id), time.monotonic()
         while True:

@@ -95,10 +95,10 @@ class StreamStore(ABC):
         if not await self._make_room(caller, streams=1):
             raise self._quota.refusal(caller)
 
-    async def _make_room(self, caller: str, streams: int = 0) -> bool:
-        """Evicts streams until these further streams fit. Returns whether they do."""
-        while self._quota.is_over(caller, streams):
-            victim = self._quota.victim(caller, streams)
+    async def _make_room(self, caller: str, streams: int = 0, size: int = 0) -> bool:
+        """Evicts streams until these further streams and bytes fit. Returns whether they do."""
+        while self._quota.is_over(caller, streams, size):
+            victim = self._quota.victim(caller, streams, size)
             if victim is None:
                 return False
             await self._evict(victim)

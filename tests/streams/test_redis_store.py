@@ -366,6 +366,24 @@ async def test_ended_streams_in_redis_stay_within_the_limits(redis: RedisServer)
             assert await client.exists(*(f"triton-gateway:{stream_id}:events" for stream_id in stream_ids)) == 8
 
 
+async def test_many_streams_at_once_never_exceed_the_limits_in_redis(redis: RedisServer) -> None:
+    limits, seen = KeepLimits(max_bytes=100_000, max_streams=12), []
+    async with running(redis, limits=limits) as store:
+
+        async def start_some() -> None:
+            for _ in range(10):
+                _, stream_id = await kept(store, *(token(number) for number in range(20)), FINAL)
+                while stream_id not in store._ended:
+                    seen.append((store.usage.size, store.usage.streams))
+                    await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(8):
+                clients.create_task(start_some())
+    assert max(size for size, _ in seen) <= limits.max_bytes
+    assert max(streams for _, streams in seen) <= limits.max_streams
+
+
 async def test_an_ended_stream_in_redis_that_is_being_read_is_not_evicted(redis: RedisServer) -> None:
     async with running(redis, limits=KeepLimits(max_streams=1)) as here, running(redis) as there:
         stream_id = await ended(here)

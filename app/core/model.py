@@ -197,23 +197,11 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """The contents of a model's version folders. Scripts are parsed and never executed."""
-
-    backend: str
-    """The backend that Triton takes, by the configuration or the model file's name; empty if unknown."""
-    refusals: tuple[Refusal, ...] = ()
-    lacks: tuple[str, ...] = ()
-    """The version folders without the script that the Python backend needs, as paths of that script."""
-    mistakes: tuple[str, ...] = ()
-    """Scripts that cannot be read or parsed: path, line and reason."""
-    sends_errors: bool = False
-    """Whether a script makes a ``TritonError``, or raises in ``execute``."""
-
-
-@dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """``config`` may be incomplete; it is empty for a model whose configuration cannot be read."""
+    """``config`` may be incomplete; it is empty for a model whose configuration cannot be read.
+
+    The members behind ``complaint`` are empty for a model of a running server. Scripts are parsed and never executed.
+    """
 
     folder: str
     config: ModelConfig
@@ -223,8 +211,15 @@ class RepositoryModel:
     """The models that its script calls (BLS), as far as they are declared or can be read."""
     complaint: str = ""
     """Why the configuration cannot be read, with its path; empty if it can."""
-    files: ModelFiles | None = None
-    """None for a model of a running server."""
+    backend: str = ""
+    """The backend that Triton takes, by the configuration or the model file's name; empty if unknown."""
+    refusals: tuple[Refusal, ...] = ()
+    lacks: tuple[str, ...] = ()
+    """The version folders without the script that the Python backend needs, as paths of that script."""
+    mistakes: tuple[str, ...] = ()
+    """Scripts that cannot be read or parsed: path, line and reason."""
+    sends_errors: bool = False
+    """Whether a script makes a ``TritonError``, or raises in ``execute``."""
 
 
 @dataclass(frozen=True, slots=True)

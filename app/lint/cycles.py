@@ -88,7 +88,7 @@ def _reasons_to_fail(
         if spec.rejects_input and ensemble in models_below(spec.model, models):
             reasons |= dict.fromkeys(spec.rejects_input, f"pipeline '{name}' lists it under rejects_input")
     for model in repository:
-        if model.files is not None and model.files.sends_errors:
+        if model.sends_errors:
             reasons[model.folder] = "its script sends errors"
         elif model.config.limits_queue:
             reasons[model.folder] = "its queue policy refuses requests"

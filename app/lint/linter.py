@@ -63,7 +63,7 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
         Wiring.of(model.config, readable)
         for model in ensembles
         # a step's map that lost entries would lead to other findings
-        if model.files is None or all(each.code != "duplicate-key" for each in model.files.refusals)
+        if all(each.code != "duplicate-key" for each in model.refusals)
     ]
     decoupled = decoupled_models(models)
     declared = {} if file is None else file.spec.pipelines
@@ -89,24 +89,22 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
 
 
 def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
-    name, files = model.folder, model.files
-    backend = model.config.backend if files is None else files.backend
+    name, backend = model.folder, model.backend or model.config.backend
     if model.complaint:
         yield Finding("unreadable-config", model.complaint, name)
     elif model.config.name != name:
         text = f"the folder is '{name}' but config.pbtxt has name: '{model.config.name}'"
         yield Finding("folder-name", text, name)
-    if files is not None:
-        for refusal in files.refusals:
-            yield Finding(refusal.code, refusal.text, name, refusal.step)
-    if files is not None and model.versions:
-        if backend and backend not in BACKENDS:
+    for refusal in model.refusals:
+        yield Finding(refusal.code, refusal.text, name, refusal.step)
+    if model.versions:
+        if model.backend and backend not in BACKENDS:
             text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
             yield Finding("unknown-backend", text + nearest(backend, BACKENDS), name)
-        for path in files.lacks:
+        for path in model.lacks:
             text = f"{path} does not exist: the Python backend needs this script in each version"
             yield Finding("missing-script", text, name)
-        yield from (Finding("script-syntax", mistake, name) for mistake in files.mistakes)
+        yield from (Finding("script-syntax", mistake, name) for mistake in model.mistakes)
     if backend == "vllm" and model.config.parameter(HEALTH_CHECK).lower() != "true":
         text = f"a dead engine stays ready in Triton: set the parameter {HEALTH_CHECK} to true"
         yield Finding("no-health-check", text, name)

@@ -137,12 +137,9 @@ class Catalog:
         """Reads the file for the first time. Raises ConfigError."""
         if self.path is not None:
             self._followed = followed_gateway_file(self.path)
-            self.file = self._followed.read_first()
-            specs = self.file.spec.pipelines
-            self.entries = {
-                name: CatalogEntry(served=PipelineVersion(name, spec, self.file)) for name, spec in specs.items()
-            }
-            self._expose(())
+            self._take(self._followed.read_first())
+            for entry in self.entries.values():
+                entry.served, entry.coming = entry.coming, None
 
     def check_known(self) -> None:
         """Raises UpstreamUnavailable if only Triton could tell the pipelines, and it has never answered."""

@@ -146,26 +146,7 @@ class Pipeline(Target):
             values = {**values, **spec.adapters[values[ADAPTER]]}
         tensors = self._input_tensors(values, problems)
         items = 1 if self.batch is None else _items_of(tensors, self.batch.max_items, problems)
-        sent: dict[str, Any] = {}
-        parameters: dict[str, Parameter] = {}
-        objects: dict[str, dict[str, Any]] = {tensor.name: {} for tensor in self.json_tensors}
-        for each in self.sent:
-            value = values.get(each.name, each.spec.default) if each.spec.send is None else each.spec.send
-            if value is None:
-                continue
-            try:
-                sent[each.name] = value = each.checked(value)
-                if each.tensor is not None:
-                    tensors.append(each.tensor_of(value, items))
-                elif each.json_tensor is not None:
-                    each.put(value, objects[each.json_tensor.name])
-                else:
-                    parameters[each.name] = value
-            except ValueError as exc:
-                problems.append(FieldProblem(each.name, str(exc)))
-        for json_tensor in self.json_tensors:
-            array = bytes_array([encoded_json(objects[json_tensor.name])], (1,))
-            tensors.append(repeated(json_tensor, array, items if self.config.max_batch_size else None))
+        sent, parameters = self._add_parameters(values, items, tensors, problems) if self.sent else ({}, {})
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
         request = InferenceRequest(
@@ -181,6 +162,31 @@ class Pipeline(Target):
             return request
         limits = {output: float(sent[name]) for output, name in self.counts.items() if name in sent}
         return request.extended(CountLimits(by_output=limits))
+
+    def _add_parameters(
+        self, values: Mapping[str, Any], items: int, tensors: list[Tensor], problems: list[FieldProblem]
+    ) -> tuple[dict[str, Any], dict[str, Parameter]]:
+        """Adds the tensors of parameters. Returns all checked values, and the parameters of the request, by field."""
+        sent, parameters = dict[str, Any](), dict[str, Parameter]()
+        objects: dict[str, dict[str, Any]] = {tensor.name: {} for tensor in self.json_tensors}
+        for field in self.sent:
+            value = values.get(field.name, field.spec.default) if field.spec.send is None else field.spec.send
+            if value is None:
+                continue
+            try:
+                sent[field.name] = value = field.checked(value)
+                if field.tensor is not None:
+                    tensors.append(field.tensor_of(value, items))
+                elif field.json_tensor is not None:
+                    field.put(value, objects[field.json_tensor.name])
+                else:
+                    parameters[field.name] = value
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+        for tensor in self.json_tensors:
+            array = bytes_array([encoded_json(objects[tensor.name])], (1,))
+            tensors.append(repeated(tensor, array, items if self.config.max_batch_size else None))
+        return sent, parameters
 
     def _input_tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> list[Tensor]:
         tensors: list[Tensor] = []

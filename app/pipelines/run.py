@@ -169,18 +169,24 @@ class WholeAnswer(Collector):
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         super().__init__(pipeline, request)
-        self._pieces: dict[str, list[Any]] = {field.name: [] for field in self._fields}
+        self._values: Values = {}
+        """Of a model that is not decoupled."""
+        self._pieces: dict[str, list[Any]] = {field.name: [] for field in self._fields} if self._decoupled else {}
         """By output, the values that are not None; only the last one if they are not joined."""
 
     def add(self, response: InferenceResponse) -> None:
         """Raises the errors of :meth:`Collector.add`."""
         values = super().add(response)
-        if values is not None:
+        if values is not None and self._decoupled:
             self._take(values)
+        elif values is not None:
+            self._values = values
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`Collector.finish`."""
         ending = super().finish(error)
+        if not self._decoupled:
+            return Ending(ending.early_exit, ending.outputs or (self._values,))
         for rest in ending.outputs:
             self._take(rest)
         return Ending(ending.early_exit, ({field.name: self._joined(field) for field in self._fields},))
@@ -189,17 +195,14 @@ class WholeAnswer(Collector):
         for field in self._fields:
             if (value := values[field.name]) is not None:
                 pieces = self._pieces[field.name]
-                if self._is_last_of(field):
+                if field.join == "last" or field.is_count:
                     pieces.clear()
                 pieces.append(value)
-
-    def _is_last_of(self, field: OutputField) -> bool:
-        return not self._decoupled or field.join == "last" or field.is_count
 
     def _joined(self, field: OutputField) -> Any:
         """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
         pieces = self._pieces[field.name]
-        if self._is_last_of(field) or field.join == "sum":
+        if field.join in ("last", "sum") or field.is_count:
             return functools.reduce(operator.add, pieces) if pieces else field.empty_value
         if field.is_text_run:
             return "".join(pieces)

@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from app.config.document import DocumentError, read_document, read_regular_file
 from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
-from app.core.model import ModelConfig, ModelFiles, RepositoryModel
+from app.core.model import ModelConfig, RepositoryModel
 from app.launcher.launch import ServedRepository
 from app.launcher.machine import RepositoryUnservable
 from app.triton.config import Repeat, model_config_of, parse_config, repeated_keys
@@ -243,18 +243,21 @@ def _read_model(folder: Path) -> RepositoryModel:
         with suppress(FileNotFoundError):
             repeats = repeated_keys(read_regular_file(folder / CONFIG_FILE, MAX_CONFIG_BYTES).decode("utf-8"))
         declared = Declared(message, folder, backend, versions, loaded, completes, repeats)
-        files = ModelFiles(
-            backend,
-            tuple(refusals(declared)),
-            tuple(str(path) for path in missing_scripts(folder, message)),
-            tuple(scripts.mistakes),
-            scripts.sends_errors,
+        return RepositoryModel(
+            folder.name,
+            config,
+            loaded,
+            frozenset(config.bls_calls) | scripts.calls,
+            backend=backend,
+            refusals=tuple(refusals(declared)),
+            lacks=tuple(str(path) for path in missing_scripts(folder, message)),
+            mistakes=tuple(scripts.mistakes),
+            sends_errors=scripts.sends_errors,
         )
     except OSError as exc:
         return RepositoryModel(folder.name, empty, complaint=f"{folder} cannot be read: {exc.strerror}")
     except ValueError as exc:
         return RepositoryModel(folder.name, empty, versions, complaint=str(exc))
-    return RepositoryModel(folder.name, config, loaded, frozenset(config.bls_calls) | scripts.calls, files=files)
 
 
 def _completed(config: ModelConfig, folder: Path) -> ModelConfig:

@@ -13,8 +13,7 @@ from mmap import mmap
 from typing import TypeVar
 
 from app.api.body_thread import BodyThread
-from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.core.errors import ClientClosedRequest, InvalidRequest, PayloadTooLarge, SlowRequest, UnsupportedMediaType
 from app.core.inference import Deadline

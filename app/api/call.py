@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
 from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
-from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
 from app.api.parts import READ_AHEAD, PartRunner
 from app.api.problems import problem_of
@@ -110,7 +109,7 @@ class Inference:
 
         Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
         """
-        deadline, claim = deadline_of(exchange, timeout_s), self.admission_of(target).claim_of(exchange.caller)
+        deadline, claim = exchange.deadline(timeout_s), self.admission_of(target).claim_of(exchange.caller)
         claim.check(deadline)
         return InferenceCall(target, claim, deadline, exchange.record)
 
@@ -135,7 +134,7 @@ class Inference:
             timeout_s = timeout_of(pipeline)
             if timeout_s is None:
                 continue
-            call = self.call(exchange, pipeline, deadline_of(exchange, timeout_s))
+            call = self.call(exchange, pipeline, exchange.deadline(timeout_s))
             if call.claim.admits(call.deadline):
                 return
             refusing.append(call)

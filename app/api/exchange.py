@@ -4,9 +4,11 @@ The entry point of each port: creates a request's record, its span and the heade
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from mmap import mmap
+from types import TracebackType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.server import ServerProtocol
@@ -14,7 +16,8 @@ from websockets.server import ServerProtocol
 from app.admission.keys import ANYONE, Caller, Key
 from app.api.body_memory import ByteBudget
 from app.api.workload import Workload
-from app.core.errors import GatewayError
+from app.core.errors import ClientClosedRequest, GatewayError, InvalidRequest
+from app.core.inference import Deadline
 from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.metrics import Metrics
@@ -40,15 +43,13 @@ class Exchange:
         "cors_headers",
         "is_answering",
         "key",
-        "receive",
         "record",
         "scope",
         "task",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
+    def __init__(self, scope: Scope, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
-        self.receive = receive
         self.connection: HttpConnection = scope["state"]["connection"]
         self.caller: Caller = ANYONE
         self.key: Key | None = None
@@ -91,6 +92,22 @@ class Exchange:
             self.task.uncancel()
         return self._cause
 
+    def deadline(self, timeout_s: float) -> Deadline:
+        """The request's deadline: ``X-Request-Timeout``, at most ``timeout_s``, that of the pipeline.
+
+        Raises InvalidRequest if the header is not a positive number.
+        """
+        text = self._headers.get(b"x-request-timeout")
+        if text is None:
+            return Deadline.after(timeout_s)
+        try:
+            seconds = float(text.decode("latin-1"))
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise InvalidRequest("X-Request-Timeout is not a positive number of seconds.")
+        return Deadline.after(min(seconds, timeout_s))
+
     def hold(self, size: int) -> None:
         """Counts bytes of the body until the exchange ends. Raises TooManyRequests."""
         self._budget.take(size)
@@ -98,7 +115,7 @@ class Exchange:
 
     def memory(self, size: int) -> mmap:
         """Returns memory of at least ``size`` bytes for a large body until the exchange ends. Call it once."""
-        self._memory = self._budget.memory.take(size)
+        self._memory = self._budget.mapping(size)
         return self._memory
 
     def tensor_memory(self, size: int, tensor_at: int) -> memoryview | None:
@@ -168,6 +185,37 @@ class Exchange:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
 
 
+class CancelledOnDisconnect:
+    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no further task.
+
+    The block runs in the task of the request.
+    """
+
+    __slots__ = ("_connection", "_is_lost", "_task")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._connection = exchange.connection
+        self._task = exchange.task
+        self._is_lost = False
+
+    def __enter__(self) -> None:
+        self._connection.on_lost = self._cancel
+        if self._connection.is_lost:
+            self._cancel()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._connection.on_lost = None
+        if self._is_lost and isinstance(exc, asyncio.CancelledError):
+            self._task.uncancel()
+            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
+
+    def _cancel(self) -> None:
+        self._is_lost = True
+        self._task.cancel()
+
+
 class EntryPoint:
     """The outermost ASGI application of a port. ``scope["state"]["exchange"]`` is the request's :class:`Exchange`."""
 
@@ -179,7 +227,7 @@ class EntryPoint:
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._budget)
+        exchange = Exchange(scope, send, self._budget)
         record, span = exchange.record, None
         scope["state"]["exchange"] = exchange
         if self._tracer is not None and record.method == "POST":  # every inference is a POST

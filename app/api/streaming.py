@@ -14,9 +14,8 @@ from sse_starlette.sse import AppStatus
 from starlette.concurrency import iterate_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ROW_BY_ERROR
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable

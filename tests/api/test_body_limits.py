@@ -13,7 +13,7 @@ from app.api.limits import Limits
 from tests.api.conftest import FINAL, READER, WRITER, word
 from tests.pipelines.test_presets import VLLM
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.keys import bearer, entry, write_keys
 
 KIB = 1024
@@ -50,12 +50,7 @@ WRITERS = [replace(WRITER, name=name) for name in ("writer", "large", "small")]
 ADDRESSES = ("/v1/pipelines/{}", "/v1/pipelines/{}/stream", "/v1/streams", "/v1/completions")
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    engine = FakeEngine.of(*WRITERS, READER, answers=[word(b"Hi", 1), FINAL])
-    async with served(engine, tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, *WRITERS, READER, answers=[word(b"Hi", 1), FINAL], limits=LIMITS)
 
 
 def body_of(address: str, pipeline: str, size: int) -> bytes:

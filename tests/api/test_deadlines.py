@@ -1,13 +1,12 @@
 import pytest
 
-from app.api.deadlines import deadline_of
 from app.core.errors import InvalidRequest
 from tests.toolkit.exchange import exchange_with
 
 
 def remaining(asked: str | None, timeout_s: float = 30) -> float:
     headers = [] if asked is None else [("x-request-timeout", asked)]
-    return deadline_of(exchange_with(headers), timeout_s).remaining_s()
+    return exchange_with(headers).deadline(timeout_s).remaining_s()
 
 
 async def test_the_default_is_the_pipelines_deadline() -> None:

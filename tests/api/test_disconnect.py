@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.api.disconnect import CancelledOnDisconnect
+from app.api.exchange import CancelledOnDisconnect
 from app.core.errors import ClientClosedRequest
 from tests.toolkit.exchange import FakeConnection, exchange_with
 

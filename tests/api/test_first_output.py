@@ -1,14 +1,11 @@
 """``stream: {first_output_s}`` allows a long silence before the first output, at every address that streams."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.core.inference import InferenceResponse
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
@@ -30,11 +27,7 @@ WORD = response(tensor("TEXT", "BYTES", [b"hi"]), is_final=False)
 LATE = [0.2, WORD, InferenceResponse({}, is_final=True)]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(WRITER, answers=LATE), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, WRITER, answers=LATE)
 
 
 @pytest.mark.parametrize(

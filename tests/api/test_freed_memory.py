@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.api import body_memory
-from app.api.body_memory import LARGE_BYTES, BodyMemory, ByteBudget, FreedMemory
+from app.api.body_memory import LARGE_BYTES, ByteBudget, FreedMemory
 from app.api.exchange import Exchange
 from app.core.errors import InvalidInput
 from tests.toolkit.exchange import exchange_with
@@ -63,26 +63,26 @@ async def test_a_large_body_is_released_after_its_exchange() -> None:
     assert len(releases.threads) == 1
 
 
-def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
-    memory = BodyMemory()
-    first = memory.take(LARGE_BYTES)
-    memory.give_back(first)
-    assert memory.take(2 * LARGE_BYTES) is not first
-    assert memory.take(LARGE_BYTES) is not first, "memory that was too small is not kept"
-    memory.give_back(first)
-    assert memory.take(LARGE_BYTES - 1) is first, "a larger mapping is used for a pipeline with a smaller limit"
-    assert memory.take(LARGE_BYTES) is not first
+async def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    first = budget.mapping(LARGE_BYTES)
+    budget.give_back(LARGE_BYTES, first)
+    assert budget.mapping(2 * LARGE_BYTES) is not first
+    assert budget.mapping(LARGE_BYTES) is not first, "memory that was too small is not kept"
+    budget.give_back(LARGE_BYTES, first)
+    assert budget.mapping(LARGE_BYTES - 1) is first, "a larger mapping is used for a pipeline with a smaller limit"
+    assert budget.mapping(LARGE_BYTES) is not first
 
 
-def test_memory_with_references_is_not_reused() -> None:
-    memory = BodyMemory()
-    body = memory.take(LARGE_BYTES)
+async def test_memory_with_references_is_not_reused() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    body = budget.mapping(LARGE_BYTES)
     tensor = np.frombuffer(memoryview(body)[:8], np.uint8)
-    memory.give_back(body)
-    assert memory.take(LARGE_BYTES) is not body
+    budget.give_back(LARGE_BYTES, body)
+    assert budget.mapping(LARGE_BYTES) is not body
     del tensor
-    memory.give_back(body)
-    assert memory.take(LARGE_BYTES) is body
+    budget.give_back(LARGE_BYTES, body)
+    assert budget.mapping(LARGE_BYTES) is body
 
 
 async def test_kept_memory_is_released_when_idle() -> None:
@@ -122,7 +122,7 @@ async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collect
         with suppress(InvalidInput):
             rejected(exchange, memoryview(freed() or b""))
         exchange.close()
-        assert budget.memory.take(LARGE_BYTES) is freed(), "the next body uses it"
+        assert budget.mapping(LARGE_BYTES) is freed(), "the next body uses it"
     finally:
         gc.enable()
 

@@ -15,7 +15,7 @@ from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailab
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.models import model, response, tensor
 
@@ -50,11 +50,7 @@ V2 = {"inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": ["x"]
 WORDS = {"prompt": "x"}
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(READER, WRITER, EMBEDDER, FREE), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, READER, WRITER, EMBEDDER, FREE)
 
 
 def running(api: Served) -> dict[str, int]:

@@ -1,14 +1,11 @@
 """A message that ``refusals`` knows is the caller's error in every dialect, before and after the first output."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.core.errors import GatewayError
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, refusal, response, tensor
 
 CONFIG = """
@@ -43,11 +40,7 @@ COMPLETION = {"model": "write", "prompt": "Hi"}
 CHAT = {"model": "write", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(WRITER, EMBEDDER), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, WRITER, EMBEDDER)
 
 
 def failing(message: str) -> GatewayError:

@@ -1,21 +1,11 @@
 """The tokens of language models in the metrics, whatever address the caller uses."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
 
 from tests.api.openai.test_backends import CONFIG, HELLO, VLLM, chat, complete
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture
 
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(VLLM, answers=HELLO), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, VLLM, answers=HELLO)
 
 
 async def tokens(api: Served) -> tuple[float, float, float]:

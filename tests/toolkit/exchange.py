@@ -86,6 +86,6 @@ def exchange_with(
         "state": {"connection": connection or FakeConnection()},
     }
     scope["state"]["connection"].receive = receive
-    exchange = Exchange(scope, receive, send, budget or ByteBudget(1024))
+    exchange = Exchange(scope, send, budget or ByteBudget(1024))
     scope["state"]["exchange"] = exchange
     return exchange

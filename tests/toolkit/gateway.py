@@ -1,11 +1,13 @@
 """A complete gateway in this process over the fake engine, called without a socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from starlette.types import ASGIApp
 
 from app.admission.keys import FollowedKeys
@@ -16,6 +18,7 @@ from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.limits import Limits
 from app.api.sessions.session_layer import Sessions
+from app.core.model import ModelConfig
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
@@ -35,6 +38,19 @@ class Served:
     app: ASGIApp
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
+
+
+def gateway_fixture(config: str, *models: ModelConfig, answers: Sequence[Any] = (), **options: Any) -> Any:
+    """A fixture: a gateway with this gateway.yaml over an engine with scripted answers. ``options``: of ``served``."""
+
+    @pytest.fixture
+    async def gateway(tmp_path: Path) -> AsyncIterator[Served]:
+        path = tmp_path / "gateway.yaml"
+        path.write_text(config)
+        async with served(FakeEngine.of(*models, answers=answers), path, **options) as found:
+            yield found
+
+    return gateway
 
 
 @asynccontextmanager

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from app.api.bodies import off_loop
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Endpoint
 from app.api.error_table import ErrorRow, add_rows
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, Repeats, once_of_all
 from app.api.openapi import Operation, header
 from app.api.request_layer import KeptAnswer, Layer, Once

@@ -17,9 +17,8 @@ from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Answering, Found
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.api.oip.generate import Generated, error_object, generation_of, values_of
 from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer

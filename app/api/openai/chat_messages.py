@@ -8,9 +8,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from app.api.call import InferenceCall
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.openai.members import Labels, Members, required, take
 from app.api.openai.tools import Turn, members_of_turns
 from app.codecs.kinds import bytes_of_base64, check_image

@@ -81,6 +81,8 @@ class Piece(Struct):
     reasoning: list[str] = []
     calls: list[CallPiece] = []
     finish_reason: str | None = None
+    is_read: bool = False
+    """Whether an :class:`AnswerReader` reads the texts, so that there can be calls or reasoning instead."""
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.tokens or self.finish_reason or self.reasoning or self.calls)
@@ -227,7 +229,7 @@ class Choice:
         self._length = 0
         """Of the text that the caller got, and ``_read_length`` of the model's."""
         self._read_length = 0
-        self.piece = Piece()
+        self.piece = Piece(is_read=self._reader is not None)
         self.has_stopped = False
         """Whether a stop text was found."""
         self.finish_reason = "stop"
@@ -257,7 +259,7 @@ class Choice:
         """Returns what was written since the last call."""
         piece = self.piece
         self._length += sum(map(len, piece.texts))
-        self.piece = Piece(self._length)
+        self.piece = Piece(self._length, is_read=self._reader is not None)
         if self._options.schema is not None and self._length <= MAX_ANSWER_CHARACTERS:
             self._checked += piece.texts
         if self._options.reasoning_counter is not None:
@@ -300,9 +302,11 @@ class Choice:
             self._counted.completion = options.counter("".join(self._written))
         if options.reasoning_counter is not None:
             self.reasoning_tokens = options.reasoning_counter("".join(self._reasoning))
-        end = Piece(self._length) if options.stream and rest else rest
-        end.finish_reason = self.finish_reason
-        return [end] if end is rest else [rest, end]
+        if not options.stream:
+            rest.finish_reason = self.finish_reason
+            return [rest]
+        end = Piece(self._length, finish_reason=self.finish_reason)
+        return [rest, end] if rest else [end]
 
     def _write(self, values: Values) -> None:
         """Writes the values of one response."""

@@ -12,10 +12,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from app.api.call import InferenceCall
-from app.api.deadlines import deadline_of
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
 from app.api.openai.openai_errors import openai_names
 from app.api.openai.requests import Door, NamedRequest
@@ -77,7 +75,7 @@ class EmbeddingsRoute(Door[EmbeddingsForm]):
     async def _read(self, exchange: Exchange) -> tuple[InferenceCall, "EmbeddingsBatch", bool]:
         """The result keeps no reference to the body."""
         named = await self.open(exchange)
-        call = self.inference.call(exchange, named.pipeline, deadline_of(exchange, named.pipeline.timeout_s))
+        call = self.inference.call(exchange, named.pipeline, exchange.deadline(named.pipeline.timeout_s))
         batch, is_base64 = await named.read(lambda: batch_of(named), call.deadline)
         call.requests, call.answer = batch.requests, batch
         exchange.forget_body()

@@ -248,12 +248,12 @@ class ChatAnswer(TextAnswer):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def chunk_choice(self, index: int, piece: Piece) -> Values:
-        """The first chunk of a choice has the role, and a text unless it has calls or reasoning."""
+        """The first chunk of a choice has the role, and a text unless it may have calls or reasoning."""
         delta: OpenAIDelta = {}
         if is_first := index not in self._begun:
             delta["role"] = "assistant"
             self._begun.add(index)
-        if piece.texts or (is_first and not piece.calls and not piece.reasoning):
+        if piece.texts or (is_first and not piece.is_read):
             delta["content"] = "".join(piece.texts)
         if piece.calls:
             delta["tool_calls"] = [_delta_of(call) for call in piece.calls]

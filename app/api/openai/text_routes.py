@@ -11,11 +11,9 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from app.api.call import Inference, InferenceCall
-from app.api.deadlines import deadline_of
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.api.openai.chat_messages import Conversation, take_conversation
 from app.api.openai.choices import Choice, TextOptions
@@ -87,9 +85,9 @@ class TextRoute(Door[TextForm]):
             options = self.take_options(named.members, form)
             return options, self.take_conversation(named)
 
-        longest = deadline_of(exchange, pipeline.longest_timeout_s)
+        longest = exchange.deadline(pipeline.longest_timeout_s)
         options, conversation = await named.read(take_first, longest, is_slow=has_schema)
-        deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s if options.stream else pipeline.timeout_s)
+        deadline = exchange.deadline(pipeline.stream_spec().timeout_s if options.stream else pipeline.timeout_s)
         call = self.inference.call(exchange, pipeline, deadline)
         if any(image.address for image in conversation.images):
             assert self.downloads is not None

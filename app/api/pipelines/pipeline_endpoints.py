@@ -16,9 +16,8 @@ from starlette.responses import Response
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.call import Inference, InferenceCall
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
 from app.api.pipelines.reading import check_is_start, read_inference

@@ -7,11 +7,9 @@ from starlette.responses import Response
 
 from app.api.bodies import check_size, off_loop, read_json_of_any
 from app.api.call import Inference
-from app.api.deadlines import deadline_of
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Found
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.api.pipelines.answers import StreamStarted
 from app.api.request_layer import Layer, once_of
@@ -85,7 +83,7 @@ class StreamEndpoints:
         name, inputs = await off_loop(_members_of, body, exchange)
         pipeline = self._inference.admit(exchange, name, "stream")
         check_size(len(body), self._limits.of(pipeline))
-        deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
+        deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
         call = self._inference.call(exchange, pipeline, deadline)
         call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)

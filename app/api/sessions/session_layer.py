@@ -6,10 +6,9 @@ from typing import ClassVar
 from starlette.responses import Response
 
 from app.api.call import Inference
-from app.api.disconnect import CancelledOnDisconnect
 from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.error_table import ErrorRow, add_rows
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
 from app.api.pipelines.reading import check_is_start, read_inference
 from app.api.pipelines.results import exit_headers

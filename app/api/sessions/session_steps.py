@@ -7,9 +7,7 @@ from contextlib import nullcontext
 from msgspec import Struct
 
 from app.api.call import Inference, InferenceCall
-from app.api.deadlines import deadline_of
-from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange
+from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.pipelines.results import body_of_values, rendered
 from app.api.problems import problem_of
 from app.api.sessions.open_sessions import OpenSession
@@ -38,7 +36,7 @@ class StepRequest(Struct):
     async def answer(self, inference: Inference) -> StepAnswer:
         """Runs the step, and returns its whole answer."""
         session, pipeline = self.session, self.session.pipeline
-        deadline = deadline_of(self.exchange, min(pipeline.timeout_s, session.terms.reach_s))
+        deadline = self.exchange.deadline(min(pipeline.timeout_s, session.terms.reach_s))
         request = (await self.read(deadline)).owned()
 
         async def run() -> StepAnswer:
@@ -54,7 +52,7 @@ class StepRequest(Struct):
         """Begins a step whose answer is a stream. Raises InvalidRequest if the pipeline does not stream."""
         session, pipeline = self.session, self.session.pipeline
         timeout_s = pipeline.stream_spec("/v1/sessions/{id}").timeout_s
-        deadline = deadline_of(self.exchange, min(timeout_s, session.terms.reach_s))
+        deadline = self.exchange.deadline(min(timeout_s, session.terms.reach_s))
         request = (await self.read(deadline)).owned()
         call = self._call(request, StepCollector(session, request))
         stream = StepStream(inference, call, deadline)

@@ -6,7 +6,6 @@ import json
 import threading
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, Up
 from app.core.inference import InferenceResponse, RequestedOutput
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import exchange_with
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, response, tensor
 
 ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]", "C FP32 [4]"], name="echo")
@@ -31,12 +30,13 @@ ANSWER = response(tensor("Y", "FP32", [0.5, 2.0]), tensor("T", "BYTES", [b"a", b
 LIMITS = Limits(1024 * 1024, max_bytes_in_flight=4 * 1024 * 1024)
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text("pipelines: {echo: {model: echo, warmup: false}}\noip: {models: [words]}\n")
-    engine = FakeEngine.of(ECHO, WORDS, answers=[ANSWER])
-    async with served(engine, tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
-        yield gateway
+api = gateway_fixture(
+    "pipelines: {echo: {model: echo, warmup: false}}\noip: {models: [words]}\n",
+    ECHO,
+    WORDS,
+    answers=[ANSWER],
+    limits=LIMITS,
+)
 
 
 def x(**changed: Any) -> dict[str, Any]:

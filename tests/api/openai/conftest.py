@@ -1,16 +1,14 @@
 """A gateway whose pipelines declare ``openai:``, over an engine with scripted answers."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from app.core.inference import InferenceResponse
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
@@ -77,11 +75,7 @@ def word(text: bytes, *, prompt_tokens: int | None = None, why: bytes | None = N
 HELLO = [word(b"Hel", prompt_tokens=5), word(b"lo"), word(b" you", why=b"length")]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(WRITER, ECHO, EMBEDDER, answers=HELLO), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, WRITER, ECHO, EMBEDDER, answers=HELLO)
 
 
 @pytest.fixture

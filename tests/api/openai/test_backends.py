@@ -16,7 +16,7 @@ from app.llm.tokenizer import TokenCounter
 from tests.api.openai.conftest import chunks, refusal
 from tests.pipelines.test_presets import LLM_API, VLLM
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import response, tensor
 from tests.toolkit.work import grows_with
 
@@ -48,11 +48,7 @@ def step(
 HELLO = [step(b"Hel"), step(b"lo", reason=b"length", count=2, is_final=True)]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(VLLM, answers=HELLO), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, VLLM, answers=HELLO)
 
 
 async def complete(api: Served, **body: Any) -> httpx.Response:
@@ -179,8 +175,9 @@ class TestLogprobs:
 
     async def test_each_chunk_has_its_own_tokens(self, api: Served) -> None:
         api.engine.answers = [step(b"Hel", logprobs=[TOKEN]), step(b"", logprobs=[], reason=b"stop", is_final=True)]
-        first, *_ = chunks(await chat(api, logprobs=True, stream=True))
+        first, last, _done = chunks(await chat(api, logprobs=True, stream=True))
         assert [each["token"] for each in first["choices"][0]["logprobs"]["content"]] == ["Hel"]
+        assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
 
     async def test_without_the_field_there_are_none(self, api: Served) -> None:
         assert (await chat(api)).json()["choices"][0]["logprobs"] is None

@@ -1,8 +1,6 @@
 """``/v1/embeddings`` over the preset of a vLLM backend with an embedding model."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +9,7 @@ import pytest
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import refusal
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = "pipelines: {embed: {model: model, preset: vllm_embeddings, warmup: false}}"
@@ -27,11 +24,7 @@ def vector(text: bytes) -> InferenceResponse:
     return response(tensor("text_output", "BYTES", [text]), tensor("num_input_tokens", "UINT32", 3), is_final=True)
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    async with served(FakeEngine.of(MODEL, answers=[vector(b"[0.5, 1]")]), tmp_path / "gateway.yaml") as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, MODEL, answers=[vector(b"[0.5, 1]")])
 
 
 async def embed(api: Served, **body: Any) -> httpx.Response:

@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 from app.core.errors import ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.triton.health import health as health_module
+from app.triton.health import health_watch as watch_module
 from app.triton.health.health import ModelFault
 from tests.toolkit.triton import FakeTriton, piece
 from tests.toolkit.watches import WITHIN_S, Watched, eventually, watched_triton
@@ -101,6 +102,19 @@ async def test_the_stream_of_a_dead_process_ends(reading: Reading) -> None:
     assert not reading.triton.engine.streams
     assert not reading.health.with_fault(ModelFault.OPEN)
     assert not reading.health.calls_of("m", "ModelStreamInfer").unanswered
+
+
+async def test_a_repair_begins_after_the_streams_of_the_dead_process_have_ended(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload beside them can abort Triton 2.51."""
+    monkeypatch.setattr(watch_module, "FIRST_DELAY_S", WITHIN_S)
+    async with reading.triton.watching(may_reload=True):
+        await reading.begun()
+        reading.health.begin(ModelFault.PROCESS, "m")
+        await reading.error()
+        assert reading.server.control == []
+        await eventually(lambda: reading.server.control == ["-m", "+m"])
 
 
 async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> None:

@@ -12,7 +12,7 @@ from app.triton.credentials import NO_CREDENTIALS, Credentials, TokenTransport
 from app.triton.fleet.addresses import addresses_of
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.member import TritonServer
-from app.triton.grpcio import FAST_PING_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
+from app.triton.grpcio import GrpcioTransport
 from app.triton.service import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind
 from app.triton.triton_engine import TritonEngine
 
@@ -45,14 +45,13 @@ async def open_transport(
     """
     tls = credentials.tls
     transport: Transport
+    pings = FAST_PINGS if fast_pings else SLOW_PINGS
     if kind == "asyncio":
-        pings = FAST_PINGS if fast_pings else SLOW_PINGS
         context = None if tls is None else tls.followed()
         transport = Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority or url))
     else:
-        options = FAST_PING_OPTIONS if fast_pings else SLOW_PING_OPTIONS
-        named = () if authority in {"", url} else (("grpc.default_authority", authority),)
-        transport = GrpcioTransport(url, (*options, *named), None if tls is None else tls.channel_credentials())
+        of_channel = None if tls is None else tls.channel_credentials()
+        transport = GrpcioTransport(url, pings, of_channel, "" if authority == url else authority)
     if credentials.token_file is not None:
         transport = TokenTransport(transport, credentials.token_file)
     try:

@@ -4,12 +4,12 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 import grpc
 
+from app.grpc.connection import KeepAlive
 from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, Metadata, RpcError
 from app.triton.service import MAX_MESSAGE_BYTES
 
@@ -34,18 +34,6 @@ WINDOW_OPTIONS = (
 )
 """Limits how much of a response gRPC prefetches. The default grows to megabytes for each stream."""
 
-SLOW_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
-"""For servers with default settings, which close a connection (GOAWAY) that pings more often."""
-
-FAST_PING_OPTIONS = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
-"""Detects a stopped server within seconds. Only for the embedded Triton, which is started to allow frequent pings."""
-
 _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
 _LONGEST_PAUSE_S = 1.0
@@ -55,15 +43,27 @@ _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all add
 
 
 class GrpcioTransport:
-    """Implements :class:`app.grpc.rpc.Transport`. ``pings``: SLOW_PING_OPTIONS or FAST_PING_OPTIONS."""
+    """Implements :class:`app.grpc.rpc.Transport`. ``authority``: the name of the server, if not that of the address."""
 
     def __init__(
-        self,
-        url: str,
-        pings: Sequence[tuple[str, int | str]],
-        credentials: grpc.ChannelCredentials | None = None,
+        self, url: str, pings: KeepAlive, credentials: grpc.ChannelCredentials | None = None, authority: str = ""
     ) -> None:
-        options = [*RECONNECT_OPTIONS, *SIZE_OPTIONS, *WINDOW_OPTIONS, *pings]
+        timeout_ms = round(1000 * pings.timeout_s)
+        options: list[tuple[str, int | str]] = [
+            *RECONNECT_OPTIONS,
+            *SIZE_OPTIONS,
+            *WINDOW_OPTIONS,
+            ("grpc.keepalive_time_ms", round(1000 * pings.interval_s)),
+            ("grpc.keepalive_timeout_ms", timeout_ms),
+        ]
+        if pings.without_calls:
+            options += [
+                ("grpc.http2.ping_timeout_ms", timeout_ms),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        if authority:
+            options.append(("grpc.default_authority", authority))
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(url, options=options)
         else:

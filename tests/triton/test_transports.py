@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from app.grpc.client import Client, Options
-from app.grpc.connection import KeepAlive
 from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
-from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
+from app.triton.connect import SLOW_PINGS
+from app.triton.grpcio import SIZE_OPTIONS, GrpcioTransport
 from app.triton.service import MAX_MESSAGE_BYTES
 from tests.toolkit.short_paths import short_path
 
@@ -94,11 +94,11 @@ async def serving(
 
 
 def by_asyncio(url: str) -> Transport:
-    return Client(url, Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES))
+    return Client(url, Options(SLOW_PINGS, MAX_MESSAGE_BYTES))
 
 
 def by_grpcio(url: str) -> Transport:
-    return GrpcioTransport(url, SLOW_PING_OPTIONS)
+    return GrpcioTransport(url, SLOW_PINGS)
 
 
 @pytest.fixture(params=[by_asyncio, by_grpcio], ids=["asyncio", "grpcio"])

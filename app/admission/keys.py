@@ -137,10 +137,6 @@ def _checked_id(text: str) -> str:
     return text
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _parsed_time(value: Any) -> Any:
     """Accepts a time in quotes too."""
     try:
@@ -151,7 +147,7 @@ def _parsed_time(value: Any) -> Any:
 
 Hashes = Annotated[
     list[Annotated[str, AfterValidator(_checked_hash)]],
-    BeforeValidator(_listed),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     Field(min_length=1, max_length=MAX_HASHES),
 ]
 Time = Annotated[AwareDatetime, BeforeValidator(_parsed_time)]
@@ -190,8 +186,7 @@ def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
     """Reads the keys file. ``dialects``: the names that the gateway knows. Raises ConfigError."""
     try:
         spec, lines = read_spec(path, KeysSpec)
-        complaints = [*_repeated(path, spec, lines), *_unknown_dialects(path, spec, lines, dialects)]
-        if complaints:
+        if complaints := list(_complaints(path, spec, lines, dialects)):
             raise ConfigError("\n".join(complaints))
     except ConfigError as exc:
         shown = str(path)
@@ -199,8 +194,8 @@ def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
     return Keyring(tuple(each.key() for each in spec.keys))
 
 
-def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
-    """Yields a complaint for each id and each hash that an earlier entry already uses."""
+def _complaints(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[str]) -> Iterator[str]:
+    """About unknown dialects, and about each id and each hash that an earlier entry already uses."""
     ids: set[str] = set()
     digests: set[bytes] = set()
     for index, each in enumerate(spec.keys):
@@ -211,10 +206,6 @@ def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
             yield complaint_at(path, lines, ("keys", index, "sha256"), "is a hash that an earlier entry already has")
         ids.add(each.id)
         digests.update(each.digests)
-
-
-def _unknown_dialects(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[str]) -> Iterator[str]:
-    for index, each in enumerate(spec.keys):
         for place, name in enumerate(each.dialects or ()):
             if name not in dialects:
                 text = f"is wrong: not an allowed value{nearest(name, dialects)}"

@@ -26,6 +26,14 @@ MOST_WAITING = 8
 """Steps of one session that may wait for their turn."""
 LARGEST_KEPT_BYTES = 1024 * 1024
 """A larger answer is not kept for a repeated step."""
+_LATE = (
+    "The step was not answered before the deadline.",
+    "The step goes on. Send it again with the same X-Session-Step to get its answer.",
+)
+_LATE_STREAM = (
+    "The step had no output before the deadline.",
+    "If the step was sent to Triton, it runs to its end, and its outputs are dropped.",
+)
 
 
 class End(StrEnum):
@@ -151,16 +159,12 @@ class PipelineSession:
             if begun is not None and begun.done():
                 return StepAnswer(b"")
             if not running.done():
-                raise _late(is_stream=begun is not None)
+                detail, hint = _LATE_STREAM if begun is not None else _LATE
+                raise DeadlineExceeded(detail, hint=hint)
             outcome = running.result()
         if isinstance(outcome, GatewayError):
             raise outcome
         return outcome
-
-    def error_of_stream(self, error: GatewayError) -> GatewayError:
-        """The error that ends the stream of a step: SessionLost if the state is lost."""
-        is_sent = not isinstance(error, Unavailable) or error.was_sent
-        return self._lost() if self.sequence.is_lost and is_sent else error
 
     def prepared(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request as the running step of the sequence. Call it when the request is sent.
@@ -227,7 +231,7 @@ class PipelineSession:
     def _refusal(self, number: int | None) -> GatewayError | None:
         """The error of a step that is not the next one."""
         if self.ended is not None:
-            return self._lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
+            return self.lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
         if number in (None, self.steps + 1):
             return None
         text = f"The next step of this session is {self.steps + 1}."
@@ -235,7 +239,7 @@ class PipelineSession:
             "The answer of this step is not kept." if number == self.steps else text, last_step=self.steps
         )
 
-    def _lost(self) -> SessionLost:
+    def lost(self) -> SessionLost:
         return SessionLost(
             f"The state of the session is lost. The last answered step is {self.steps}.",
             last_step=self.steps,
@@ -269,7 +273,7 @@ class PipelineSession:
             self._current = None
             if self.sequence.is_lost:
                 self.close(End.LOST)
-        return self._lost() if self.sequence.is_lost else outcome
+        return self.lost() if self.sequence.is_lost else outcome
 
     def _answered(self, step: SessionStep, outcome: Outcome, *, keeps: bool) -> None:
         """An error of the model is an answer too: the model ran."""
@@ -291,11 +295,3 @@ class PipelineSession:
 
 def _size_of(outcome: Outcome | None) -> int:
     return len(outcome.body) if isinstance(outcome, StepAnswer) else 0
-
-
-def _late(*, is_stream: bool) -> DeadlineExceeded:
-    if is_stream:
-        hint = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
-        return DeadlineExceeded("The step had no output before the deadline.", hint=hint)
-    hint = "The step goes on. Send it again with the same X-Session-Step to get its answer."
-    return DeadlineExceeded("The step was not answered before the deadline.", hint=hint)

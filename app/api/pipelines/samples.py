@@ -99,7 +99,8 @@ def parts_of(pipeline: Pipeline) -> SampleParts:
 
 def _form(files: dict[str, str], values: dict[str, Any]) -> SampleParts:
     """Curl gets ``--form-string``, because with ``-F`` it reads values that begin with @ or < from a file."""
-    fields = {name: value if isinstance(value, str) else _json_text(value) for name, value in values.items()}
+    plain = {name: value.nested() if isinstance(value, Filled) else value for name, value in values.items()}
+    fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
     curl = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
     curl += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
     lines = [
@@ -115,10 +116,6 @@ def _form(files: dict[str, str], values: dict[str, Any]) -> SampleParts:
     python = f"files={{{opened}}}" + (f", data={fields!r}" if fields else "")
     before = f"const form = new FormData();\n{''.join(lines)}"
     return SampleParts("", " ".join(curl), imports, before, {}, "form", python)
-
-
-def _json_text(value: Any) -> str:
-    return json.dumps(value.nested() if isinstance(value, Filled) else value)
 
 
 def _javascript_value(value: Any) -> str:

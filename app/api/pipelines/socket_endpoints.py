@@ -49,9 +49,19 @@ class SocketEndpoints:
         limits = self._limits.of(pipeline)
         protocol, headers = handshake(exchange, limits.max_body_bytes)
         with self._counted(exchange.caller):
-            handler = self._handler_of(exchange, pipeline)
+            own = PipelineMessageHandler(self._inference, exchange, pipeline.name, exchange.scope["endpoint"].check_key)
+            handlers = (layer.handler_of(exchange, pipeline) for layer in self._layers)
+            handler = next((each for each in handlers if each is not None), own)
+            terms = SocketTerms(
+                ping_s=limits.ping_s,
+                send_s=limits.send_s,
+                stall_s=STALL_S,
+                message_s=limits.body_s,
+                hold=exchange.hold,
+                release=exchange.release,
+            )
             try:
-                websocket = exchange.upgrade(protocol, headers, _terms_of(exchange, limits))
+                websocket = exchange.upgrade(protocol, headers, terms)
             except GatewayError:
                 handler.closed()
                 raise
@@ -73,24 +83,6 @@ class SocketEndpoints:
             self._open_of_key[key] -= 1
             if not self._open_of_key[key]:
                 del self._open_of_key[key]
-
-    def _handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler:
-        """Raises the errors of a layer."""
-        handlers = (layer.handler_of(exchange, pipeline) for layer in self._layers)
-        check_key = exchange.scope["endpoint"].check_key
-        own = PipelineMessageHandler(self._inference, exchange, pipeline.name, check_key)
-        return next((each for each in handlers if each is not None), own)
-
-
-def _terms_of(exchange: Exchange, limits: Limits) -> SocketTerms:
-    return SocketTerms(
-        ping_s=limits.ping_s,
-        send_s=limits.send_s,
-        stall_s=STALL_S,
-        message_s=limits.body_s,
-        hold=exchange.hold,
-        release=exchange.release,
-    )
 
 
 class PipelineMessageHandler(MessageHandler):

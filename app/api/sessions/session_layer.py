@@ -89,12 +89,10 @@ class Sessions(Layer):
         ]
         tags = {"sessions": "Steps of models with a state"}
         self.groups = [EndpointGroup(endpoints, lambda _visible: tags, dialect="pipelines")]
-        if share.of > 1 and share.number == 1 and self._has_pipelines():
+        has_sessions = any(not entry.spec.takes_requests for entry in inference.catalog.entries.values())
+        if has_sessions and share.of > 1 and share.number == 1:
             path = "POST /v1/pipelines/{pipeline}/sessions"
             _log.warning("%s answers 501 http_sessions_off: use a WebSocket, or set GATEWAY_WORKERS=1", path)
-
-    def _has_pipelines(self) -> bool:
-        return any(not entry.spec.takes_requests for entry in self._inference.catalog.entries.values())
 
     def flags_of(self, spec: PipelineSpec) -> dict[str, bool]:
         return {"sessions": spec.session is not None}

@@ -12,7 +12,7 @@ from app.api.pipelines.results import body_of_values, rendered
 from app.api.problems import problem_of
 from app.api.sessions.open_sessions import OpenSession
 from app.core.answer import Answer, Ending
-from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError
+from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.core.trace import TraceContext
@@ -88,8 +88,10 @@ class StepCollector(Collector):
         self._session = session
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises SessionLost, and the errors of :meth:`Collector.finish`."""
-        return super().finish(None if error is None else self._session.error_of_stream(error))
+        """Raises SessionLost if the state is lost, and the errors of :meth:`Collector.finish`."""
+        is_sent = not isinstance(error, Unavailable) or error.was_sent
+        is_lost = error is not None and is_sent and self._session.sequence.is_lost
+        return super().finish(self._session.lost() if is_lost else error)
 
 
 class LeavableLog(LiveLog):

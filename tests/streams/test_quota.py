@@ -1,5 +1,7 @@
 """The limits of kept streams: which stream is evicted first, and when nothing can be evicted."""
 
+import pytest
+
 from app.streams.quota import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024
@@ -41,48 +43,44 @@ def test_a_further_stream_must_fit_into_both_limits() -> None:
     assert by_size.is_over("")
 
 
-def test_the_oldest_ended_stream_is_evicted_first() -> None:
-    quota = quota_of(max_streams=3)
-    for stream_id in "123":
-        added(quota, stream_id, evictable=stream_id != "1")
-    victim = quota.victim("", streams=1)
+VICTIMS: dict[str, tuple[KeepQuota, list[tuple[str, str, int, bool]], str, str]] = {
+    "the oldest ended stream": (quota_of(max_streams=2), [("1", "", 0, False), ("2", "", 0, True)], "", "2"),
+    "of a caller above its share, its own": (
+        quota_of(max_streams=4),
+        [("other", "b", 0, True), ("own-0", "a", 0, True), ("own-1", "a", 0, True)],
+        "a",
+        "own-0",
+    ),
+    "of the caller with the most bytes": (
+        quota_of(max_kib=100),
+        [("small", "a", 1, True), ("large-1", "b", 30, True), ("large-2", "b", 10, True), ("runs", "c", 45, False)],
+        "d",
+        "large-1",
+    ),
+}
+"""The limits, the id, caller, KiB and evictability of each stream, who starts a further one, and what it evicts."""
+
+
+@pytest.mark.parametrize("case", VICTIMS)
+def test_the_stream_that_is_evicted_for_a_further_one(case: str) -> None:
+    quota, streams, caller, expected = VICTIMS[case]
+    for stream_id, of, kib, evictable in streams:
+        added(quota, stream_id, of, kib, evictable=evictable)
+    victim = quota.victim(caller, streams=1)
+    assert quota.is_over(caller, streams=1)
     assert victim is not None
-    assert victim.id == "2"
+    assert victim.id == expected
 
 
 def test_a_stream_that_is_read_again_becomes_the_newest() -> None:
     quota = quota_of(max_streams=2)
     first = added(quota, "1")
     added(quota, "2")
-    quota.mark(first, evictable=False)
-    quota.mark(first, evictable=True)
+    for evictable in (False, True):
+        quota.mark(first, evictable=evictable)
     victim = quota.victim("", streams=1)
     assert victim is not None
     assert victim.id == "2"
-
-
-def test_a_caller_above_its_share_loses_its_own_streams() -> None:
-    quota = quota_of(max_streams=4)
-    added(quota, "other", "b")
-    for number in range(2):
-        added(quota, f"own-{number}", "a")
-    assert quota.is_over("a", streams=1)
-    assert not quota.is_over("b", streams=1)
-    victim = quota.victim("a", streams=1)
-    assert victim is not None
-    assert victim.id == "own-0"
-
-
-def test_a_full_gateway_evicts_from_the_caller_with_the_most_bytes() -> None:
-    quota = quota_of(max_kib=100)
-    added(quota, "small", "a", kib=1)
-    added(quota, "large-1", "b", kib=30)
-    added(quota, "large-2", "b", kib=10)
-    added(quota, "running", "c", kib=45, evictable=False)
-    assert quota.is_over("d", streams=1)
-    victim = quota.victim("d", streams=1)
-    assert victim is not None
-    assert victim.id == "large-1"
 
 
 def test_running_streams_and_streams_with_readers_are_never_evicted() -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
+from tests.live.chaos.reply import dechunked
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.raw_http import post
@@ -77,7 +78,7 @@ async def test_a_reader_slower_than_the_model_gets_all_events(
     with request_stream(gateway, **script) as connection:
         connection.settimeout(20)
         answer = await asyncio.to_thread(read_steadily, connection, 4_000_000)
-    events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
+    events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2])[0].decode()))
     assert (events[-1].name, len(events)) == ("done", script["outputs"] + 1)
 
 
@@ -99,7 +100,7 @@ async def test_a_reader_that_stays_behind_gets_slow_consumer(
             answer = await asyncio.to_thread(read_steadily, connection, 500_000)
         growth = server.memory_info().rss - before
         logging.getLogger(__name__).info("outputs of %d bytes: Triton grew by %.0f MiB", size, growth / KIB / KIB)
-        events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
+        events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2])[0].decode()))
         assert (events[-1].name, events[-1].data["code"]) == ("error", "slow_consumer"), size
         assert growth < KEPT_BYTES, size
 
@@ -140,14 +141,3 @@ async def test_stalled_readers_use_little_memory_and_are_dropped(
     finally:
         for reader in readers:
             reader.close()
-
-
-def dechunked(body: bytes) -> bytes:
-    """Returns the content of a complete chunked body."""
-    content = b""
-    while True:
-        size, _, body = body.partition(b"\r\n")
-        length = int(size, 16)
-        if not length:
-            return content
-        content, body = content + body[:length], body[length + 2 :]

@@ -1,7 +1,6 @@
 """Requests share calls to a real Triton, with two workers; the answers prove whose they are."""
 
 import asyncio
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,6 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.coalesced import BAD, KILLER, Answers, ask, rows_gateway, rows_triton
 from tests.toolkit.processes import GatewayProcess, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually
-
-MANY = int(os.environ.get("COALESCED_REQUESTS", "1000000"))
-"""Of the long test, which takes about 20 seconds for each 100,000."""
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +55,6 @@ def test_every_caller_gets_its_own_rows(two_workers: GatewayProcess) -> None:
     calls = two_workers.metric("items_per_call_count", model="good")
     assert two_workers.metric("items_per_call_sum", model="good") > 2 * calls
     assert re.search(r"shared_with\W+[1-9]", two_workers.log)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_a_million_answers_prove_whose_they_are(two_workers: GatewayProcess) -> None:
-    before = shared(two_workers, "good")
-    answers = answers_of(two_workers, "good", range(2000, 2000 + MANY), 256)
-    assert (answers.right, answers.wrong, answers.others) == (MANY, [], {})
-    assert shared(two_workers, "good") - before > 0.9 * MANY
 
 
 def test_one_bad_item_fails_alone_and_an_item_that_kills_the_process_is_not_sent_again(

@@ -52,7 +52,6 @@ def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
     write_one = write | {"contract": {"TOKEN_ID": {"max_items": 1}}}
     return by_contract | {
         "nested": nested,
-        "by_the_model": {**scripted, "model": "growing_chain"},
         "write": write,
         "write_one": write_one,
     }
@@ -101,21 +100,6 @@ class TestGrowingTokens:
         assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
         eventually(lambda: notice.exists() and bool(notice.read_text()))
         assert int(notice.read_text().split()[1]) < len(GROWING)
-
-
-def test_the_detokenizer_reports_the_tensor_and_its_source(client: httpx.Client, contracts: GatewayProcess) -> None:
-    before = violations(contracts, "by_the_model", "NEWEST_IDS")
-    *written, last = read_stream(client, "by_the_model", growing(interval_s=0.1) | {"chunk_tokens": 2})
-    assert [len(event.data["token_id"]) for event in written] == [1, 2]
-    assert last.data["code"] == "contract_violation"
-    assert last.data["detail"] == (
-        "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 but received [4]."
-    )
-    assert last.data["hint"] == (
-        "Step 'scripted_stream' (its output 'TOKEN_ID') wrote [4]: "
-        "send only items that are new since the last response."
-    )
-    assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
 
 
 def test_a_violation_also_stops_the_generator(client: httpx.Client, triton: EmbeddedTriton) -> None:

@@ -69,17 +69,6 @@ def test_a_pipeline_with_one_head_skips_the_other_head(
     eventually(lambda: executions(triton, f"head_{skipped}") == before + 1)
 
 
-async def test_64_concurrent_calls_get_their_own_answers(client: httpx.Client, gateway: Any) -> None:
-    bodies = [{"text": text, "topics": [*TOPICS, f"label {n}"]} for n, text in enumerate([*TEXTS] * 16)]
-    expected = [answer(client, "insights", **body) for body in bodies]
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:
-        for pipeline in WITH_BOTH_HEADS:
-            answers = await asyncio.gather(*(many.post(f"/v1/pipelines/{pipeline}", json=body) for body in bodies))
-            assert [each.status_code for each in answers] == [200] * 64, pipeline
-            for each, whole in zip(answers, expected, strict=True):
-                assert same(each.json(), whole), pipeline
-
-
 async def test_a_refused_request_does_not_affect_its_batch(gateway: Any) -> None:
     bodies = [{"text": "The goalkeeper saved a penalty.", "topics": TOPICS if n % 3 else []} for n in range(60)]
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:

@@ -16,9 +16,8 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live import tool_models
 from tests.llm.test_contents import LLAVA
 from tests.toolkit.image_host import GIF, PNG
-from tests.toolkit.llm_backends import BACKENDS, TEMPLATE, TOKENIZER, running_backends, running_llms, text_of_triton
+from tests.toolkit.llm_backends import BACKENDS, TEMPLATE, running_backends, running_llms, text_of_triton
 from tests.toolkit.processes import GatewayProcess, running_gateway
-from tests.toolkit.waiting import PATIENCE_S
 
 CHATS = {"parts": {"template_text": LLAVA}, "texts": {"template_text": TEMPLATE, "image_marker": "<image>"}}
 """A template that takes parts, and one that takes texts."""
@@ -187,21 +186,3 @@ def test_check_compares_the_running_backends_with_the_presets(
     assert {model for model, _ in found} == {"tensorrt_llm", "tensorrt_llm_api"}, "the stand-in of vLLM is complete"
     assert "'num_input_tokens'" in found["tensorrt_llm", "preset-mismatch"]
     assert found["tensorrt_llm", "split-characters"].endswith("set accumulate_tokens: true")
-
-
-def test_a_broken_tokenizer_is_found_by_check_and_ends_the_start(
-    backends: EmbeddedTriton, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "chat_template.jinja").write_text(TEMPLATE)
-    (tmp_path / "llama" / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "model": {"type": "WordLevel"}}))
-    keys = {"model": "tensorrt_llm_api", "preset": "tensorrt_llm_api", "openai": {"chat": {"tokenizer": "llama"}}}
-    config = tmp_path / "gateway.yaml"
-    config.write_text(json.dumps({"pipelines": {"llm": keys}}))
-    problem = "pipelines.llm.openai.chat.tokenizer cannot be used: tokenizer.json cannot be read: "
-    assert main(["check", "--triton", backends.grpc_url, "--config", str(config)]) == 1
-    assert problem in capsys.readouterr().out
-    settings = {"triton_url": backends.grpc_url, "config": str(config)}
-    with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
-        assert gateway.process.wait(PATIENCE_S) == 2
-        assert problem in gateway.log

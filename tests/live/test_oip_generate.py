@@ -188,14 +188,6 @@ def test_the_number_of_elements_defines_the_shape(both: Both) -> None:
         assert "to tensor with proper shape" in ours.json()["error"]
 
 
-def test_models_that_are_not_decoupled_answer(both: Both) -> None:
-    values = {"UINT64": 2**64 - 1, "INT64": -(2**63), "FP64": 1.5, "BYTES": "x\u0000é", "BOOL": True, "INT8": [5, 6]}
-    path = "/v2/models/typed_echo/generate"
-    assert same_object(both, values, path)["UINT64_OUT"] == 2**64 - 1
-    assert len(same_events(both, values, f"{path}_stream")) == 1
-    assert same_object(both, {"X": [1, 2, 3, 4, 5, 6]}, "/v2/models/batched_echo/generate")["Y"] == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_character_is_sent_when_its_last_byte_arrives(both: Both) -> None:
     """Triton sends the bytes of each response unchanged, which is not valid UTF-8."""
     script = json.dumps({"texts": ["61c3", "bc", "e2"]})

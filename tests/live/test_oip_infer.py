@@ -12,9 +12,8 @@ import pytest
 
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
-from tests.toolkit.processes import LIVE
 from tests.toolkit.waiting import eventually
 
 TYPED = "/v2/models/typed_echo/infer"
@@ -110,32 +109,6 @@ class TestDatatypes:
         body, headers = with_binary({"inputs": [tensor_of("FP32", **binary_size(8))]}, raw)
         theirs, ours = both.post(TYPED, body, **headers)
         assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
-
-    def test_json_and_binary_tensors_in_one_request(self, both: Both) -> None:
-        binary = ["FP16", "BF16", "INT32", "BYTES"]
-        raws = [raw_of(datatype) for datatype in binary]
-        inputs = [tensor_of(name, **binary_size(len(raw))) for name, raw in zip(binary, raws, strict=True)]
-        inputs += [tensor_of(name, data=values) for name, values in VALUES.items() if name not in binary]
-        outputs = [{"name": f"{name}_OUT", "parameters": {"binary_data": name in {*binary, "FP64"}}} for name in VALUES]
-        body, headers = with_binary({"inputs": inputs, "outputs": outputs}, *raws)
-        answer = same_answer(both, TYPED, body, **headers)
-        assert {name.removesuffix("_OUT") for name in answer.tensors} == set(VALUES)
-        assert answer.tensors["FP64_OUT"][2] == raw_of("FP64")
-
-    def test_empty_and_large_tensors(self, both: Both) -> None:
-        for shape in ([1, 0], [0, 0]):
-            same_answer(both, TYPED, json.dumps({"inputs": [{**tensor_of("FP32", data=[]), "shape": shape}]}).encode())
-            body, headers = with_binary({"inputs": [{**tensor_of("FP32", **binary_size(0)), "shape": shape}]})
-            same_answer(both, TYPED, body, **headers)
-        numbers = np.random.default_rng(5).random((300, 500), np.float32)
-        tensor = {"name": "FP32", "datatype": "FP32", "shape": [300, 500]}
-        flat = json.dumps({"inputs": [{**tensor, "data": numbers.reshape(-1).tolist()}]}).encode()
-        same_answer(both, TYPED, flat)
-        nested = json.dumps({"inputs": [{**tensor, "data": numbers.tolist()}]}).encode()
-        assert same_answer(both, TYPED, nested).tensors["FP32_OUT"][2] == numbers.reshape(-1).tolist()
-        request = {"inputs": [{**tensor, **binary_size(numbers.nbytes)}], "parameters": {"binary_data_output": True}}
-        body, headers = with_binary(request, numbers.tobytes())
-        assert same_answer(both, TYPED, body, **headers).tensors["FP32_OUT"][2] == numbers.tobytes()
 
 
 VALID: list[dict[str, Any]] = [
@@ -420,32 +393,3 @@ def test_a_call_is_counted_and_logged(both: Both, gateway: GatewayProcess) -> No
     assert gateway.metric("requests_total", **labels) == before + 1
     (line,) = gateway.log_lines("counted-v2")
     assert (answer.status_code, line["path"], line["outcome"]) == (200, BATCHED, "ok")
-
-
-@pytest.mark.parametrize("outputs", [[], ["FILL"], ["SUM"], ["SUM", "FILL"]])
-def test_shared_memory_gives_the_answer_of_triton(
-    triton: EmbeddedTriton, lane_gateway: GatewayProcess, outputs: list[str]
-) -> None:
-    file = np.random.default_rng(2).bytes(600_000)
-    raw = raw_texts(file)
-    requested = {"outputs": [{"name": name} for name in outputs], "parameters": {"binary_data_output": True}}
-    tensor = {"name": "FILE", "datatype": "BYTES", "shape": [1], **binary_size(len(raw))}
-    body, headers = with_binary({"inputs": [tensor], **requested}, raw)
-    with both_at(triton.http_url, lane_gateway.url) as both:
-        for version in ("", "/versions/1"):
-            answer = same_answer(both, f"/v2/models/scripted_large{version}/infer", body, **headers)
-            assert set(answer.tensors) == set(outputs or ["SUM", "FILL"])
-    assert lane_gateway.metric("large_calls_total", way="shared_memory") > 0
-
-
-@pytest.fixture(scope="module")
-def lane_gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway with shared memory in front of the session's Triton."""
-    folder = tmp_path_factory.mktemp("lane")
-    settings = {
-        "triton_url": triton.grpc_url,
-        "config": str(LIVE / "gateway.yaml"),
-        "shared_memory_bytes": str(64 * 2**20),
-    }
-    with running_gateway(folder, **settings) as process:
-        yield process

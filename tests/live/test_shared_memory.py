@@ -3,17 +3,15 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
-from app.core.errors import DeadlineExceeded
+from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
@@ -23,7 +21,7 @@ from app.triton.connect import open_transport
 from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit import raw_http
-from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
@@ -116,45 +114,6 @@ def test_killed_and_stopped_gateways_leave_no_regions(
     assert (files(orphan), files(own), registered(triton)) == (set(), set(), set())
 
 
-@pytest.mark.full
-def test_a_restart_of_triton_fails_no_request_and_leaks_nothing(tmp_path: Path, models_venv: Path) -> None:
-    """With an embedded Triton, shared memory is on by default."""
-    models, config = tmp_path / "models", tmp_path / "gateway.yaml"
-    models.mkdir()
-    (models / "scripted_large").symlink_to(LIVE / "models" / "scripted_large")
-    config.write_text(CONFIG)
-    settings = {"embedded_repository": str(models), "embedded_venv": str(models_venv), "config": str(config)}
-    with running_gateway(tmp_path / "gateway", embedded="true", **settings) as gateway:
-        assert post(gateway, b"a" * MIB).status_code == 200
-        (killed,) = tritons_of(gateway)
-        killed.kill()
-        eventually(lambda: any(serves(each) for each in tritons_of(gateway) if each != killed))
-        for byte in (b"b", b"c"):
-            assert post(gateway, byte * MIB).json()["fill"][0] == float(ord(byte))
-        assert gateway.metric("large_calls_total", way="lost") == 1
-        assert gateway.metric("large_calls_total", way="shared_memory") == 3
-        eventually(lambda: gateway.metric("shared_memory_bytes", state="quarantined") == 0)
-
-
-def tritons_of(gateway: GatewayProcess) -> list[psutil.Process]:
-    children = psutil.Process(gateway.process.pid).children(recursive=True)
-    return [each for each in children if port_of(each)]
-
-
-def port_of(process: psutil.Process) -> str:
-    """Returns the gRPC port of a Triton, or an empty text for other processes and for processes that have ended."""
-    with suppress(psutil.NoSuchProcess):
-        if process.name() == "tritonserver":
-            return next((each.partition("=")[2] for each in process.cmdline() if each.startswith("--grpc-port=")), "")
-    return ""
-
-
-def serves(triton: psutil.Process) -> bool:
-    with InferenceServerClient(f"127.0.0.1:{port_of(triton)}") as client, suppress(InferenceServerException):
-        return bool(client.is_model_ready("scripted_large"))
-    return False
-
-
 def test_shared_memory_parameters_of_a_caller_are_rejected(gateway: GatewayProcess) -> None:
     url = f"{gateway.url}/v1/pipelines/scripted_large"
     for name in ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"):
@@ -191,6 +150,12 @@ async def check_abandoned(engine: TritonEngine, transport: SharedMemory) -> None
     async with asyncio.timeout(PATIENCE_S):
         while transport._pool.retired:
             await asyncio.sleep(0.02)
+
+
+async def test_an_output_that_is_too_large_is_a_contract_violation(triton: EmbeddedTriton) -> None:
+    async with opened(triton) as (engine, _):
+        with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
+            await engine.infer(request(b"A", count=200_000), Deadline.after(20))
 
 
 @asynccontextmanager

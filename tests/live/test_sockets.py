@@ -320,11 +320,14 @@ async def test_a_key_has_a_share_of_the_websockets(start_gateway: StartGateway, 
 
 
 async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway) -> None:
-    """Not one whose request runs, although it is older. If every one has a request, a connection is refused."""
+    """Not one whose request runs, although it is older. If every one has a request, a connection is refused.
+
+    At the end the clients do not read all that the endless requests have sent before the close frame.
+    """
     gateway = start_gateway(config=CONFIG, max_connections="4")
     async with AsyncExitStack() as stack:
         busy, first, second, third = [
-            await stack.enter_async_context(opened(gateway, "scripted_patient")) for _ in range(4)
+            await stack.enter_async_context(opened(gateway, "scripted_patient", close_timeout=0.1)) for _ in range(4)
         ]
         await busy.send(script(**ENDLESS))
         await event_of(busy)
@@ -334,7 +337,7 @@ async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway
         await asyncio.sleep(1.2)
         newer = []
         for closes in (third, first):
-            newest = await stack.enter_async_context(opened(gateway, "scripted_patient"))
+            newest = await stack.enter_async_context(opened(gateway, "scripted_patient", close_timeout=0.1))
             assert await closed(closes) == (1013, "idle")
             await newest.send(script(outputs=1))
             await events_of(newest, 1)

@@ -14,8 +14,6 @@ LONG_S = float(os.environ.get("CHAOS_S", "180"))
 """Duration of the faults in seconds, for each of the two gateways."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""
-REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
-"""Requests with measured memory."""
 KEPT_S = float(os.environ.get("CHAOS_KEPT_S", "300"))
 """Duration in seconds of the start of streams that nobody reads."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"

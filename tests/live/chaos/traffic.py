@@ -66,9 +66,6 @@ class Traffic:
         for ask, _ in self.asks(count):
             yield ask, STAYS
 
-    def smallest(self) -> Ask:
-        return self._posted(self._token(), "unary", Outcome.OK, {})
-
     def slow(self, count: int) -> Iterator[tuple[Ask, Manner]]:
         """Requests that keep a slot of their model for a while."""
         for _ in range(count):

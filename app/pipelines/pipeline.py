@@ -141,7 +141,8 @@ class Pipeline(Target):
         """
         if self.sequence_ids.needed_by and not self.makes_sequence:
             raise self.spec.needs_sequence(self.name, self.sequence_ids.needed_by)
-        spec, problems = self.spec, list[FieldProblem]()
+        spec = self.spec
+        problems: list[FieldProblem] = []
         if spec.adapters and ADAPTER in values:
             values = {**values, **spec.adapters[values[ADAPTER]]}
         tensors = self._input_tensors(values, problems)

@@ -42,22 +42,17 @@ def explain(error: GatewayError, graph: Graph) -> None:
         error.detail = detail.format(step=step, fault=fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
         error.detail = f"{named_model(fault.model, graph)} raised an exception."
-    hint = _HINTS[fault.kind, _case_of(fault, edges)].format(fault=fault, **_words(fault, edges, graph))
+    case, sizes = "step" if edges else "unknown", _sizes(fault.seen)
+    if fault.kind in _OF_ANY_TENSOR:
+        case = ""
+    elif fault.kind is FaultKind.NOT_GIVEN and edges and all(edge.source.step is None for edge in edges):
+        case = "request"
+    elif fault.kind is FaultKind.SHAPE and edges and 0 in sizes and len(sizes) != len(_sizes(fault.expected)):
+        case = "empty"
+    hint = _HINTS[fault.kind, case].format(fault=fault, **_words(fault, edges, graph))
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
-
-
-def _case_of(fault: Fault, edges: Sequence[Edge]) -> str:
-    """Which hint of a kind fits, by the edges into the tensor."""
-    if fault.kind in _OF_ANY_TENSOR:
-        return ""
-    if fault.kind is FaultKind.NOT_GIVEN and edges and all(edge.source.step is None for edge in edges):
-        return "request"
-    sizes = _sizes(fault.seen)
-    if fault.kind is FaultKind.SHAPE and edges and 0 in sizes and len(sizes) != len(_sizes(fault.expected)):
-        return "empty"
-    return "step" if edges else "unknown"
 
 
 def _words(fault: Fault, edges: Sequence[Edge], graph: Graph) -> dict[str, str]:

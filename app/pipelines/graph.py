@@ -74,11 +74,6 @@ class Graph:
         found = [edge for edge in self.edges if edge.source.step and _is(edge.source, "", tensor, ensemble)]
         return found[0] if len({edge.source.step for edge in found}) == 1 else None
 
-    def request_tensors_of(self, model: str) -> frozenset[str]:
-        """The tensors of the request that the steps of this model read."""
-        into = (edge for edge in self.edges if edge.target.step is not None and edge.target.step.model == model)
-        return frozenset(edge.source.tensor.name for edge in into if edge.source.step is None)
-
     def into_response(self) -> list[Edge]:
         return [edge for edge in self.edges if edge.target.step is None]
 

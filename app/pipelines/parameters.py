@@ -65,7 +65,12 @@ class ParameterField:
     ) -> "ParameterField":
         """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
         if tensor is not None:
-            _check_tensor(spec, tensor)
+            is_list = spec.type in _LISTS
+            if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
+                raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
+            if len(tensor.dims) != 1 if is_list else any(dim not in (-1, 1) for dim in tensor.dims):
+                what = "a list" if is_list else "one value"
+                raise ValueError(f"is {what}, which does not fit the dimensions {shape_text(tensor.dims)}")
         if json_tensor is not None and (json_tensor.datatype != BYTES or json_tensor.dims not in ((1,), (-1,), ())):
             text = f"{json_tensor.datatype} {shape_text(json_tensor.dims)}"
             raise ValueError(f"is a member of '{json_tensor.name}', which is {text} and not a single text")
@@ -126,16 +131,6 @@ def adapter_field(names: Sequence[str]) -> ParameterField:
 def repeated(tensor: TensorSpec, array: Array, items: int | None) -> Tensor:
     """``items``: of a batch; None for a model without batches."""
     return Tensor(tensor.name, tensor.datatype, array if items is None else np.repeat(array[np.newaxis], items, axis=0))
-
-
-def _check_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
-    if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
-        raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
-    if spec.type in _LISTS:
-        if len(tensor.dims) != 1:
-            raise ValueError(f"is a list, which does not fit the dimensions {shape_text(tensor.dims)}")
-    elif any(dim not in (-1, 1) for dim in tensor.dims):
-        raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
 
 
 def _to_array_of(spec: ParameterSpec, tensor: TensorSpec) -> ToArray:

@@ -273,7 +273,8 @@ class Pipeline(Target):
         if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
             return None
         step = error.failed_step or self.spec.model
-        read = self.graph.request_tensors_of(step)
+        into = (edge for edge in self.graph.edges if edge.target.step is not None and edge.target.step.model == step)
+        read = {edge.source.tensor.name for edge in into if edge.source.step is None}
         fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]
         reads = f" It reads {' and '.join(fields)}." if fields else ""
         return InvalidInput(f"{named_model(step, self.graph)} refused the input.{reads}", hint=_HINT)

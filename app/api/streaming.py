@@ -150,7 +150,7 @@ class StreamResponse(EventSourceResponse):
         """Sends the events up to the terminal event, and heartbeats while the stream is idle."""
         while not self._has_ended:
             try:
-                with IdleTimeout(self._ping_s) as silence:
+                async with IdleTimeout(self._ping_s) as silence:
                     while not self._has_ended:
                         body = self._frames_of(await self._events.read(self._after))
                         silence.pause()

@@ -101,30 +101,25 @@ class IdleTimeout:
     time, and one timer serves many renewals.
     """
 
-    __slots__ = ("_cancels_before", "_is_over", "_loop", "_since", "_task", "_timer", "idle_s")
+    __slots__ = ("_loop", "_since", "_timeout", "_timer", "idle_s")
 
     def __init__(self, idle_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._loop = task.get_loop()
         self.idle_s = idle_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
         self._since = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False
-        self._cancels_before = 0
 
-    def __enter__(self) -> Self:
-        self._cancels_before = self._task.cancelling()
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
         self.renew()
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        is_last_cancel = self._is_over and self._task.uncancel() <= self._cancels_before
-        if is_last_cancel and isinstance(error, asyncio.CancelledError):
-            raise TimeoutError from error
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.change(self.idle_s)
+        await self._timeout.__aexit__(kind, error, traceback)
 
     def renew(self) -> None:
         self._since = self._loop.time()
@@ -146,8 +141,7 @@ class IdleTimeout:
         self._timer = None
         idle_s = self._loop.time() - self._since
         if idle_s >= self.idle_s:
-            self._is_over = True
-            self._task.cancel()
+            self._timeout.reschedule(self._loop.time())
         elif self._since != math.inf:
             self._timer = self._loop.call_later(self.idle_s - idle_s, self._check)
 

@@ -129,31 +129,30 @@ class Stream:
         plan, answer = self._plan, self._plan.answer
         silence = IdleTimeout(plan.first_s)
         try:
-            with silence:
-                async with aclosing(plan.responses) as responses:
-                    async for response in responses:
-                        plan.responded()
-                        started = time.perf_counter()
-                        values = answer.add(response)
-                        if values is not None:
-                            # No name holds the text: it would stay in memory until the next response.
-                            self._append(
-                                "output", b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
-                            )
-                        self.own_s += time.perf_counter() - started
-                        if self._lag_s and not response.is_behind:
-                            self._lag_s = 0.0
-                        if answer.has_enough:
-                            if not response.is_final:
-                                plan.abandoned()
-                            return
-                        del response, values  # otherwise they stay in memory until the next response
-                        if self.log.is_full:
-                            silence.pause()
-                            await self._wait_for_reader()
-                        if silence.idle_s != plan.progress_s:
-                            silence.change(plan.progress_s)
-                        silence.renew()
+            async with silence, aclosing(plan.responses) as responses:
+                async for response in responses:
+                    plan.responded()
+                    started = time.perf_counter()
+                    values = answer.add(response)
+                    if values is not None:
+                        # No name holds the text: it would stay in memory until the next response.
+                        self._append(
+                            "output", b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+                        )
+                    self.own_s += time.perf_counter() - started
+                    if self._lag_s and not response.is_behind:
+                        self._lag_s = 0.0
+                    if answer.has_enough:
+                        if not response.is_final:
+                            plan.abandoned()
+                        return
+                    del response, values  # otherwise they stay in memory until the next response
+                    if self.log.is_full:
+                        silence.pause()
+                        await self._wait_for_reader()
+                    if silence.idle_s != plan.progress_s:
+                        silence.change(plan.progress_s)
+                    silence.renew()
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {silence.idle_s:g} s.") from exc
 

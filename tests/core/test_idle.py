@@ -9,12 +9,12 @@ from app.core.aio import IdleTimeout
 
 
 async def in_block(idle_s: float, work: Callable[[IdleTimeout], Awaitable[None]]) -> None:
-    with IdleTimeout(idle_s) as idle:
+    async with IdleTimeout(idle_s) as idle:
         await work(idle)
 
 
 async def test_each_renewal_restarts_the_timeout() -> None:
-    with IdleTimeout(0.2) as idle:
+    async with IdleTimeout(0.2) as idle:
         for _ in range(6):
             await asyncio.sleep(0.05)
             idle.renew()
@@ -66,14 +66,15 @@ async def test_another_time_applies_from_the_next_renewal_on(first_s: float, the
 
 
 async def test_the_timeout_ends_with_the_block() -> None:
-    with IdleTimeout(0.02):
+    async with IdleTimeout(0.02):
         pass
     await asyncio.sleep(0.06)
 
 
 async def test_an_error_of_the_block_propagates() -> None:
-    with pytest.raises(KeyError), IdleTimeout(1):
-        raise KeyError
+    with pytest.raises(KeyError):
+        async with IdleTimeout(1):
+            raise KeyError
 
 
 async def test_a_cancellation_is_not_a_timeout() -> None:

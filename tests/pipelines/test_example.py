@@ -1,17 +1,19 @@
-"""A pipeline accepts its own example."""
+"""A pipeline accepts its own example; its declared requests become bodies with their files."""
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.codecs.kinds import check_image
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.pipelines.examples import Filled, example_of, file_names_of
+from app.pipelines.examples import Filled, body_of, declared_requests, example_of, file_names_of, paths_in
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 from tests.toolkit.models import model, pipeline
@@ -92,3 +94,31 @@ def test_a_large_value_is_written_as_an_expression(shape: tuple[int, ...], text:
     p = pipeline(model(f"X INT32 {list(shape)}".replace(", ", ",")), inputs={"x": {"tensor": "X"}})
     assert repr(example_of(p)["x"]) == text
     assert eval(text) == example_of(p)["x"].nested()
+
+
+FIELDS = {"image": {"tensor": "F", "kind": "image"}, "note": {"tensor": "T", "kind": "text", "optional": True}}
+READER = model(["F BYTES [1]", "T BYTES [1] optional"], name="reader")
+VALUES = {"image": "pictures/a.png", "note": "pictures/a.png"}
+
+
+def test_the_sample_is_the_first_of_the_declared_requests() -> None:
+    examples = {"second": {"image": "b.png"}, "first": {"image": "c.png"}}
+    spec = pipeline(READER, inputs=FIELDS, sample=VALUES, examples=examples).spec
+    assert list(declared_requests(spec).items()) == [("sample", VALUES), *examples.items()]
+    assert declared_requests(pipeline(READER, inputs=FIELDS, examples=examples).spec) == examples
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"\0\1")
+    found = pipeline(READER, inputs=FIELDS)
+    assert paths_in(found, VALUES) == {"image": "pictures/a.png"}
+    assert orjson.loads(body_of(found, VALUES, tmp_path)) == {"image": "AAE=", "note": "pictures/a.png"}
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"1234")
+    found = pipeline(READER, inputs=FIELDS)
+    assert body_of(found, {"image": "a.png"}, tmp_path, 4)
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        body_of(found, {"image": "a.png"}, tmp_path, 3)

@@ -1,5 +1,7 @@
 """Chat templates: rendered text, limits, and rejected templates."""
 
+from typing import Any
+
 import pytest
 
 from app.core.errors import InvalidInput
@@ -41,21 +43,37 @@ def refusal(text: str, *contents: str) -> str:
     return caught.value.detail
 
 
-def test_a_chatml_template_is_rendered() -> None:
-    assert ChatTemplate(CHATML, {}).render(conversation("Hi", "Hello", "Bye")) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
-    )
+GENERATION = """\
+{% for message in messages %}
+{% set word = 'out' %}
+{% generation %}{% set word = message.content %}[{{ word }}]{% endgeneration %}
+{{ word }}
+{% endfor %}"""
+CODE = "{{ 7 * 7 }}{% for x in y %}<b>&"
 
 
-def test_variables_and_hugging_face_functions_are_defined() -> None:
-    rendered = ChatTemplate(LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}).render(conversation(" Hi ", "Hello"))
-    assert rendered == "<s>[user] Hi</s>[assistant] Hello</s>"
-
-
-def test_message_text_is_not_run_as_template_code() -> None:
-    text = "{{ 7 * 7 }}{% for x in y %}<b>&"
-    assert ChatTemplate("{{ messages[0].content }}", {}).render(conversation(text)) == text
+@pytest.mark.parametrize(
+    ("text", "variables", "contents", "expected"),
+    [
+        (
+            CHATML,
+            {},
+            ["Hi", "Hello", "Bye"],
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+            "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}, [" Hi ", "Hello"], "<s>[user] Hi</s>[assistant] Hello</s>"),
+        ("{{ messages[0].content }}", {}, [CODE], CODE),
+        ("{{ raise_exception('No system') if messages|length < 2 }}ok", {}, ["a", "b"], "ok"),
+        ("{{ strftime_now('%Y-%m-%d') | length }}", {}, ["a"], "10"),
+        ("{{ tools | length }}", {"tools": [1, 2]}, ["Hi"], "2"),
+        ("{% set a = namespace(self=1) %}{{ a.self }}", {}, ["Hi"], "1"),
+        (GENERATION, {}, ["a", "b"], "[a]out\n[b]out\n"),
+    ],
+    ids=["chatml", "llama", "code in a text", "trial refused", "date", "variable", "namespace", "generation"],
+)
+def test_a_conversation_is_rendered(text: str, variables: dict[str, Any], contents: list[str], expected: str) -> None:
+    assert ChatTemplate(text, variables).render(conversation(*contents)) == expected
 
 
 def test_a_template_that_raises_reports_its_own_message() -> None:
@@ -84,41 +102,35 @@ def test_the_cost_of_a_conversation_is_limited(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "problem"),
     [
-        "{{ messages.append(1) }}",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ messages[0].content ** 9 }}",
-        "{{ 1 / 0 }}",
-        "{{ missing.attribute }}",
-        "{% include 'x' %}",
+        *(
+            (text, "does not render one message of a user: ")
+            for text in (
+                "{{ messages.append(1) }}",
+                "{{ messages.__class__.__mro__ }}",
+                "{{ ''.__class__.__base__.__subclasses__() }}",
+                "{{ messages[0].content ** 9 }}",
+                "{{ 1 / 0 }}",
+                "{{ missing.attribute }}",
+                "{% include 'x' %}",
+            )
+        ),
+        ("{% set a = namespace(__call__=1) %}", "SecurityError"),
+        ("{% set a = namespace() %}{% set a.__call__ = 1 %}", "SecurityError"),
+        ("a\n{% for x %}", "is not a template: line 2: "),
+        ("{% generation %}", "is not a template: line 1: "),
     ],
 )
-def test_a_failing_template_is_rejected_at_compile_time(text: str) -> None:
-    with pytest.raises(ValueError, match="does not render one message of a user: "):
+def test_a_failing_template_is_rejected_at_compile_time(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         ChatTemplate(text, {})
-
-
-def test_a_syntax_error_is_reported_with_its_line() -> None:
-    with pytest.raises(ValueError, match="is not a template: line 2: "):
-        ChatTemplate("a\n{% for x %}", {})
 
 
 def test_a_template_error_does_not_repeat_the_messages(caplog: pytest.LogCaptureFixture) -> None:
     text = "{{ 1 / (2 - messages|length) }}"
     assert refusal(text, "secret", "b") == "'messages' cannot be rendered by the model's chat template."
     assert caplog.messages == ["a chat template failed: ZeroDivisionError"]
-
-
-def test_a_template_may_reject_the_trial_message() -> None:
-    assert ChatTemplate("{{ raise_exception('No system') if messages|length < 2 }}ok", {}).render(
-        conversation("a", "b")
-    )
-
-
-def test_strftime_now_renders_the_date() -> None:
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render(conversation("a"))) == 10
 
 
 JOINING = [
@@ -168,33 +180,10 @@ def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str)
     assert ChatTemplate(text, {}).render(conversation("Hi")) == expected
 
 
-def test_a_generation_block_has_its_own_scope() -> None:
-    text = """\
-{% for message in messages %}
-{% set word = 'out' %}
-{% generation %}{% set word = message.content %}[{{ word }}]{% endgeneration %}
-{{ word }}
-{% endfor %}"""
-    assert ChatTemplate(text, {}).render(conversation("a", "b")) == "[a]out\n[b]out\n"
-
-
-def test_an_open_generation_block_is_a_syntax_error() -> None:
-    with pytest.raises(ValueError, match="is not a template: line 1: "):
-        ChatTemplate("{% generation %}", {})
-
-
-def test_a_namespace_has_no_private_names() -> None:
-    assert ChatTemplate("{% set a = namespace(self=1) %}{{ a.self }}", {}).render(conversation("Hi")) == "1"
-    for text in ("{% set a = namespace(__call__=1) %}", "{% set a = namespace() %}{% set a.__call__ = 1 %}"):
-        with pytest.raises(ValueError, match="SecurityError"):
-            ChatTemplate(text, {})
-
-
 def test_conversations_with_tools_use_the_tool_template() -> None:
     tool_use = ChatTemplate("tools: {{ tools[0].function.name }}", {}, has_tools=True)
     both = ChatTemplate("{{ tools is none }}", {}, tool_use=tool_use)
     assert [both.render(conversation("Hi")), both.render(conversation("Hi"), [TOOL])] == ["True", "tools: f"]
-    assert ChatTemplate("{{ tools | length }}", {"tools": [1, 2]}).render(conversation("Hi")) == "2"
 
 
 def test_a_tool_template_that_fails_is_rejected() -> None:

@@ -93,18 +93,18 @@ def parts_of(path: Path) -> tuple[str, ...]:
 MOST_LINES = {
     "admission": 1320,
     "api": 10750,
-    "codecs": 890,
+    "codecs": 865,
     "coalescing": 740,
     "config": 440,
     "console": 30,
-    "core": 2240,
+    "core": 1960,
     "grpc": 1650,
     "http1": 1410,
     "launcher": 1290,
-    "lint": 860,
-    "llm": 1610,
+    "lint": 730,
+    "llm": 1590,
     "observability": 1170,
-    "pipelines": 4950,
+    "pipelines": 4600,
     "process": 1820,
     "sessions": 620,
     "shared_memory": 830,
@@ -113,7 +113,7 @@ MOST_LINES = {
     "triton": 4380,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1400
+MOST_LINES_OUTSIDE_PACKAGES = 1330
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

@@ -272,6 +272,11 @@ def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     return True
 
 
+def agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a shape can agree with both declared dims."""
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
 @lru_cache(maxsize=1024)
 def declared_shape(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...] | None:
     """Returns the shape that agrees with declared dims and has the same elements in the same order.

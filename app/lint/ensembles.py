@@ -7,7 +7,7 @@ loads and runs an ensemble, observed on the server.
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from app.codecs.kinds import shape_text
+from app.codecs.kinds import agree, shape_text
 from app.core.model import ModelConfig, Step, TensorSpec, walk
 from app.core.text import nearest
 from app.lint.findings import Finding
@@ -176,9 +176,9 @@ def edge_faults(wiring: Wiring) -> Iterator[Finding]:
         sides = shape_text(given.dims), shape_text(wanted.dims)
         if given.datatype != wanted.datatype:
             code, sides = "datatype-mismatch", (given.datatype, wanted.datatype)
-        elif _agree((_FREE,) * writer.is_batched + given.dims, (_FREE,) * reader.is_batched + wanted.dims):
+        elif agree((_FREE,) * writer.is_batched + given.dims, (_FREE,) * reader.is_batched + wanted.dims):
             continue
-        elif not _agree(given.dims, wanted.dims):
+        elif not agree(given.dims, wanted.dims):
             code = "shape-mismatch"
         elif writer.is_batched and not reader.is_batched and largest > 1:
             one = f"one {sides[1]}: a batch of one fits, a larger one fails"
@@ -187,10 +187,6 @@ def edge_faults(wiring: Wiring) -> Iterator[Finding]:
             continue
         text = f"{writer} gives '{tensor}' as {sides[0]}, {reader} takes {sides[1]}"
         yield wiring.finding(code, text, reader.place or writer.place, tensor)
-
-
-def _agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(one) == len(other) and all(a == b or _FREE in (a, b) for a, b in zip(one, other, strict=True))
 
 
 def stream_faults(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.codecs.kinds import declared_shape, is_one_content, kind_fits, shape_text
+from app.codecs.kinds import agree, declared_shape, is_one_content, kind_fits, shape_text
 from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
@@ -241,8 +241,7 @@ def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec,
     if contract.shape is None or not tensor.is_typed:
         return
     agreed = tuple(contract.shape)
-    is_possible = len(agreed) == len(dims) and all(a == b or -1 in (a, b) for a, b in zip(agreed, dims, strict=True))
-    if not is_possible and declared_shape(agreed, dims) is None:
+    if not agree(agreed, dims) and declared_shape(agreed, dims) is None:
         text = f"is {shape_text(agreed)}, and the model's output '{tensor.name}' is {shape_text(dims)}"
         raise PipelineMismatch(("contract", tensor.name, "shape"), text)
 

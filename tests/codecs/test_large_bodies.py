@@ -3,18 +3,15 @@
 import json
 import tracemalloc
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.codecs import json_scan
-from app.codecs import numbers as numbers_module
 from app.core.errors import GatewayError, InvalidInput
 from app.core.inference import Array
-from app.pipelines.pipeline import Pipeline
+from tests.codecs.test_number_codecs import every_body_is_large
 from tests.toolkit.models import model, pipeline
 
 MIB = 1024 * 1024
@@ -35,16 +32,12 @@ CONFIG = model(
 KINDS = {"NOTE": "text", "W": "text", "T": "text", "DOC": "json", "FILE": "binary"}
 
 
-def pipeline_with_all_kinds() -> Pipeline:
-    """Returns a pipeline with optional inputs, so that a body may contain any of them."""
-    inputs = {
-        tensor.name.lower(): {"tensor": tensor.name, "kind": KINDS.get(tensor.name, "number"), "optional": True}
-        for tensor in CONFIG.inputs
-    }
-    return pipeline(CONFIG, inputs=inputs, parameters={"n": {"type": "integer", "optional": True}})
-
-
-P = pipeline_with_all_kinds()
+INPUTS = {
+    tensor.name.lower(): {"tensor": tensor.name, "kind": KINDS.get(tensor.name, "number"), "optional": True}
+    for tensor in CONFIG.inputs
+}
+P = pipeline(CONFIG, inputs=INPUTS, parameters={"n": {"type": "integer", "optional": True}})
+"""All inputs are optional, so that a body may contain any of them."""
 
 
 def result_of(body: bytes) -> Any:
@@ -66,11 +59,7 @@ def check_both_readers(body: bytes) -> None:
     If several fields are invalid, each reader may name only some of them.
     """
     as_small = result_of(body)
-    with (
-        patch("app.pipelines.body.LARGE_BYTES", 0),
-        patch.object(json_scan, "PIECE_BYTES", 8),
-        patch.object(numbers_module, "PIECE_BYTES", 8),
-    ):
+    with every_body_is_large(8):
         as_large = result_of(body)
     if isinstance(as_small, dict):
         assert as_large == as_small

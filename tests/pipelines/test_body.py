@@ -9,27 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
-from app.pipelines.pipeline import Pipeline
 from tests.toolkit.models import model, pipeline
 
 CONFIG = model(["X FP32 [-1]", "NOTE BYTES [1]", "DOC BYTES [1] optional", "FILE BYTES [1] optional"])
 
 
-def pipeline_with_all_kinds() -> Pipeline:
-    """Returns a pipeline with a list of numbers, a text, optional JSON, an optional image and two parameters."""
-    return pipeline(
-        CONFIG,
-        inputs={
-            "x": {"tensor": "X"},
-            "note": {"tensor": "NOTE", "kind": "text"},
-            "doc": {"tensor": "DOC", "kind": "json", "optional": True},
-            "image": {"tensor": "FILE", "kind": "image", "optional": True},
-        },
-        parameters={"n": {"type": "integer", "default": 1}, "t": {"type": "number", "optional": True}},
-    )
-
-
-P = pipeline_with_all_kinds()
+P = pipeline(
+    CONFIG,
+    inputs={
+        "x": {"tensor": "X"},
+        "note": {"tensor": "NOTE", "kind": "text"},
+        "doc": {"tensor": "DOC", "kind": "json", "optional": True},
+        "image": {"tensor": "FILE", "kind": "image", "optional": True},
+    },
+    parameters={"n": {"type": "integer", "default": 1}, "t": {"type": "number", "optional": True}},
+)
 GOOD = {"x": [1.0], "note": "hi"}
 PNG = b"\x89PNG\r\n\x1a\n"
 ALL_FIELDS = "doc, image, n, note, t, x"

@@ -16,8 +16,7 @@ from starlette.responses import Response
 from app.api.error_table import headers_of
 from app.api.oip.infer import ParsedRequest, check_id, data_of
 from app.api.oip.oip_errors import is_of_model, message_of, status_of
-from app.api.oip.oip_parameters import parameter_of
-from app.api.oip.signature import Input, Signature
+from app.api.oip.signature import Input, Signature, parameter_of
 from app.api.responses import JsonResponse
 from app.codecs.json_scan import WHITESPACE, members_of
 from app.core.answer import Answer, Ending, Values

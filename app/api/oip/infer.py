@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.api.exchange import Exchange, Header
-from app.api.oip.oip_parameters import parameter_of
-from app.api.oip.signature import Signature, not_json
+from app.api.oip.signature import Signature, not_json, parameter_of
 from app.api.responses import JSON, send_parts
 from app.codecs.json_scan import spans_of
 from app.core.errors import InvalidInput, InvalidJson

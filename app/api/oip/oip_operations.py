@@ -13,7 +13,7 @@ import numpy as np
 
 from app.api.oip.infer import MAX_ID
 from app.api.oip.oip_errors import status_of_kind
-from app.api.oip.oip_parameters import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
+from app.api.oip.signature import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
 from app.api.openapi import (
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model, compiled once for its configuration: names, datatypes, shapes, codecs."""
+"""What a model takes, compiled once for its configuration: inputs and outputs with their codecs, and parameters."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from app.api.oip.oip_parameters import checked
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, number_codec, read_numbers
@@ -31,11 +30,25 @@ from app.observability.metrics import NO_PIPELINE
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.models import OipModels, RequestRules
 from app.pipelines.pipeline import Target
-from app.pipelines.spec import STREAM_DEFAULTS, PipelineSpec
+from app.pipelines.spec import RESERVED_PARAMETERS, STREAM_DEFAULTS, PipelineSpec
 
 MAX_ELEMENTS = 65_536
 """Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""
 _MAX_DIMENSIONS = 32
+MAX_PARAMETERS = 64
+MAX_NAME = 128
+MAX_TEXT = 4096
+
+_TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
+    "sequence_id": (int, str),
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
+    "priority": (int,),
+    "timeout": (int,),
+}
+"""Triton's sequence and schedule policy extensions. Every other parameter that Triton interprets is refused."""
+_EXPECTED_BY_TYPE: Mapping[type, str] = {int: "unsigned-integer", bool: "boolean"}
+_parameter = msgspec.json.Decoder(bool | int | float | str)
 _KEPT_IN_BODY = 4096
 """Elements of at least this size are not copied out of the body."""
 _texts = msgspec.json.Decoder(list[str])
@@ -205,11 +218,16 @@ class Signature(Target):
         outputs: Iterable[RequestedOutput] = (),
     ) -> InferenceRequest:
         """Raises InvalidInput."""
+        if len(parameters) > MAX_PARAMETERS:
+            raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
+        for name, value in parameters.items():
+            _check_parameter(name, value)
+        self.rules.sequence_ids.check(parameters.get("sequence_id", 0))
         return InferenceRequest(
             model=self.config.name,
             version=version,
             inputs=tuple(inputs),
-            parameters=checked(parameters, self.rules.sequence_ids),
+            parameters=dict(parameters),
             outputs=tuple(outputs),
             takes_traceparent=self.rules.takes_traceparent,
             idempotent=self.rules.idempotent,
@@ -255,6 +273,42 @@ class Signature(Target):
         return InvalidInput(
             f"unexpected inference {what} '{shown(name)}' for model '{self.config.name}'; it has {has}."
         )
+
+
+def parameter_of(name: str, text: memoryview) -> Parameter:
+    """Raises InvalidInput or InvalidJson."""
+    try:
+        value: Parameter = _parameter.decode(text)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(
+            f"parameter '{shown(name)}' has invalid type. It should be either 'int', 'float', 'bool', or 'string'."
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidJson("The body is not JSON.") from exc
+    return value
+
+
+def _check_parameter(name: str, value: Parameter) -> None:
+    types = _TYPES_BY_NAME.get(name)
+    if types is not None:
+        if type(value) not in types or (type(value) is int and value < 0):
+            expected = _EXPECTED_BY_TYPE[types[0]]
+            raise InvalidInput(f"Unable to parse '{name}': attempt to access JSON non-{expected} as {expected}")
+    elif name.startswith("triton_"):
+        raise InvalidInput(
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
+            f"The request has '{shown(name)}'."
+        )
+    elif RESERVED_PARAMETERS.fullmatch(name) or name == "traceparent":
+        raise InvalidInput(f"parameter '{shown(name)}' is reserved and should not be specified.")
+    if not (0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()):
+        raise InvalidInput(
+            f"parameter '{shown(name)}' has an invalid name; expected 1 to {MAX_NAME} printable characters of ASCII."
+        )
+    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton truncates text at a NUL
+        raise InvalidInput(f"parameter '{shown(name)}' must have at most {MAX_TEXT} characters, and no NUL.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63 and name != "sequence_id":
+        raise InvalidInput(f"parameter '{shown(name)}' is an integer beyond 64 bits.")
 
 
 def not_json() -> InvalidJson:

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from app.admission.keys import Caller
@@ -59,11 +58,8 @@ class BodyThread:
         if self._running is None or self._running.done():
             turn = self._queue.take(lambda _: True)
             if turn is not None:
-                self._running = self._thread.submit(turn.read)
-                self._running.add_done_callback(partial(self._report, turn))
-
-    def _report(self, turn: _Turn, done: "Future[Any]") -> None:
-        turn.result.get_loop().call_soon_threadsafe(self._ended, turn, done)
+                self._running, loop = self._thread.submit(turn.read), turn.result.get_loop()
+                self._running.add_done_callback(lambda done: loop.call_soon_threadsafe(self._ended, turn, done))
 
     def _ended(self, turn: _Turn, done: "Future[Any]") -> None:
         if self._running is done:

@@ -83,7 +83,7 @@ class FailureMiddleware:
             await app(scope, receive, send)
         except (Exception, asyncio.CancelledError) as exc:
             exchange: Exchange = scope["state"]["exchange"]
-            error = self._routing_error(exc, scope) if isinstance(exc, HTTPException) else _error_of(exc, exchange)
+            error = self._error_of(exc, scope, exchange)
             if error is not None:
                 exchange.record.fail(error)
             if error is None or exchange.is_answering:
@@ -98,7 +98,14 @@ class FailureMiddleware:
                 response.headers["Allow"] = self._methods_of(scope)
             await response(scope, receive, send)
 
-    def _routing_error(self, exc: HTTPException, scope: Scope) -> GatewayError:
+    def _error_of(self, exc: BaseException, scope: Scope, exchange: Exchange) -> GatewayError | None:
+        """Returns the error for the caller; None for a cancellation that is not caused by the drain."""
+        if isinstance(exc, GatewayError):
+            return exc
+        if isinstance(exc, asyncio.CancelledError):
+            return exchange.cause_of_cancellation()
+        if not isinstance(exc, HTTPException):
+            return Internal("The gateway failed. Its log shows the cause under the request's id.")
         if exc.status_code == 405:
             hint = f"Use one of: {self._methods_of(scope)}."
             return MethodNotAllowed("This address does not accept this method.", hint=hint)
@@ -114,12 +121,3 @@ class FailureMiddleware:
         ]
         methods = {method for route in routes for method in route.methods or ()} or {"GET", "HEAD"}
         return ", ".join(sorted(methods, key=_METHODS.index))
-
-
-def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
-    """Returns the error for the caller; None for a cancellation that is not caused by the drain."""
-    if isinstance(exc, GatewayError):
-        return exc
-    if isinstance(exc, asyncio.CancelledError):
-        return exchange.cause_of_cancellation()
-    return Internal("The gateway failed. Its log shows the cause under the request's id.")

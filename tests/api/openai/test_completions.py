@@ -87,12 +87,6 @@ class TestStop:
         assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
-    async def test_text_that_was_held_back_is_sent_at_the_end(self, complete: Any) -> None:
-        events = chunks(await complete(stop=["you and"], stream=True))
-        texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
-        assert texts == ["Hel", "lo", " ", "you", ""]
-        assert events[-2]["choices"][0]["finish_reason"] == "length"
-
 
 class TestStream:
     async def test_chunks_of_a_completion(self, complete: Any) -> None:
@@ -134,11 +128,6 @@ class TestStream:
         assert last == {
             "error": {"message": "It failed.", "type": "server_error", "param": None, "code": "model_error"}
         }
-
-    async def test_a_stream_checks_the_contract(self, complete: Any, api: Api) -> None:
-        growing = response(tensor("TEXT", "BYTES", [b"x"]), tensor("IDS", "INT32", [1, 2, 3]), is_final=False)
-        api.engine.answers = [HELLO[0], growing]
-        assert chunks(await complete(stream=True))[-1]["error"]["code"] == "contract_violation"
 
     async def test_an_empty_answer_has_a_role(self, chat: Any, api: Api) -> None:
         api.engine.answers = [refused_by_model("EXIT", None)]

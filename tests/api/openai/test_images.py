@@ -114,12 +114,6 @@ async def test_another_model_gets_the_bytes(api: Served) -> None:
     assert sent(api)["PICTURE"] == [PNG]
 
 
-async def test_a_stream_has_images_too(api: Served) -> None:
-    first, *_ = chunks(await chat(api, TWO, stream=True))
-    assert first["choices"][0]["delta"]["content"] == "A cat"
-    assert len(sent(api)["image"]) == 2
-
-
 async def test_each_choice_gets_the_images(api: Served) -> None:
     assert (await chat(api, TWO, n=2)).status_code == 200
     assert [len(each.inputs) for each in api.engine.requests] == [len(api.engine.requests[0].inputs)] * 2
@@ -212,12 +206,6 @@ async def test_a_refusal_of_every_image_tells_the_operator_what_is_needed(api: S
 async def test_the_field_of_the_images_is_not_allowed_beside_them(api: Served) -> None:
     answered = await chat(api, user(image(data_url(PNG))), images=[data_url(GIF)])
     assert refusal(answered) == (400, "invalid_input", "images")
-
-
-async def test_the_body_limit_holds_for_images(tmp_path: Path) -> None:
-    async with gateway(tmp_path, limits=Limits(64 * 1024, 1024 * 1024)) as api:
-        answered = await chat(api, user(image(data_url(PNG + bytes(1024 * 1024)))))
-        assert answered.status_code == 413
 
 
 async def test_the_schema_has_images_only_where_the_model_takes_them(api: Served) -> None:

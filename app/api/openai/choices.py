@@ -177,8 +177,8 @@ class StopMatcher:
 
     def add(self, piece: str) -> str:
         """Returns the text that cannot be part of a stop text; empty after a stop text."""
-        if not self._stops or self.has_stopped:
-            return "" if self.has_stopped else piece
+        if self.has_stopped:
+            return ""
         text = self._held + piece
         found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
         if found:
@@ -213,7 +213,7 @@ class Choice:
         self._options = options
         self._names = name_by_field
         self._collector = Collector(pipeline, request, is_divided=False)
-        self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop)
+        self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop) if options.stops else None
         parser = options.parser()
         self._reader = None if parser is None else AnswerReader(parser, options.tools)
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
@@ -284,7 +284,7 @@ class Choice:
             self.early_exit = ending.early_exit
             for values in ending.outputs:
                 self._write(values)
-            self._show(self._matcher.rest())
+            self._show("" if self._matcher is None else self._matcher.rest())
         if self._reader is not None:
             self._reader.finish(self.piece)
             if self.early_exit is None:
@@ -319,9 +319,11 @@ class Choice:
         if (name := self._tokens_field) is not None and (tokens := alternatives_of(values[name], name)) is not None:
             self.piece.tokens = self.piece.tokens or []
             self.piece.tokens += tokens
-        self._show(self._matcher.add(text))
-        if self._matcher.has_stopped:
-            self.has_stopped, self.finish_reason = True, "stop"
+        if self._matcher is not None:
+            text = self._matcher.add(text)
+            if self._matcher.has_stopped:
+                self.has_stopped, self.finish_reason = True, "stop"
+        self._show(text)
 
     def _show(self, text: str) -> None:
         """Writes text for the caller."""

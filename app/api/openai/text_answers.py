@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 from msgspec import Meta
 from sse_starlette import ServerSentEvent
 
-from app.api.openai.choices import CallPiece, Choice, Piece, TextOptions
+from app.api.openai.choices import Choice, Piece, TextOptions
 from app.api.openai.logprobs import chat_logprobs, completion_logprobs
 from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Tokens, Values
@@ -237,7 +237,11 @@ class ChatAnswer(TextAnswer):
         text, reasoning, further = "".join(piece.texts), "".join(piece.reasoning), _Further()
         if piece.calls:
             further["tool_calls"] = [
-                {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": _arguments_of(each)}}
+                {
+                    "id": each.id,
+                    "type": "function",
+                    "function": {"name": each.name, "arguments": "".join(each.arguments)},
+                }
                 for each in piece.calls
             ]
         if reasoning:
@@ -255,23 +259,17 @@ class ChatAnswer(TextAnswer):
             self._begun.add(index)
         if piece.texts or (is_first and not piece.is_read):
             delta["content"] = "".join(piece.texts)
-        if piece.calls:
-            delta["tool_calls"] = [_delta_of(call) for call in piece.calls]
+        for call in piece.calls:
+            arguments = "".join(call.arguments)
+            part: OpenAICallDelta = {"index": call.index, "function": {"arguments": arguments}}
+            if call.id:
+                function: OpenAIFunctionDelta = {"name": call.name, "arguments": arguments}
+                part = {"index": call.index, "id": call.id, "type": "function", "function": function}
+            delta.setdefault("tool_calls", []).append(part)
         if piece.reasoning:
             delta["reasoning"] = delta["reasoning_content"] = "".join(piece.reasoning)
         logprobs = None if piece.tokens is None else chat_logprobs(piece.tokens, self._top_logprobs)
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-
-
-def _arguments_of(call: CallPiece) -> str:
-    return "".join(call.arguments)
-
-
-def _delta_of(call: CallPiece) -> OpenAICallDelta:
-    if not call.id:
-        return {"index": call.index, "function": {"arguments": _arguments_of(call)}}
-    function: OpenAIFunctionDelta = {"name": call.name, "arguments": _arguments_of(call)}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 def usage_of(tokens: Tokens | None) -> OpenAIUsage | None:

@@ -153,8 +153,13 @@ def take_tools(members: Members, form: TextForm) -> ToolUse:
         raise refused(problems)
     if not tools or choice == "none":
         return NO_TOOLS
+    texts = {tool.function.name: tool.function.description or "" for tool in tools}
     return ToolUse(
-        described=[_as_template_has_it(tool.function) for tool in tools if tool.function.name in described],
+        described=[
+            {"type": "function", "function": {"name": name, "description": texts[name], "parameters": parameters}}
+            for name, parameters in functions.items()
+            if name in described
+        ],
         callable={name: parameters for name, parameters in functions.items() if name in named},
         is_required=mode == "required",
         is_named=isinstance(choice, _NamedChoice),
@@ -189,11 +194,6 @@ def is_deeper(value: Any, levels: int) -> bool:
         inner = value.values() if isinstance(value, dict) else value
         return levels == 0 or any(is_deeper(each, levels - 1) for each in inner)
     return False
-
-
-def _as_template_has_it(function: _Function) -> Mapping[str, Any]:
-    described = {"name": function.name, "description": function.description or ""}
-    return {"type": "function", "function": {**described, "parameters": function.parameters or _NO_PARAMETERS}}
 
 
 def members_of_turns(turns: Sequence[Turn], form: TextForm) -> Sequence[Mapping[str, Any]]:

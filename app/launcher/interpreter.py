@@ -94,23 +94,17 @@ def choose(paths: Iterable[Path], inspect: Inspect, suits: Callable[[Interpreter
 def refusal(unfit: Path | None) -> str:
     """Returns the message that `unfit`, or every Python, cannot run the models, with the remedies for this machine."""
     lead = f"{unfit} cannot" if unfit else "No Python on this machine can"
-    packages = _packages_of_apt()
-    by_apt = f"`apt-get install {' '.join(packages)}`, or " if packages else ""
+    by_apt = ""
+    if shutil.which("apt-cache") is not None:  # the newest Python that apt knows and that can run models, if any
+        names = [f"libpython3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
+        command = ["apt-cache", "show", "--no-all-versions", *names]
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout.decode()
+        library = next((name for name in names if f"Package: {name}" in shown.splitlines()), None)
+        by_apt = f"`apt-get install {library[len('lib') :]} {library}`, or " if library else ""
     return (
         f"{lead} run the models: they need Python 3.10 to 3.12 with a shared libpython. To install one: "
         f"{by_apt}with pyenv `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`."
     )
-
-
-def _packages_of_apt() -> list[str]:
-    """Returns the packages of the newest Python that apt knows and that can run models. Many systems have none."""
-    if shutil.which("apt-cache") is None:
-        return []
-    names = [f"libpython3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
-    command = ["apt-cache", "show", "--no-all-versions", *names]
-    shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout.decode()
-    library = next((name for name in names if f"Package: {name}" in shown.splitlines()), None)
-    return [library[len("lib") :], library] if library else []
 
 
 REQUEST = ">=3.11,<3.13"

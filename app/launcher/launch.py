@@ -10,8 +10,8 @@ import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -134,12 +134,25 @@ class Launch:
     def prepare(
         cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
     ) -> "Launch":
-        """Chooses the names and creates the temporary folder with Triton's backends. Raises StartFailed."""
-        with _new_temporary_folder() as folder:
+        """Chooses the names and creates the temporary folder with Triton's backends.
+
+        Raises StartFailed if its file system is full.
+        """
+        folder = None
+        try:
+            temporary = tempfile.gettempdir()
+            parent = temporary if _is_one_word(temporary) else "/tmp"
+            folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=parent))
             models.link_backends(folder)
             if not _is_one_word(str(repository.path)):
                 (folder / "models").symlink_to(repository.path)
                 repository = replace(repository, path=folder / "models")
+        except OSError as exc:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            where = exc.filename or "the folder for temporary files"
+            text = f"Triton cannot start: {where}: {exc.strerror}. Free space there, or set TMPDIR to another folder."
+            raise StartFailed(text) from exc
         return cls(options, ports, repository, models, secrets.token_hex(8), folder)
 
     @property
@@ -193,24 +206,6 @@ class Launch:
                 rest = inherited.get(name, os.defpath if name == "PATH" else "")
                 added[name] = f"{folder}{os.pathsep}{rest}" if rest else folder
         return added
-
-
-@contextmanager
-def _new_temporary_folder() -> Iterator[Path]:
-    """Creates a folder, which is removed if the block fails. Raises StartFailed if its file system is full."""
-    folder = None
-    try:
-        temporary = tempfile.gettempdir()
-        parent = temporary if _is_one_word(temporary) else "/tmp"
-        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=parent))
-        yield folder
-    except OSError as exc:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        where = exc.filename or "the folder for temporary files"
-        raise StartFailed(
-            f"Triton cannot start: {where}: {exc.strerror}. Free space there, or set TMPDIR to another folder."
-        ) from exc
 
 
 def _is_one_word(path: str) -> bool:

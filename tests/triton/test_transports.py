@@ -30,7 +30,7 @@ class Script(grpc.GenericRpcHandler):
     """A server with a unary and a streaming method, which the test provides."""
 
     def __init__(self) -> None:
-        self.answer: Answer = _echo
+        self.answer: Answer = sending()
         self.metadata: dict[str, str] = {}
         self.ended = asyncio.Event()
         """Set when an answer ends or the call is cancelled."""
@@ -70,8 +70,15 @@ class Script(grpc.GenericRpcHandler):
             self.ended.set()
 
 
-async def _echo(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-    yield message
+def sending(*messages: bytes, then_s: float = 0.0) -> Answer:
+    """Answers with these messages, or repeats the request, and ends after the given time."""
+
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        for each in messages or (message,):
+            yield each
+        await asyncio.sleep(then_s)
+
+    return answer
 
 
 @asynccontextmanager
@@ -191,23 +198,16 @@ async def test_every_status_code_with_its_details(transport: Transport, script: 
 
 
 async def test_a_response_over_the_limit_is_an_error(transport: Transport, script: Script) -> None:
-    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        yield bytes(MAX_MESSAGE_BYTES + 1)
-
-    script.answer = answer
+    script.answer = sending(bytes(MAX_MESSAGE_BYTES + 1))
     assert (await error_of(called(transport))).code == "RESOURCE_EXHAUSTED"
-    script.answer = _echo
+    script.answer = sending()
     assert await called(transport, b"next") == b"next"
 
 
 async def test_a_stream_keeps_its_order(transport: Transport, script: Script) -> None:
     sent = [b"%d" % n for n in range(1000)] + [b"", bytes(3 * 1024 * 1024), b"last"]
 
-    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        for each in sent:
-            yield each
-
-    script.answer = answer
+    script.answer = sending(*sent)
     stream = await streamed(transport)
     assert await drained(stream) == sent
     assert stream.done()
@@ -272,13 +272,8 @@ async def test_cancelling_a_stream_does_not_affect_others(transport: Transport, 
 
 
 async def test_cancelling_a_unary_call_reaches_the_server(transport: Transport, script: Script) -> None:
-    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        script.metadata["began"] = "yes"
-        await asyncio.sleep(3600)
-        yield message
-
-    script.answer = answer
-    call = await transport.unary("/test/Unary", b"", WAIT_S)
+    script.answer_when_released()
+    call = await transport.unary("/test/Unary", b"", WAIT_S, (("began", "yes"),))
     while "began" not in script.metadata:
         await asyncio.sleep(0.01)
     call.cancel()
@@ -310,17 +305,8 @@ async def test_cancelling_the_wait_does_not_cancel_the_response(transport: Trans
 
 
 async def test_the_deadline_ends_the_wait_and_the_caller_cancels(transport: Transport, script: Script) -> None:
-    cancelled = asyncio.Event()
-
-    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        yield b""
-
-    script.answer = answer
+    script.answer_when_released()
+    cancelled = script.ended
     unary = await transport.unary("/test/Unary", b"", 0.1)
     assert (await error_of(unary.response())).code == "DEADLINE_EXCEEDED"
     stream = await streamed(transport, timeout_s=0.1)
@@ -344,12 +330,7 @@ async def test_a_missing_server_is_unavailable(open_transport: Open) -> None:
 
 async def test_a_lost_connection_fails_its_calls(open_transport: Open, script: Script) -> None:
     """The client cannot know whether the server processed the calls."""
-
-    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        yield message
-        await asyncio.sleep(3600)
-
-    script.answer = answer
+    script.answer = sending(then_s=3600)
     async with serving(script) as url:
         transport = open_transport(url)
         stream = await streamed(transport)
@@ -382,11 +363,7 @@ async def until_connected(transport: Transport, message: bytes) -> bytes:
 
 
 async def test_a_closed_transport_fails_its_calls(transport: Transport, script: Script) -> None:
-    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        yield message
-        await asyncio.sleep(3600)
-
-    script.answer = answer
+    script.answer = sending(then_s=3600)
     stream = await streamed(transport)
     assert await anext(stream) == b"x"
     await transport.close()

@@ -14,7 +14,7 @@ from app.grpc import http2_session as session
 from app.grpc.calls import Http2UnaryCall
 from app.grpc.client import Client, Options
 from app.grpc.connection import Http2Connection, KeepAlive
-from app.grpc.frames import FrameBuffer, frame_bytes
+from app.grpc.frames import Frame, FrameBuffer, frame_bytes
 from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, RpcError
 from app.triton.credentials import TlsFiles
@@ -87,15 +87,22 @@ async def error_of(opened: Client, timeout_s: float = 10.0) -> RpcError:
     return caught.value
 
 
-async def request(reader: asyncio.StreamReader) -> int:
-    """Reads the preface, and frames until the end of a request. Returns the id of its stream."""
-    if (await reader.readexactly(3)) == b"PRI":
-        await reader.readexactly(len(frames.PREFACE) - 3)
+async def frames_of(reader: asyncio.StreamReader) -> AsyncIterator[Frame]:
+    """Reads the preface, and yields the frames after it."""
+    await reader.readexactly(len(frames.PREFACE))
     buffer = FrameBuffer(2**24)
-    while True:
-        for frame in buffer.frames(await reader.read(65536)):
-            if frame.kind == frames.DATA and frame.flags & frames.END_STREAM:
-                return frame.stream_id
+    while data := await reader.read(65536):
+        for frame in buffer.frames(data):
+            yield frame
+
+
+def ends_request(frame: Frame) -> bool:
+    return frame.kind == frames.DATA and bool(frame.flags & frames.END_STREAM)
+
+
+async def request(reader: asyncio.StreamReader) -> int:
+    """Reads until the end of a request. Returns the id of its stream."""
+    return await anext(frame.stream_id async for frame in frames_of(reader) if ends_request(frame))
 
 
 def replying(*parts: bytes) -> Talk:
@@ -265,17 +272,14 @@ async def test_the_stream_limit_of_the_server_is_respected() -> None:
     async def limited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal open_now, peak
         writer.write(ONE_AT_A_TIME)
-        await reader.readexactly(len(frames.PREFACE))
-        buffer = FrameBuffer(2**24)
-        while data := await reader.read(65536):
-            for frame in buffer.frames(data):
-                if frame.kind == frames.HEADERS:
-                    open_now += 1
-                    peak = max(peak, open_now)
-                if frame.kind == frames.DATA and frame.flags & frames.END_STREAM:
-                    await asyncio.sleep(0.01)
-                    open_now -= 1
-                    writer.write(answer(frame.stream_id))
+        async for frame in frames_of(reader):
+            if frame.kind == frames.HEADERS:
+                open_now += 1
+                peak = max(peak, open_now)
+            if ends_request(frame):
+                await asyncio.sleep(0.01)
+                open_now -= 1
+                writer.write(answer(frame.stream_id))
 
     async with server(limited) as url:
         opened = client(url)
@@ -288,10 +292,8 @@ async def test_a_cancelled_call_makes_room_for_the_next() -> None:
 
     async def answering_the_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ONE_AT_A_TIME)
-        await reader.readexactly(len(frames.PREFACE))
-        buffer = FrameBuffer(2**24)
-        while data := await reader.read(65536):
-            if any(frame.kind == frames.DATA and frame.stream_id == 3 for frame in buffer.frames(data)):
+        async for frame in frames_of(reader):
+            if ends_request(frame) and frame.stream_id == 3:
                 writer.write(answer(3))
 
     async with server(answering_the_second) as url:
@@ -309,10 +311,9 @@ async def test_waiting_for_a_stream_counts_against_the_deadline() -> None:
 
     async def listening(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ONE_AT_A_TIME)
-        await reader.readexactly(len(frames.PREFACE))
-        buffer = FrameBuffer(2**24)
-        while data := await reader.read(65536):
-            blocks.extend(frame.content for frame in buffer.frames(data) if frame.kind == frames.HEADERS)
+        async for frame in frames_of(reader):
+            if frame.kind == frames.HEADERS:
+                blocks.append(frame.content)
 
     async with server(listening) as url:
         opened = client(url)

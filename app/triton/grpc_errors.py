@@ -5,7 +5,6 @@ The texts are those of Triton 2.51. They are not forwarded to callers. The most 
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -43,75 +42,66 @@ _FAILED_SCRIPT = (
 )
 _CHILD = r"(?:in ensemble '[^']*', |Error when running inference: )(?:\[request id: [^\]]*\] )?"
 """What precedes a text about a request that a step or a BLS script sent, not the caller."""
-_BROKEN_TENSOR = partial(ContractViolation, tensor=NO_TENSOR)
-_FAULTS: dict[FaultKind, tuple[Callable[[str], GatewayError], str, str]] = {
+_BROKEN_TENSORS = {
     FaultKind.NOT_GIVEN: (
-        _BROKEN_TENSOR,
         "A step did not receive a required input.",
         rf"expected \d+ inputs but got \d+ inputs for model {_MODEL}\..*"
         r"missing required input\(s\) \['(?P<tensor>[^']*)'",
     ),
     FaultKind.SHAPE: (
-        _BROKEN_TENSOR,
         "A step received an input whose shape is not the declared shape.",
         rf"unexpected shape for {_INPUT} for model {_MODEL}\. Expected (?P<expected>{_SHAPE}), got (?P<seen>{_SHAPE})",
     ),
     FaultKind.DATATYPE: (
-        _BROKEN_TENSOR,
         "A step received an input whose datatype is not the declared datatype.",
         rf"inference {_INPUT} data-type is '(?P<seen>[A-Z0-9]+)', but model {_MODEL} expects '(?P<expected>[A-Z0-9]+)'",
     ),
     FaultKind.ITEMS: (
-        _BROKEN_TENSOR,
         "A step received more items than its contract allows.",
         rf"too many items in {_INPUT} for model {_MODEL}\. "
         rf"Expected at most (?P<expected>\d{{1,9}}), got (?P<seen>{_SHAPE})",
     ),
     FaultKind.NO_ROWS: (
-        _BROKEN_TENSOR,
         "A step received a batch without rows.",
         rf"{_CHILD}(?:input byte size mismatch for|expected \d+ string elements for inference) {_INPUT} "
         rf"for model {_MODEL}(?:\. Expected \d+)?, got 0\b",
     ),
     FaultKind.MANY_ROWS: (
-        _BROKEN_TENSOR,
         "A step received more rows than its `max_batch_size`.",
         rf"{_CHILD}inference request batch-size must be <= (?P<expected>\d{{1,9}}) for {_MODEL}",
     ),
     FaultKind.SPLIT: (
-        _BROKEN_TENSOR,
         "An output could not be split among the requests of its batch.",
         r"failed to split the output tensor '(?P<tensor>[^']*)' in responses",
     ),
+}
+"""Faults of a tensor inside a chain of models: the text of the error, and Triton's message."""
+_FAILED_MODELS = {
     FaultKind.RESPONSE_COUNT: (
-        ModelError,
         "A model's script did not return exactly one response for each request.",
         rf"{_FAILED_SCRIPT}Number of InferenceResponse objects do not match",
     ),
     FaultKind.RETURNED_DECOUPLED: (
-        ModelError,
         "The script of a decoupled model returned its responses; it must send them.",
         rf"{_FAILED_SCRIPT}Python model '[^']*' is using the decoupled mode and the execute function must return None",
     ),
     FaultKind.DEADLOCK: (
-        ModelError,
         "An output of an ensemble was never set.",
         r"unexpected deadlock, at least one output is not set",
     ),
     FaultKind.CHILD_DECOUPLED: (
-        ModelError,
         "A BLS script called a decoupled model as if it had one response.",
         r"Model (?P<model>[^ ]+) - Error when running inference: .* is using the decoupled",
     ),
     FaultKind.CHILD_NOT_READY: (
-        ModelError,
         "A BLS script called a model that is not ready.",
         r"Model (?P<model>[^ ]+) - Error when running inference: .* is not ready",
     ),
-    FaultKind.RAISED: (ModelError, "A model's script raised an exception.", _FAILED_SCRIPT),
+    FaultKind.RAISED: ("A model's script raised an exception.", _FAILED_SCRIPT),
 }
-"""Faults inside a chain of models: the error, its text, and Triton's message."""
-_PATTERNS = {kind: re.compile(pattern) for kind, (_, _, pattern) in _FAULTS.items()}
+"""The same of a model."""
+_FAULTS = {**_BROKEN_TENSORS, **_FAILED_MODELS}
+_PATTERNS = {kind: re.compile(pattern) for kind, (_, pattern) in _FAULTS.items()}
 _FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
 """Codes of faults inside a chain of models. A BLS model loses the code of the model that it called."""
 
@@ -217,11 +207,7 @@ _TEXTS: tuple[tuple[str, str, Callable[[re.Match[str]], GatewayError]], ...] = (
             hint="Make the outputs smaller, or send them in several responses of a decoupled model.",
         ),
     ),
-    (
-        "RESOURCE_EXHAUSTED",
-        r"(?:Received|Sent) message larger than max",
-        lambda _: PayloadTooLarge(_TOO_LARGE),
-    ),
+    ("RESOURCE_EXHAUSTED", r"(?:Received|Sent) message larger than max", lambda _: PayloadTooLarge(_TOO_LARGE)),
 )
 """The codes of an error, Triton's or gRPC's text, and the error of the gateway."""
 _ERRORS = tuple((frozenset(codes.split()), re.compile(pattern), error) for codes, pattern, error in _TEXTS)
@@ -263,8 +249,9 @@ def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: b
         if is_possible and (found := pattern.search(message)):
             return error_of(found)
     if grpc_code in _FAULT_CODES and (fault := fault_in(message)):
-        error_of_fault, text, _ = _FAULTS[fault.kind]
-        error = error_of_fault(text)
+        text, _ = _FAULTS[fault.kind]
+        is_tensor = fault.kind in _BROKEN_TENSORS
+        error = ContractViolation(text, tensor=NO_TENSOR) if is_tensor else ModelError(text)
         error.fault = fault  # app.pipelines.error_hints later adds the step and the tensor
         return error
     if grpc_code == "DEADLINE_EXCEEDED":

@@ -37,6 +37,8 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Se
 
 Calls = Callable[[str, int], int]
 """The model and the number of steps of a request -> how many calls of the model may be under way."""
+BUDGET = 4
+"""A failed call is made again at most this many times for each halving of its requests."""
 SPLITS = 3
 SPLIT_WINDOW_S = 10.0
 PAUSE_S = 10.0
@@ -237,7 +239,8 @@ class _Model:
 
     async def _answer(self, members: list[_Waiting]) -> None:
         """Makes one call, and after a failure of the model further calls by halves, within a budget of calls."""
-        parts, budget, failure = [members], budget_of(len(members)), None
+        # enough calls to find two requests that fail, each alone
+        parts, budget, failure = [members], BUDGET * len(members).bit_length() + 1, None
         while parts:
             part = [each for each in parts.pop() if not each.answer.done()]
             if not part:
@@ -324,11 +327,6 @@ class _Model:
             _log.warning(text, self._name, error.upstream.message[:1024])
         for each in members:
             each.fail(for_one_of_several(error))
-
-
-def budget_of(requests: int) -> int:
-    """The most calls for this number of requests: enough to find two that fail, each alone."""
-    return 4 * requests.bit_length() + 1
 
 
 def for_one_of_several(error: GatewayError) -> GatewayError:

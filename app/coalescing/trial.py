@@ -110,7 +110,8 @@ class Coalescing(PipelineLayer):
         """Uses the examples that may share a call with the sample, or else the varied requests."""
         sample, *examples = declared
         others = [each for each in examples if key_of(each) == key_of(sample)] or varied
-        different = {_content_of(each): each for each in (sample, *others) if rows_of(each) == rows_of(sample)}
+        fitting = [each for each in (sample, *others) if rows_of(each) == rows_of(sample)]
+        different = {b"".join(part for one in each.inputs for part in raw_parts(one)): each for each in fitting}
         trial = _Trial(engine, self, timeout_s)
         try:
             await trial.run([replace(each, is_probe=True) for each in different.values()])
@@ -211,7 +212,3 @@ def _is_same(one: Tensor, other: Tensor, tolerance: float = 0.0) -> bool:
         return False
     first, second = one.array.astype(np.float64), other.array.astype(np.float64)
     return bool(np.allclose(first, second, rtol=tolerance, atol=tolerance, equal_nan=True))
-
-
-def _content_of(request: InferenceRequest) -> bytes:
-    return b"".join(part for tensor in request.inputs for part in raw_parts(tensor))

@@ -50,8 +50,7 @@ async def open_transport(
         context = None if tls is None else tls.followed()
         transport = Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority or url))
     else:
-        of_channel = None if tls is None else tls.channel_credentials()
-        transport = GrpcioTransport(url, pings, of_channel, "" if authority == url else authority)
+        transport = GrpcioTransport(url, pings, tls, "" if authority == url else authority)
     if credentials.token_file is not None:
         transport = TokenTransport(transport, credentials.token_file)
     try:

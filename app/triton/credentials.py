@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import grpc
-
 from app.config.document import ConfigError
 from app.config.watch import FollowedFile, stamp_of
 from app.grpc.rpc import Metadata, StreamCall, Transport, UnaryCall
@@ -44,7 +42,15 @@ class TlsFiles:
 
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Creates a TLS context that offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
-        context = ssl.create_default_context(cadata=self._authorities())
+        authorities = None
+        if self.authorities is not None:
+            try:
+                authorities = self.authorities.read_text("ascii")
+                # "" would select the authorities of the system
+                ssl.create_default_context(cadata=authorities or "nothing")
+            except (OSError, ValueError) as exc:
+                raise CredentialsUnusable(f"{self.authorities}: {_reason_of(exc)}") from exc
+        context = ssl.create_default_context(cadata=authorities)
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # Debian's Python leaves this to OpenSSL's configuration
         if self.certificate is not None:
             try:
@@ -53,25 +59,6 @@ class TlsFiles:
                 raise CredentialsUnusable(f"{self.certificate}, {self.key}: {_reason_of(exc)}") from exc
         context.set_alpn_protocols(protocols)
         return context
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Creates credentials for grpcio, which does not reload changed files. Raises CredentialsUnusable."""
-        self.context()  # checks the files
-        authorities, key, certificate = (
-            None if path is None else path.read_bytes() for path in (self.authorities, self.key, self.certificate)
-        )
-        return grpc.ssl_channel_credentials(authorities, key, certificate)
-
-    def _authorities(self) -> str | None:
-        """Raises CredentialsUnusable."""
-        if self.authorities is None:
-            return None
-        try:
-            text = self.authorities.read_text("ascii")
-            ssl.create_default_context(cadata=text or "nothing")  # "" would select the authorities of the system
-        except (OSError, ValueError) as exc:
-            raise CredentialsUnusable(f"{self.authorities}: {_reason_of(exc)}") from exc
-        return text
 
 
 class Followed(Generic[Content]):

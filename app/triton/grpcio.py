@@ -11,6 +11,7 @@ import grpc
 
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, Metadata, RpcError
+from app.triton.credentials import TlsFiles
 from app.triton.service import MAX_MESSAGE_BYTES
 
 RECONNECT_OPTIONS = (
@@ -43,11 +44,13 @@ _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all add
 
 
 class GrpcioTransport:
-    """Implements :class:`app.grpc.rpc.Transport`. ``authority``: the name of the server, if not that of the address."""
+    """Implements :class:`app.grpc.rpc.Transport`.
 
-    def __init__(
-        self, url: str, pings: KeepAlive, credentials: grpc.ChannelCredentials | None = None, authority: str = ""
-    ) -> None:
+    ``authority``: the name of the server, if not that of the address. Changed files of ``tls`` are not reloaded.
+    """
+
+    def __init__(self, url: str, pings: KeepAlive, tls: TlsFiles | None = None, authority: str = "") -> None:
+        """Raises CredentialsUnusable."""
         timeout_ms = round(1000 * pings.timeout_s)
         options: list[tuple[str, int | str]] = [
             *RECONNECT_OPTIONS,
@@ -64,10 +67,12 @@ class GrpcioTransport:
             ]
         if authority:
             options.append(("grpc.default_authority", authority))
-        if credentials is None:
+        if tls is None:
             self._channel = grpc.aio.insecure_channel(url, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(url, credentials, options=options)
+            return
+        tls.context()  # checks the files
+        files = [path and path.read_bytes() for path in (tls.authorities, tls.key, tls.certificate)]
+        self._channel = grpc.aio.secure_channel(url, grpc.ssl_channel_credentials(*files), options=options)
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioUnaryCall":
         call = self._channel.unary_unary(path)(message, timeout=timeout_s + LATER_S, metadata=metadata)

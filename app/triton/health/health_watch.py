@@ -344,7 +344,7 @@ class HealthWatch:
             DEAD_S if health.instances(stream.model) == 1 else canary_s
         ):
             text = "The process of the model died before the stream was complete."
-            stream.end(ModelNotReady(text, retry_after_s=REPAIR_S))
+            stream.call.interrupt(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
         if silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
             return False
@@ -354,7 +354,7 @@ class HealthWatch:
     def _limit_s(self, stream: RunningStream) -> float:
         """The silence after which a stream is examined."""
         canary_s = self._health.models[stream.model].canary_s
-        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.has_begun else canary_s
+        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.call.arrived is not None else canary_s
 
     async def _examine_streams(self, model: str) -> None:
         """Finds out why streams are silent. A canary may meet a dead process."""
@@ -363,9 +363,9 @@ class HealthWatch:
         for stream in list(self._engine.streams):
             is_reloaded = any(models[name].reloaded_at > stream.began for name in self._health.run_by(stream.model))
             if is_down and stream.silent_s - (time.monotonic() - asked_at) >= self._limit_s(stream):
-                stream.end(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
+                stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
             elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
-                stream.end(ModelNotReady("The model was loaded again before the stream was complete."))
+                stream.call.interrupt(ModelNotReady("The model was loaded again before the stream was complete."))
         if not is_down and (canary := canary_of(self._canaries, model)) is not None:
             with suppress(GatewayError):
                 await is_answered(self._engine, canary, CANARY_S)

@@ -232,17 +232,15 @@ class Balancer(InferenceServer):
     async def _at(self, server: TritonServer, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         began = time.monotonic()
         with self._under_way(server, request):
-            if not request.idempotent:
-                response = await server.engine.infer(request, deadline)
-            else:
-                try:
-                    async with asyncio.timeout(None) as movable:
+            try:
+                async with asyncio.timeout(None) as movable:
+                    if request.idempotent:
                         server.movable.add(movable)
-                        response = await server.engine.infer(request, deadline)
-                except TimeoutError as exc:
-                    raise UpstreamUnavailable("The Triton that had the request stopped answering.") from exc
-                finally:
-                    server.movable.discard(movable)
+                    response = await server.engine.infer(request, deadline)
+            except TimeoutError as exc:
+                raise UpstreamUnavailable("The Triton that had the request stopped answering.") from exc
+            finally:
+                server.movable.discard(movable)
         server.latencies[request.model].append(time.monotonic() - began)
         return response
 

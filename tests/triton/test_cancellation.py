@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -110,10 +111,12 @@ async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Trans
 
 
 @dataclass
-class SteadyCall:
+class ScriptedCall:
     """Messages that arrive after the given gaps, in seconds of the simulated clock."""
 
     gaps: Sequence[float]
+    deadline_s: float = inf
+    """The caller's deadline passes after this time."""
     stall_s: float = 0.0
     """The event loop stalls for this time when the gateway begins to wait for a message."""
     arrived: float | None = None
@@ -123,7 +126,7 @@ class SteadyCall:
     count: int = 0
     """Number of messages read."""
     cancelled_after_s: float | None = None
-    """Time since the last message."""
+    """Time since the last message, or the start."""
     started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     async def __anext__(self) -> bytes:
@@ -131,25 +134,34 @@ class SteadyCall:
             raise StopAsyncIteration
         due = (self.arrived or self.started) + self.gaps[self.count]
         stall(self.stall_s)
+        if time.monotonic() < self.started + self.deadline_s < due:
+            await asyncio.sleep(self.started + self.deadline_s - time.monotonic())
+            raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
         await asyncio.sleep(due - time.monotonic())
         self.gap_s = None if self.arrived is None else due - self.arrived
         self.arrived = due
         self.count += 1
         return b""
 
+    async def response(self) -> bytes:
+        return await self.__anext__()
+
+    def done(self) -> bool:
+        return self.count == len(self.gaps)
+
     def cancel(self) -> None:
-        if self.count < len(self.gaps):
-            self.cancelled_after_s = time.monotonic() - (self.arrived or 0.0)
+        if not self.done():
+            self.cancelled_after_s = time.monotonic() - (self.arrived or self.started)
 
     def close(self) -> None: ...
     def time_arrivals(self) -> None: ...
 
 
-def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0, **more: bool) -> SteadyCall:
+def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0, **more: bool) -> ScriptedCall:
     """Abandons a stream after its first messages."""
 
-    async def run() -> SteadyCall:
-        call = SteadyCall(gaps, **more)
+    async def run() -> ScriptedCall:
+        call = ScriptedCall(gaps, **more)
         for _ in range(read):
             await anext(call)  # type: ignore[call-overload]
         call.stall_s = stall_s
@@ -240,44 +252,6 @@ async def test_a_closed_transport_ends_an_abandoned_call(transport: Transport, t
     await asyncio.wait_for(cancelling, 5)
 
 
-@dataclass
-class UnansweredCall:
-    """A call that Triton answers after ``answer_s`` of the simulated clock. Its caller's deadline passes before."""
-
-    answer_s: float
-    deadline_s: float
-    arrived: float | None = None
-    gap_s: float | None = None
-    is_behind: bool = False
-    is_receiving: bool = False
-    cancelled_after_s: float | None = None
-    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-
-    def done(self) -> bool:
-        return self.arrived is not None
-
-    async def response(self) -> bytes:
-        answered = self.started + self.answer_s
-        if time.monotonic() < self.started + self.deadline_s < answered:
-            await asyncio.sleep(self.started + self.deadline_s - time.monotonic())
-            raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
-        await asyncio.sleep(answered - time.monotonic())
-        self.arrived = answered
-        return b""
-
-    async def __anext__(self) -> bytes:
-        if self.done():
-            raise StopAsyncIteration
-        return await self.response()
-
-    def cancel(self) -> None:
-        if not self.done():
-            self.cancelled_after_s = time.monotonic() - self.started
-
-    def close(self) -> None: ...
-    def time_arrivals(self) -> None: ...
-
-
 def times_of_cancellations(
     kind: str, answer_s: float, *, answers_s: float = 0.0, calls: int = 10
 ) -> list[float | None]:
@@ -286,7 +260,7 @@ def times_of_cancellations(
     async def run() -> list[float | None]:
         cancels, times = PacedCancels(), list[float | None]()
         for _ in range(calls):
-            call = UnansweredCall(answer_s, deadline_s=0.3)
+            call = ScriptedCall([answer_s], deadline_s=0.3)
             end = cancels.end_unary if kind == "unary" else cancels.end_stream
             await end(call, "m", time.monotonic(), answers_s)  # type: ignore[arg-type]
             times.append(call.cancelled_after_s)

@@ -277,8 +277,7 @@ class TritonEngine(InferenceServer):
         try:
             with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
                 request = watched.request
-                lease = None if shared_memory is None else await shared_memory.lease(request)
-                if lease is not None and shared_memory is not None:
+                if shared_memory is not None and (lease := await shared_memory.lease(request)) is not None:
                     with lease:
                         lease.fill(request)
                         try:
@@ -288,8 +287,9 @@ class TritonEngine(InferenceServer):
                                 lease.settle()
                             if not shared_memory.is_lost(lease, exc.details):
                                 raise
-                            timeout_s = _timeout_s(deadline, request.model)
-                if response is None:
+                if response is None:  # over the wire
+                    if shared_memory is not None:
+                        timeout_s = _timeout_s(deadline, request.model)
                     response = await self._answer(request, timeout_s)
                 watched.response(response)
                 return response

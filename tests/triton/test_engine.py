@@ -82,15 +82,23 @@ async def echo(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext)
     return answer
 
 
-class TestUnary:
-    async def test_a_request_and_its_answer(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
-        triton.unary = echo
-        answer = await engine.infer(REQUEST, Deadline.after(LONG_S))
+class Started:
+    """Tests of an engine in front of a scripted Triton, with both gRPC clients."""
+
+    @pytest.fixture(autouse=True)
+    def _start(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
+        self.engine, self.triton, self.calls = engine, triton, calls
+
+
+class TestUnary(Started):
+    async def test_a_request_and_its_answer(self) -> None:
+        self.triton.unary = echo
+        answer = await self.engine.infer(REQUEST, Deadline.after(LONG_S))
         assert numbers([answer]) == [[7]]
         assert answer.is_final
-        assert triton.requests[0].id == REQUEST.request_id
-        assert triton.requests[0].parameters["seed"].int64_param == 3
-        assert calls == [("m", "OK")]
+        assert self.triton.requests[0].id == REQUEST.request_id
+        assert self.triton.requests[0].parameters["seed"].int64_param == 3
+        assert self.calls == [("m", "OK")]
 
     @pytest.mark.parametrize(
         ("trace", "takes_parameter", "parameter", "metadata"),
@@ -103,21 +111,14 @@ class TestUnary:
         ids=["sampled", "not sampled", "the model does not read it", "no trace"],
     )
     async def test_how_a_trace_is_sent(
-        self,
-        engine: TritonEngine,
-        triton: FakeTriton,
-        *,
-        trace: TraceContext | None,
-        takes_parameter: bool,
-        parameter: str,
-        metadata: dict[str, str],
+        self, *, trace: TraceContext | None, takes_parameter: bool, parameter: str, metadata: dict[str, str]
     ) -> None:
-        triton.unary = echo
+        self.triton.unary = echo
         request = structs.replace(REQUEST, trace=trace, takes_traceparent=takes_parameter)
-        await engine.infer(request, Deadline.after(LONG_S))
-        parameters = triton.requests[0].parameters
+        await self.engine.infer(request, Deadline.after(LONG_S))
+        parameters = self.triton.requests[0].parameters
         assert (parameters["traceparent"].string_param if "traceparent" in parameters else "") == parameter
-        assert triton.trace_metadata() == metadata
+        assert self.triton.trace_metadata() == metadata
 
     @pytest.mark.parametrize(
         "refusal",
@@ -134,186 +135,162 @@ class TestUnary:
         ],
     )
     async def test_each_status_is_converted_to_an_error(
-        self,
-        engine: TritonEngine,
-        triton: FakeTriton,
-        calls: Calls,
-        refusal: tuple[grpc.StatusCode, str, type[GatewayError]],
+        self, refusal: tuple[grpc.StatusCode, str, type[GatewayError]]
     ) -> None:
         code, text, error = refusal
 
         async def refuse(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             return await context.abort(code, text)
 
-        triton.unary = refuse
+        self.triton.unary = refuse
         with pytest.raises(GatewayError) as caught:
-            await engine.infer(REQUEST, Deadline.after(LONG_S))
+            await self.engine.infer(REQUEST, Deadline.after(LONG_S))
         assert type(caught.value) is error
         assert caught.value.upstream is not None
         assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (code.name, text)
-        assert calls == [("m", code.name)]
+        assert self.calls == [("m", code.name)]
 
-    async def test_a_missed_deadline_cancels_the_call(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
-        triton.unary = hang
+    async def test_a_missed_deadline_cancels_the_call(self) -> None:
+        self.triton.unary = hang
         with pytest.raises(DeadlineExceeded):
-            await engine.infer(REQUEST, Deadline.after(0.05))
-        assert calls == [("m", "DEADLINE_EXCEEDED")]
-        assert not triton.cancelled.is_set()
-        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+            await self.engine.infer(REQUEST, Deadline.after(0.05))
+        assert self.calls == [("m", "DEADLINE_EXCEEDED")]
+        assert not self.triton.cancelled.is_set()
+        await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)
 
-    async def test_a_cancelled_task_cancels_the_call(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
-        triton.unary = hang
-        work = asyncio.create_task(engine.infer(REQUEST, Deadline.after(LONG_S)))
-        await until(lambda: bool(triton.requests))
+    async def test_a_cancelled_task_cancels_the_call(self) -> None:
+        self.triton.unary = hang
+        work = asyncio.create_task(self.engine.infer(REQUEST, Deadline.after(LONG_S)))
+        await until(lambda: bool(self.triton.requests))
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
-        assert calls == [("m", "CANCELLED")]
+        await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)
+        assert self.calls == [("m", "CANCELLED")]
 
-    async def test_an_invalid_response_is_a_protocol_error(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
+    async def test_an_invalid_response_is_a_protocol_error(self) -> None:
         async def short(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             answer = await echo(request, context)
             answer.outputs[0].shape[0] = 2
             return answer
 
-        triton.unary = short
+        self.triton.unary = short
         with pytest.raises(UpstreamProtocol):
-            await engine.infer(REQUEST, Deadline.after(LONG_S))
-        assert len(calls) == 1
+            await self.engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert len(self.calls) == 1
 
     @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
-    async def test_a_response_that_is_not_a_message_is_a_protocol_error(self, calls: Calls, kind: Kind) -> None:
+    async def test_a_response_that_is_not_a_message_is_a_protocol_error(self, kind: Kind) -> None:
         async with answering(b"\xff\xff\xff") as url, open_transport(url, kind=kind) as transport:
-            engine = TritonEngine(transport, calls)
+            self.engine = TritonEngine(transport, self.calls)
             with pytest.raises(UpstreamProtocol):
-                await engine.infer(REQUEST, Deadline.after(LONG_S))
+                await self.engine.infer(REQUEST, Deadline.after(LONG_S))
             with pytest.raises(UpstreamProtocol):
-                await everything(engine)
-            await engine.close()
-        assert calls == [("m", "UNKNOWN")] * 2
+                await everything(self.engine)
+            await self.engine.close()
+        assert self.calls == [("m", "UNKNOWN")] * 2
 
 
-class TestSize:
+class TestSize(Started):
     LARGE = InferenceRequest("m", (Tensor("X", "UINT8", np.zeros(MAX_MESSAGE_BYTES, np.uint8)),))
 
-    async def test_a_request_over_the_limit_of_grpc_is_not_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.unary, triton.streamed = echo, scripted([piece(final=True)])
+    async def test_a_request_over_the_limit_of_grpc_is_not_sent(self) -> None:
+        self.triton.unary, self.triton.streamed = echo, scripted([piece(final=True)])
         with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
-            await engine.infer(self.LARGE, Deadline.after(LONG_S))
+            await self.engine.infer(self.LARGE, Deadline.after(LONG_S))
         with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
-            await anext(engine.infer_stream(self.LARGE, Deadline.after(LONG_S)))
-        assert triton.requests == []
+            await anext(self.engine.infer_stream(self.LARGE, Deadline.after(LONG_S)))
+        assert self.triton.requests == []
 
 
-class TestStream:
+class TestStream(Started):
     @pytest.mark.parametrize(
         "ending",
         [[piece(1), piece(2), piece(final=True)], [piece(1), piece(2, final=True)]],
         ids=["separate", "on the last output"],
     )
     async def test_the_final_flag_may_be_separate_or_on_the_last_output(
-        self,
-        engine: TritonEngine,
-        triton: FakeTriton,
-        calls: Calls,
-        ending: list[pb.ModelStreamInferResponse],
+        self, ending: list[pb.ModelStreamInferResponse]
     ) -> None:
-        triton.streamed = scripted(ending)
-        responses = await everything(engine)
+        self.triton.streamed = scripted(ending)
+        responses = await everything(self.engine)
         assert numbers(responses) == [[1], [2]]
         assert [response.is_final for response in responses] == [False] * (len(ending) - 1) + [True]
-        assert triton.requests[0].parameters["triton_enable_empty_final_response"].bool_param
-        assert calls == [("m", "OK")]
+        assert self.triton.requests[0].parameters["triton_enable_empty_final_response"].bool_param
+        assert self.calls == [("m", "OK")]
 
-    async def test_a_stream_may_have_no_outputs(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.streamed = scripted([piece(final=True)])
-        assert numbers(await everything(engine)) == []
+    async def test_a_stream_may_have_no_outputs(self) -> None:
+        self.triton.streamed = scripted([piece(final=True)])
+        assert numbers(await everything(self.engine)) == []
 
-    async def test_the_inputs_are_freed_after_they_are_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.streamed = scripted([piece(1), piece(final=True)])
+    async def test_the_inputs_are_freed_after_they_are_sent(self) -> None:
+        self.triton.streamed = scripted([piece(1), piece(final=True)])
         array = np.zeros(1000, np.int32)
         held = weakref.ref(array)
         request = InferenceRequest("m", (Tensor("X", "INT32", array),))
-        async with aclosing(engine.infer_stream(request, Deadline.after(LONG_S))) as responses:
+        async with aclosing(self.engine.infer_stream(request, Deadline.after(LONG_S))) as responses:
             del array, request
             assert numbers([await anext(responses)]) == [[1]]
             assert held() is None
-        assert len(triton.requests[0].raw_input_contents[0]) == 4000
+        assert len(self.triton.requests[0].raw_input_contents[0]) == 4000
 
-    async def test_an_error_inside_a_stream_has_no_code(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
-        triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
-        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+    async def test_an_error_inside_a_stream_has_no_code(self) -> None:
+        self.triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
+        responses = self.engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         assert numbers([await anext(responses)]) == [[1]]
         with pytest.raises(ModelError) as caught:
             await anext(responses)
         assert caught.value.upstream is not None
         assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (None, "no boxes")
-        assert calls == [("m", "UNKNOWN")]
+        assert self.calls == [("m", "UNKNOWN")]
 
-    async def test_a_stream_without_a_final_flag_is_a_protocol_error(
-        self, engine: TritonEngine, triton: FakeTriton
-    ) -> None:
-        triton.streamed = scripted([piece(1)])
+    async def test_a_stream_without_a_final_flag_is_a_protocol_error(self) -> None:
+        self.triton.streamed = scripted([piece(1)])
         with pytest.raises(UpstreamProtocol, match="without marking its end"):
-            await everything(engine)
+            await everything(self.engine)
 
     @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
-    async def test_a_status_within_a_stream_is_converted(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls, code: grpc.StatusCode
-    ) -> None:
+    async def test_a_status_within_a_stream_is_converted(self, code: grpc.StatusCode) -> None:
         async def broken(
             request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
         ) -> AsyncIterator[pb.ModelStreamInferResponse]:
             yield piece(1)
             await context.abort(code, "gone")
 
-        triton.streamed = broken
+        self.triton.streamed = broken
         with pytest.raises(GatewayError) as caught:
-            await everything(engine)
+            await everything(self.engine)
         assert caught.value.upstream is not None
         assert caught.value.upstream.grpc_code == code.name
-        assert calls == [("m", code.name)]
+        assert self.calls == [("m", code.name)]
 
-    async def test_a_silent_stream_ends_at_the_deadline(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.streamed = scripted([piece(1)], hangs_s=3600)
+    async def test_a_silent_stream_ends_at_the_deadline(self) -> None:
+        self.triton.streamed = scripted([piece(1)], hangs_s=3600)
         with pytest.raises(DeadlineExceeded):
-            await everything(engine, 0.1)
+            await everything(self.engine, 0.1)
 
-    async def test_closing_the_generator_cancels_the_call(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
-        triton.streamed = scripted([piece(1)], hangs_s=3600)
-        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+    async def test_closing_the_generator_cancels_the_call(self) -> None:
+        self.triton.streamed = scripted([piece(1)], hangs_s=3600)
+        responses = self.engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         assert numbers([await anext(responses)]) == [[1]]
         await responses.aclose()
-        assert not triton.cancelled.is_set()
-        await asyncio.wait_for(engine.close(), LONG_S)
-        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
-        assert calls == [("m", "CANCELLED")]
+        assert not self.triton.cancelled.is_set()
+        await asyncio.wait_for(self.engine.close(), LONG_S)
+        await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)
+        assert self.calls == [("m", "CANCELLED")]
 
-    async def test_a_cancelled_reader_returns_before_its_call_is_cancelled(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
-        triton.streamed = scripted([piece(1)], hangs_s=3600)
-        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+    async def test_a_cancelled_reader_returns_before_its_call_is_cancelled(self) -> None:
+        self.triton.streamed = scripted([piece(1)], hangs_s=3600)
+        responses = self.engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         await anext(responses)
         waiting = asyncio.ensure_future(anext(responses))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})
         assert waiting.cancelled()
-        assert not triton.cancelled.is_set()
-        assert calls == [("m", "CANCELLED")]
-        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+        assert not self.triton.cancelled.is_set()
+        assert self.calls == [("m", "CANCELLED")]
+        await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)
 
     @pytest.mark.parametrize(
         ("pieces", "ends_after_s", "by_hook"),
@@ -326,30 +303,23 @@ class TestStream:
         ids=["a burst", "after the final response", "after an error", "by a cancel call"],
     )
     async def test_a_stream_that_ends_soon_is_not_cancelled(
-        self,
-        engine: TritonEngine,
-        triton: FakeTriton,
-        pieces: list[pb.ModelStreamInferResponse],
-        ends_after_s: float,
-        by_hook: bool,
+        self, pieces: list[pb.ModelStreamInferResponse], ends_after_s: float, by_hook: bool
     ) -> None:
-        triton.streamed = scripted(pieces, hangs_s=ends_after_s)
-        responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=by_hook), Deadline.after(LONG_S))
+        self.triton.streamed = scripted(pieces, hangs_s=ends_after_s)
+        responses = self.engine.infer_stream(structs.replace(REQUEST, ends_by_hook=by_hook), Deadline.after(LONG_S))
         with suppress(ModelError):
             await anext(responses)
         await responses.aclose()
-        await asyncio.wait_for(engine.close(), LONG_S)
-        assert not triton.cancelled.is_set()
+        await asyncio.wait_for(self.engine.close(), LONG_S)
+        assert not self.triton.cancelled.is_set()
 
-    async def test_a_stream_that_ignores_its_cancel_call_is_cancelled(
-        self, engine: TritonEngine, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_stream_that_ignores_its_cancel_call_is_cancelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.triton.triton_engine.SELF_END_S", 0.3)
-        triton.streamed = scripted([piece(1)], hangs_s=3600)
-        responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
+        self.triton.streamed = scripted([piece(1)], hangs_s=3600)
+        responses = self.engine.infer_stream(structs.replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
         await anext(responses)
         await responses.aclose()
-        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+        await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)
 
 
 @pytest.mark.parametrize(("seconds", "error"), [(0.09, DeadlineExceeded), (LONG_S, ModelError)])
@@ -365,45 +335,43 @@ async def test_a_model_that_stops_at_the_deadline_is_not_a_failed_model(
         await engine.infer(REQUEST, Deadline.after(seconds))
 
 
-class TestBeforeTheCall:
-    async def test_a_passed_deadline_sends_no_request(
-        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
-    ) -> None:
+class TestBeforeTheCall(Started):
+    async def test_a_passed_deadline_sends_no_request(self) -> None:
         passed = Deadline(expires_at=0.0)
         with pytest.raises(DeadlineExceeded):
-            await engine.infer(REQUEST, passed)
+            await self.engine.infer(REQUEST, passed)
         with pytest.raises(DeadlineExceeded):
-            await anext(engine.infer_stream(REQUEST, passed))
-        assert triton.requests == []
-        assert calls == []
+            await anext(self.engine.infer_stream(REQUEST, passed))
+        assert self.triton.requests == []
+        assert self.calls == []
 
     async def test_without_a_server_every_call_is_unavailable(self) -> None:
         async with open_transport("127.0.0.1:1") as channel:
-            engine = TritonEngine(channel)
-            assert not await engine.is_live()
+            self.engine = TritonEngine(channel)
+            assert not await self.engine.is_live()
             with pytest.raises(UpstreamUnavailable):
-                await engine.infer(REQUEST, Deadline.after(LONG_S))
+                await self.engine.infer(REQUEST, Deadline.after(LONG_S))
             with pytest.raises(UpstreamUnavailable):
-                await everything(engine)
+                await everything(self.engine)
             with pytest.raises(UpstreamUnavailable):
-                await engine.models()
+                await self.engine.models()
 
 
-class TestModels:
-    async def test_readiness_is_read_from_the_index(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.ready = {"a": "READY", "b": "UNAVAILABLE"}
-        assert await engine.is_live()
-        assert await engine.models() == [ModelState("a", "1", ready=True), ModelState("b", "1", ready=False)]
-        assert await engine.model_ready("a")
-        assert not await engine.model_ready("b")
+class TestModels(Started):
+    async def test_readiness_is_read_from_the_index(self) -> None:
+        self.triton.ready = {"a": "READY", "b": "UNAVAILABLE"}
+        assert await self.engine.is_live()
+        assert await self.engine.models() == [ModelState("a", "1", ready=True), ModelState("b", "1", ready=False)]
+        assert await self.engine.model_ready("a")
+        assert not await self.engine.model_ready("b")
 
-    async def test_the_configuration_of_a_model(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.ready = {"a": "READY"}
-        assert (await engine.model_config("a")).backend == "python"
+    async def test_the_configuration_of_a_model(self) -> None:
+        self.triton.ready = {"a": "READY"}
+        assert (await self.engine.model_config("a")).backend == "python"
 
-    async def test_an_unknown_model_is_not_ready(self, engine: TritonEngine) -> None:
+    async def test_an_unknown_model_is_not_ready(self) -> None:
         with pytest.raises(ModelNotReady, match="'nobody'"):
-            await engine.model_config("nobody")
+            await self.engine.model_config("nobody")
 
 
 async def hang(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:

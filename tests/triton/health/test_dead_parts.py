@@ -69,10 +69,11 @@ class TestErrors:
 
 @each_death
 class TestWithASample:
-    async def test_the_model_is_not_called_until_it_is_loaded_again(
-        self, dying: Dying, message: str, fault: ModelFault
-    ) -> None:
+    @pytest.fixture(autouse=True)
+    def _die(self, dying: Dying, message: str) -> None:
         dying.server.message = message
+
+    async def test_the_model_is_not_called_until_it_is_loaded_again(self, dying: Dying, fault: ModelFault) -> None:
         await dying.fails()
         text, clause, retry_after_s = {
             ModelFault.PROCESS: ("A process that model 'a' needs has died.", "a process that it needs has died", 1),
@@ -92,9 +93,8 @@ class TestWithASample:
         assert (await dying.fails(), dying.engine.fault("a"), dying.deaths) == (None, "", [(fault, "a")])
 
     async def test_with_permission_it_is_loaded_again(
-        self, dying: Dying, message: str, fault: ModelFault, caplog: pytest.LogCaptureFixture
+        self, dying: Dying, fault: ModelFault, caplog: pytest.LogCaptureFixture
     ) -> None:
-        dying.server.message = message
         await dying.fails()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
@@ -102,20 +102,16 @@ class TestWithASample:
         assert await dying.engine.model_ready("a")
         assert "died, " in caplog.text
 
-    async def test_a_text_that_a_sample_disproves_is_no_death(
-        self, dying: Dying, message: str, fault: ModelFault
-    ) -> None:
+    async def test_a_text_that_a_sample_disproves_is_no_death(self, dying: Dying, fault: ModelFault) -> None:
         """A model may repeat the text of a caller in its error."""
-        dying.server.message, dying.server.samples_work = message, True
+        dying.server.samples_work = True
         await dying.fails(50)
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: not dying.health.suspects)
         assert (dying.deaths, dying.server.control) == ([], [])
 
-    async def test_loading_a_dead_model_is_retried_with_backoff(
-        self, dying: Dying, message: str, fault: ModelFault
-    ) -> None:
-        dying.server.message, dying.server.loads_needed = message, 3
+    async def test_loading_a_dead_model_is_retried_with_backoff(self, dying: Dying, fault: ModelFault) -> None:
+        dying.server.loads_needed = 3
         await dying.fails()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: bool(dying.dead))
@@ -123,9 +119,9 @@ class TestWithASample:
         assert (dying.server.control, dying.deaths) == (["-a", "+a"] * 3, [(fault, "a")])
 
     async def test_a_triton_without_model_control_is_reported_once(
-        self, dying: Dying, message: str, fault: ModelFault, caplog: pytest.LogCaptureFixture
+        self, dying: Dying, fault: ModelFault, caplog: pytest.LogCaptureFixture
     ) -> None:
-        dying.server.message, dying.server.refuses_control = message, True
+        dying.server.refuses_control = True
         await dying.fails()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: "--model-control-mode=explicit" in caplog.text)

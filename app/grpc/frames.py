@@ -31,10 +31,6 @@ class Frame(Struct, gc=False):
     content: bytes
 
 
-class FrameTooLarge(Exception):
-    """The peer sent a frame larger than SETTINGS_MAX_FRAME_SIZE allows."""
-
-
 class FrameBuffer:
     """Assembles frames from received bytes, which may be split anywhere."""
 
@@ -48,7 +44,7 @@ class FrameBuffer:
         self._missing = 0
 
     def frames(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames that ``data`` completes. Raises FrameTooLarge."""
+        """Yields the frames that ``data`` completes. Raises ConnectionFailed."""
         start = 0
         if self._cut is not None:
             start = self._missing
@@ -66,7 +62,7 @@ class FrameBuffer:
             size_and_kind, flags, stream_id = unpack(data, start)
             size = size_and_kind >> 8
             if size > limit:
-                raise FrameTooLarge(f"a frame of {size} bytes")
+                raise ConnectionFailed(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
             start += HEADER_BYTES
             after = start + size
             frame = Frame(size_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start:after])

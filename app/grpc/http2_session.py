@@ -22,7 +22,6 @@ from app.grpc.frames import (
     Event,
     Frame,
     FrameBuffer,
-    FrameTooLarge,
     GoAway,
     HeadersReceived,
     PeerLimits,
@@ -95,19 +94,16 @@ class Session:
 
     def receive(self, data: bytes) -> Iterator[Event]:
         """Parses received bytes and yields events. Raises ConnectionFailed."""
-        try:
-            for frame in self._buffer.frames(data):
-                block = self._blocks.unfinished
-                if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
-                    raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
-                if not self._has_settings and frame.kind != frames.SETTINGS:
-                    raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
-                handler = _HANDLERS.get(frame.kind)
-                event = handler(self, frame) if handler is not None else None
-                if event is not None:
-                    yield event
-        except FrameTooLarge as exc:
-            raise ConnectionFailed(FRAME_SIZE_ERROR, str(exc)) from exc
+        for frame in self._buffer.frames(data):
+            block = self._blocks.unfinished
+            if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
+                raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
+            if not self._has_settings and frame.kind != frames.SETTINGS:
+                raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            handler = _HANDLERS.get(frame.kind)
+            event = handler(self, frame) if handler is not None else None
+            if event is not None:
+                yield event
 
     def open(self, header_block: bytes, body: bytes, prefix: bytes = b"") -> int:
         """Opens a stream with its whole request, and returns the stream id. The body is sent within the peer's windows.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
+from app.grpc.frames import ConnectionFailed, Frame, FrameBuffer, frame_bytes
 
 LIMIT = 64
 FRAMES = st.lists(
@@ -32,5 +32,5 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
 
 
 def test_a_large_frame_is_rejected_at_its_header() -> None:
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ConnectionFailed):
         list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))

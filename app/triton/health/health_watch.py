@@ -130,13 +130,13 @@ class HealthWatch:
         state = self._health.models[model]
         is_reached = state.probes.longest_s > state.probes.first_s
         try:
-            works = await self._engine.model_ready(model)
-            canary = canary_of(self._canaries, model) if works and is_reached else None
+            is_working = await self._engine.model_ready(model)
+            canary = canary_of(self._canaries, model) if is_working and is_reached else None
             if canary is not None:
-                works = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
+                is_working = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
         except GatewayError as exc:
-            works = not isinstance(exc, Unavailable)  # an error of the model is an answer
-        if works:
+            is_working = not isinstance(exc, Unavailable)  # an error of the model is an answer
+        if is_working:
             state.failures = 0
             self._health.end(ModelFault.OPEN, model)
         else:

@@ -26,15 +26,6 @@ class PipelineLimits:
 NO_LIMITS = PipelineLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """How many requests a model can process at the same time. ``in_flight``: the limit from gateway.yaml, if set."""
-
-    model: str
-    capacity: Capacity
-    in_flight: int | None = None
-
-
 class PipelineAdmission:
     """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
 
@@ -87,15 +78,32 @@ class Admission:
         """By model: one limit protects a model, however it is called."""
         self.pipelines: dict[tuple[str, str], PipelineAdmission] = {}
         """By pipeline name and model name."""
-        self._loads: dict[str, ModelLoad] = {}
+        self._loads: dict[str, tuple[Capacity, int | None]] = {}
+        """By model: what it can process at the same time, and the limit from gateway.yaml, if set."""
         self._callers: dict[str, Quota] = {}
 
-    def of(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> PipelineAdmission:
-        """Returns the admission for a name and a model, always the same object, and updates its limits."""
-        model_queue = self._followed(load)
-        found = self.pipelines.get((name, load.model))
+    def of(
+        self,
+        name: str,
+        model: str,
+        capacity: Capacity,
+        in_flight: int | None = None,
+        limits: PipelineLimits = NO_LIMITS,
+    ) -> PipelineAdmission:
+        """Returns the admission for a name and a model, always the same object, and updates its limits.
+
+        ``capacity``: of the model. ``in_flight``: its limit from gateway.yaml, if set.
+        """
+        model_queue = self.model_queues.get(model)
+        if model_queue is None or self._loads[model] != (capacity, in_flight):
+            self._loads[model] = capacity, in_flight
+            limit = limit_for(capacity.times(self._servers), self.share(in_flight), self._own.of)
+            if model_queue is None:
+                model_queue = self.model_queues[model] = ModelQueue(model, limit)
+            model_queue.limit = limit
+        found = self.pipelines.get((name, model))
         if found is None:
-            found = self.pipelines[name, load.model] = PipelineAdmission(self, name, model_queue)
+            found = self.pipelines[name, model] = PipelineAdmission(self, name, model_queue)
         found.set_limits(limits)
         model_queue.serve_queue()
         return found
@@ -122,21 +130,8 @@ class Admission:
         That is one for each instance, and one more for each of the ``steps`` that a request runs through, but not
         more than the requests that may run.
         """
-        instances = self._servers * self._loads[model].capacity.instances
+        instances = self._servers * self._loads[model][0].instances
         return min(self.model_queues[model].limit.value, ceil(instances / self._own.of) + steps)
-
-    def _followed(self, load: ModelLoad) -> ModelQueue:
-        """The queue of a model, with a new limit if the model's configuration has changed."""
-        model_queue = self.model_queues.get(load.model)
-        if model_queue is not None and self._loads[load.model] == load:
-            return model_queue
-        self._loads[load.model] = load
-        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._own.of)
-        if model_queue is None:
-            model_queue = self.model_queues[load.model] = ModelQueue(load.model, limit)
-        else:
-            model_queue.limit = limit
-        return model_queue
 
 
 def limit_for(capacity: Capacity, in_flight: int | None, processes: int = 1) -> Limit:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
+from app.admission.admission import NO_LIMITS, Admission, PipelineAdmission, PipelineLimits
 from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.exchange import Exchange
@@ -99,9 +99,10 @@ class Inference:
         name, model, in_flight = target.name, target.spec.model, self.catalog.oip_models.in_flight
         known = self._admissions.get((name, model))
         if known is None or known[0] is not target or known[1] is not in_flight:
-            limits, load = target.spec.limits, ModelLoad(model, target.capacity, in_flight.get(model))
+            limits = target.spec.limits
             own = NO_LIMITS if limits is None else PipelineLimits(limits.in_flight, limits.queue, limits.per_key)
-            known = self._admissions[name, model] = target, in_flight, self.admission.of(name, load, own)
+            admission = self.admission.of(name, model, target.capacity, in_flight.get(model), own)
+            known = self._admissions[name, model] = target, in_flight, admission
         return known[2]
 
     def begin(self, exchange: Exchange, target: Target, timeout_s: float) -> InferenceCall:

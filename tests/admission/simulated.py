@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from app.admission.admission import Admission, ModelLoad, PipelineAdmission
+from app.admission.admission import Admission, PipelineAdmission
 from app.admission.keys import ANYONE
 from app.admission.scheduler import Slot
 from app.core.errors import TooManyRequests
@@ -78,7 +78,7 @@ class Seen:
 
 
 def pipeline(workers: int = 1) -> PipelineAdmission:
-    return Admission(Share(1, workers)).of("p", ModelLoad("m", DECOUPLED))
+    return Admission(Share(1, workers)).of("p", "m", DECOUPLED)
 
 
 async def burst(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.admission import Admission, ModelLoad, PipelineAdmission, PipelineLimits
+from app.admission.admission import Admission, PipelineAdmission, PipelineLimits
 from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.admission.scheduler import Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
@@ -22,7 +22,7 @@ def pipeline_of(
     admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
 ) -> PipelineAdmission:
     limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
-    return admission.of(name, ModelLoad(model, Capacity(), in_flight=2), limits)
+    return admission.of(name, model, Capacity(), 2, limits)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ class TestSlots:
             await entered(pipeline)
         waiting = entering(pipeline)
         await turn()
-        pipeline._admission.of("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
+        pipeline._admission.of("p", "m", Capacity(), 3, PipelineLimits(in_flight=3))
         await asyncio.wait_for(waiting, 1)
 
 
@@ -110,7 +110,7 @@ class TestWorkers:
         ran = 0
         for number in (1, 2):
             limits = PipelineLimits(in_flight=5, per_key=3)
-            pipeline = Admission(Share(number, 2)).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
+            pipeline = Admission(Share(number, 2)).of("p", "m", Capacity(), 5, limits)
             while pipeline.claim_of(Caller("a")).try_enter():
                 ran += 1
         assert ran == 3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.admission.admission import Admission, ModelLoad, PipelineAdmission
+from app.admission.admission import Admission, PipelineAdmission
 from app.admission.keys import ANYONE
 from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
 from app.core.errors import TooManyRequests
@@ -234,10 +234,10 @@ class TestTheLimit:
 def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:
     async def replace() -> tuple[int, int]:
         admission = Admission()
-        at = admission.of("p", ModelLoad("m", DECOUPLED))
+        at = admission.of("p", "m", DECOUPLED)
         slot = at.claim_of(ANYONE).try_enter()
         assert slot is not None
-        admission.of("p", ModelLoad("m", DECOUPLED, in_flight=3))
+        admission.of("p", "m", DECOUPLED, 3)
         slot.output()
         slot.leave()
         return at.model_queue.running, at.model_queue.limit.value

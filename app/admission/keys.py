@@ -5,14 +5,13 @@ The file has hashes of the keys, and is read again when it changes. Error messag
 
 import json
 import logging
-import math
 import re
 import secrets
 import stat
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -60,49 +59,6 @@ ANYONE = Caller("")
 PREFIX = "tgw_"
 """Lets people and secret scanners recognize a key."""
 _KEY_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One entry of the keys file. ``pipelines`` and ``dialects`` are None if the key allows all of them."""
-
-    caller: Caller
-    digests: tuple[bytes, ...] = field(repr=False)
-    """SHA-256 of each accepted key. There are two during a rotation from an old key to a new one."""
-    pipelines: frozenset[str] | None = None
-    dialects: frozenset[str] | None = None
-    expires: float = math.inf
-    """Seconds since the epoch."""
-    explain: bool = False
-
-    def allows(self, pipeline: str) -> bool:
-        return self.pipelines is None or pipeline in self.pipelines
-
-    def speaks(self, dialect: str) -> bool:
-        return self.dialects is None or dialect in self.dialects
-
-
-@dataclass(frozen=True)
-class Keyring:
-    """All keys of the keys file."""
-
-    keys: tuple[Key, ...]
-
-    def key_of(self, text: bytes, now: float) -> Key:
-        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
-
-        The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
-        """
-        digest, found = sha256(text).digest(), None
-        for key in self.keys:
-            for known in key.digests:
-                if compare_digest(known, digest):
-                    found = key
-        if found is None:
-            raise Unauthenticated("The API key is not valid.")
-        if now >= found.expires:
-            raise Unauthenticated("The API key has expired.")
-        return found
 
 
 def new_key() -> str:
@@ -153,9 +109,12 @@ Hashes = Annotated[
 Time = Annotated[AwareDatetime, BeforeValidator(_parsed_time)]
 
 
-class KeySpec(Section):
+class Key(Section):
+    """One entry of the keys file. ``pipelines`` and ``dialects`` are None if the key allows all of them."""
+
     id: Annotated[Name, AfterValidator(_checked_id)]
     sha256: Hashes = Field(repr=False)
+    """Of each accepted key. There are two during a rotation from an old key to a new one."""
     pipelines: Annotated[list[Name], Field(min_length=1)] | None = None
     dialects: Annotated[list[Name], Field(min_length=1)] | None = None
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -163,23 +122,46 @@ class KeySpec(Section):
     expires: Time | None = None
     explain: bool = False
 
-    @property
+    @cached_property
+    def caller(self) -> Caller:
+        return Caller(self.id, self.priority, self.limits)
+
+    @cached_property
     def digests(self) -> tuple[bytes, ...]:
         return tuple(map(bytes.fromhex, self.sha256))
 
-    def key(self) -> Key:
-        return Key(
-            Caller(self.id, self.priority, self.limits),
-            self.digests,
-            None if self.pipelines is None else frozenset(self.pipelines),
-            None if self.dialects is None else frozenset(self.dialects),
-            math.inf if self.expires is None else self.expires.timestamp(),
-            self.explain,
-        )
+    def allows(self, pipeline: str) -> bool:
+        return self.pipelines is None or pipeline in self.pipelines
+
+    def speaks(self, dialect: str) -> bool:
+        return self.dialects is None or dialect in self.dialects
 
 
 class KeysSpec(Section):
-    keys: list[KeySpec]
+    keys: list[Key]
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """All keys of the keys file."""
+
+    keys: tuple[Key, ...]
+
+    def key_of(self, text: bytes, now: float) -> Key:
+        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
+
+        The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
+        """
+        digest, found = sha256(text).digest(), None
+        for key in self.keys:
+            for known in key.digests:
+                if compare_digest(known, digest):
+                    found = key
+        if found is None:
+            raise Unauthenticated("The API key is not valid.")
+        if found.expires is not None and now >= found.expires.timestamp():
+            raise Unauthenticated("The API key has expired.")
+        return found
 
 
 def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
@@ -191,7 +173,7 @@ def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
     except ConfigError as exc:
         shown = str(path)
         raise ConfigError(shown.join(_SECRET.sub("***", part) for part in str(exc).split(shown))) from None
-    return Keyring(tuple(each.key() for each in spec.keys))
+    return Keyring(tuple(spec.keys))
 
 
 def _complaints(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[str]) -> Iterator[str]:
@@ -215,7 +197,7 @@ def _complaints(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[s
 def entry_of(key_id: str, sha256: str) -> str:
     """Returns the YAML entry of a new key, to add to the file. Raises ConfigError."""
     try:
-        KeySpec(id=key_id, sha256=[sha256])
+        Key(id=key_id, sha256=[sha256])
     except ValidationError as exc:
         raise ConfigError(f"the id is wrong: {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from exc
     is_text = isinstance(yaml.safe_load(key_id), str)

@@ -28,8 +28,8 @@ MAX_KEPT_BYTES = 16 * 1024 * 1024
 """Limit of all kept documents together; the newest one is always kept."""
 
 _Names = frozenset[str] | None
-_Scope = tuple[_Names, _Names]
-"""The pipelines and the dialects that a key allows; None: all of them."""
+_Scope = tuple[_Names, ...]
+"""The pipelines and the dialects that a key allows; None: all of them. Empty without a key."""
 
 
 class Documents:
@@ -57,7 +57,8 @@ class Documents:
             self._names, self._described = names, described
             self._kept.clear()
         key = exchange.key
-        scope = (None, None) if key is None else (key.pipelines, key.dialects)
+        allowed = [] if key is None else [key.pipelines, key.dialects]
+        scope = tuple(None if each is None else frozenset(each) for each in allowed)
         self._kept[scope] = document = self._kept.pop(scope, None) or json_of(self._document(key))
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
             del self._kept[next(iter(self._kept))]

@@ -54,7 +54,7 @@ def unknown_scopes(catalog: Catalog, keys: FollowedKeys) -> Iterator[str]:
     """
     served = [*catalog.entries, *catalog.oip_models.names]
     for key in keys.ring.keys if catalog.file is not None else ():
-        for name in sorted((key.pipelines or set()) - set(served)):
+        for name in sorted(set(key.pipelines or ()) - set(served)):
             known = nearest(name, served)
             yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
 

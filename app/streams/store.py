@@ -43,10 +43,6 @@ def due(streams: Iterable[Kept]) -> list[Kept]:
     return found
 
 
-class StoreUnusable(Exception):
-    """The store cannot be used with this installation. The message has the reason."""
-
-
 class Reader(Protocol):
     """One connection to a stream; while it is open, the stream has a reader."""
 

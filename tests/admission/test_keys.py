@@ -1,16 +1,17 @@
 """A key is found by its hash until it expires; every lookup compares all hashes."""
 
 import hmac
+from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
 
 from app.admission import keys
-from app.admission.keys import Caller, Key, Keyring, hash_of, new_key
+from app.admission.keys import Key, Keyring, hash_of, new_key
 from app.core.errors import Unauthenticated
 
 TEXTS = [f"tgw_{n}".encode() for n in range(5)]
-RING = Keyring(tuple(Key(Caller(f"k{n}"), (sha256(text).digest(),)) for n, text in enumerate(TEXTS)))
+RING = Keyring(tuple(Key(id=f"k{n}", sha256=[hash_of(text.decode())]) for n, text in enumerate(TEXTS)))
 
 
 @pytest.mark.parametrize("n", range(5))
@@ -45,27 +46,29 @@ def test_hashes_are_compared_in_constant_time() -> None:
 
 
 def test_a_key_is_rejected_from_its_expiry_time() -> None:
-    ring = Keyring((Key(Caller("a"), (sha256(b"x").digest(),), expires=100.0),))
+    ring = Keyring((Key(id="a", sha256=[hash_of("x")], expires=datetime.fromtimestamp(100, UTC)),))
     assert ring.key_of(b"x", 99.999)
     with pytest.raises(Unauthenticated, match="has expired"):
         ring.key_of(b"x", 100.0)
 
 
 def test_a_key_may_have_an_old_and_a_new_text() -> None:
-    ring = Keyring((Key(Caller("a"), (sha256(b"old").digest(), sha256(b"new").digest())),))
+    ring = Keyring((Key(id="a", sha256=[hash_of("old"), hash_of("new")]),))
     assert ring.key_of(b"old", 0.0) is ring.key_of(b"new", 0.0)
 
 
 def test_scopes_of_a_key() -> None:
-    unrestricted, restricted = Key(Caller("a"), ()), Key(Caller("b"), (), frozenset({"ocr"}), frozenset({"openai"}))
+    hashes = [hash_of("x")]
+    unrestricted = Key(id="a", sha256=hashes)
+    restricted = Key(id="b", sha256=hashes, pipelines=["ocr"], dialects=["openai"])
     assert (unrestricted.allows("x"), unrestricted.speaks("oip")) == (True, True)
     assert (restricted.allows("ocr"), restricted.allows("write")) == (True, False)
     assert (restricted.speaks("openai"), restricted.speaks("oip")) == (True, False)
 
 
 def test_no_repr_shows_a_hash() -> None:
-    assert not any(repr(sha256(text).digest()) in repr(RING) for text in TEXTS)
-    assert "digest" not in repr(RING)
+    assert not any(hash_of(text.decode()) in repr(RING) for text in TEXTS)
+    assert "sha256" not in repr(RING)
 
 
 def test_new_keys_have_256_random_bits() -> None:

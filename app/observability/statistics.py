@@ -2,12 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from app.core.errors import Outcome
 from app.core.json import Schema, enum_of
@@ -62,29 +61,21 @@ class Statistics(Struct):
 def statistics_of(metrics: Collector) -> Statistics:
     """``metrics``: of all processes. A pipeline without requests may be missing."""
     found: dict[str, PipelineStatistics] = {}
-    for family in metrics.collect():
-        for sample in family.samples:
-            if (pipeline := sample.labels.get("pipeline")) is not None:
-                _add(found.setdefault(pipeline, no_requests()), sample)
+    for sample in (each for family in metrics.collect() for each in family.samples if "pipeline" in each.labels):
+        name, labels, value = sample.name.removeprefix(_PREFIX), sample.labels, int(sample.value)
+        statistics = found.setdefault(labels["pipeline"], no_requests())
+        ended = statistics.stream if labels.get("transport") == "stream" else statistics.unary
+        if name == "requests_total":
+            ended.outcomes[labels["outcome"]] = value
+        elif name == "request_duration_seconds_bucket" and labels["outcome"] in _ANSWERED:
+            ended.durations[_INDEX_BY_BOUND[float(labels["le"])]] += value
+        elif name == "early_exits_total":
+            statistics.early_exits[labels["reason"]] = value
+        elif name in _COUNT_BY_GAUGE:
+            setattr(statistics, _COUNT_BY_GAUGE[name], value)
     return Statistics(time.monotonic(), DURATION_BOUNDS_S, found)
 
 
 def no_requests() -> PipelineStatistics:
     unary, stream = (TransportStatistics({}, [0] * len(_INDEX_BY_BOUND)) for _ in range(2))
     return PipelineStatistics(unary, stream, {})
-
-
-def _add(statistics: PipelineStatistics, sample: Sample) -> None:
-    name, labels, value = sample.name.removeprefix(_PREFIX), sample.labels, int(sample.value)
-    if name == "requests_total":
-        _ended(statistics, labels).outcomes[labels["outcome"]] = value
-    elif name == "request_duration_seconds_bucket" and labels["outcome"] in _ANSWERED:
-        _ended(statistics, labels).durations[_INDEX_BY_BOUND[float(labels["le"])]] += value
-    elif name == "early_exits_total":
-        statistics.early_exits[labels["reason"]] = value
-    elif name in _COUNT_BY_GAUGE:
-        setattr(statistics, _COUNT_BY_GAUGE[name], value)
-
-
-def _ended(statistics: PipelineStatistics, labels: Mapping[str, str]) -> TransportStatistics:
-    return statistics.stream if labels["transport"] == "stream" else statistics.unary

@@ -142,16 +142,30 @@ class WorkerPool:
                 await asyncio.sleep(backoff.fail())
 
     async def _run_worker(self, number: int) -> int:
-        """Returns the exit status of its process. Raises OSError if it cannot be started."""
-        process, statuses = await self._start(number), self._board.statuses
+        """Starts a worker, which Ctrl-C does not reach, and kills it if it hangs.
+
+        Returns the exit status of its process. Raises OSError if it cannot be started.
+        """
+        share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
+        worker = Worker(
+            settings_of_worker(self._settings, share),
+            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._board)),
+            self._board,
+            parent=os.getpid(),
+            announces=number == 1 and not self._has_served,
+        )
+        with os.fdopen(os.memfd_create("worker"), "w+b") as file:
+            pickle.dump(worker, file)
+            file.seek(0)
+            process = await asyncio.create_subprocess_exec(*COMMAND, stdin=file, start_new_session=True)
         self._running[number] = process
         if self._shutdown.requested.is_set():
             process.terminate()
-        beats, silence_s = 0, 0.0
-        """How long there was no heartbeat, without times in which this process itself did not run."""
+        statuses, beats, silence_s = self._board.statuses, 0, 0.0
         ended = asyncio.create_task(process.wait())
         while not (await asyncio.wait({ended}, timeout=BEAT_S))[0]:
             beats, before = statuses[number].beats, beats
+            # without times in which this process itself did not run
             silence_s = silence_s + BEAT_S if beats == before else 0.0
             if silence_s > (SILENCE_S if beats else START_S):
                 _log.error("worker %d does not respond and is killed", number, extra={"pid": process.pid})
@@ -164,21 +178,6 @@ class WorkerPool:
             text = "worker %d ended with status %d and is replaced"
             _log.error(text, number, ended.result(), extra={"pid": process.pid})
         return ended.result()
-
-    async def _start(self, number: int) -> Process:
-        """Starts a worker in a process group of its own, so that Ctrl-C reaches only this process."""
-        share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
-        worker = Worker(
-            settings_of_worker(self._settings, share),
-            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._board)),
-            self._board,
-            parent=os.getpid(),
-            announces=number == 1 and not self._has_served,
-        )
-        with os.fdopen(os.memfd_create("worker"), "w+b") as file:
-            pickle.dump(worker, file)
-            file.seek(0)
-            return await asyncio.create_subprocess_exec(*COMMAND, stdin=file, start_new_session=True)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._running.values():

@@ -93,13 +93,11 @@ def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_start_again_is_retried(tmp_path: Path) -> None:
     """The other worker accepts all connections."""
     never_again = (
-        "start = parent.WorkerPool._start\n"
-        "async def start_or_fail(self, number):\n"
-        "    usual = parent.COMMAND\n"
-        f"    if self._has_served: {CANNOT_START}\n"
-        "    try: return await start(self, number)\n"
-        "    finally: parent.COMMAND = usual\n"
-        "parent.WorkerPool._start = start_or_fail\n"
+        "clear = parent.Board.clear\n"
+        "def cleared(self, number):\n"
+        "    clear(self, number)\n"
+        f"    {CANNOT_START}\n"
+        "parent.Board.clear = cleared\n"
     )
     with serving(tmp_path, never_again) as gateway:
         eventually(lambda: set(states(gateway).values()) == {"not_ready"})

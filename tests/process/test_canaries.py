@@ -9,7 +9,15 @@ from app.process.tritons import Declarations
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model
 
-STEP = model("X FP32 [1]", "Y FP32 [1]", name="step")
+STEP, UNRELATED = (model("X FP32 [1]", "Y FP32 [1]", name=name) for name in ("step", "unrelated"))
+
+
+async def declarations_of(folder: Path, pipelines: str) -> Declarations:
+    (folder / "gateway.yaml").write_text(f"pipelines: {pipelines}")
+    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP, UNRELATED), folder / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    return Declarations(catalog)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +33,9 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
     tmp_path: Path, other: str, deadline_s: float
 ) -> None:
     """30 s is the deadline of requests that name a model in place of a pipeline."""
-    unrelated = model("X FP32 [1]", "Y FP32 [1]", name="unrelated")
     sampled = "{model: chain, timeout_s: 2, sample: {X: [1.0]}}"
-    (tmp_path / "gateway.yaml").write_text(f"pipelines: {{sampled: {sampled}, other: {{{other}}}}}")
-    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP, unrelated), tmp_path / "gateway.yaml")
-    catalog.load_file()
-    await catalog.refresh()
-    (canary,) = Declarations(catalog).canaries()
+    declared = await declarations_of(tmp_path, f"{{sampled: {sampled}, other: {{{other}}}}}")
+    (canary,) = declared.canaries()
     assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)
 
 
@@ -39,22 +43,12 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
 async def test_a_model_has_the_longest_first_output_time_of_its_pipelines(
     tmp_path: Path, model: str, first_output_s: float
 ) -> None:
-    (tmp_path / "gateway.yaml").write_text(
-        "pipelines: {long: {model: chain, stream: {first_output_s: 300}}, short: {model: step, stream: true}}"
-    )
-    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
-    catalog.load_file()
-    await catalog.refresh()
-    assert Declarations(catalog).of(model).first_output_s == first_output_s
+    pipelines = "{long: {model: chain, stream: {first_output_s: 300}}, short: {model: step, stream: true}}"
+    assert (await declarations_of(tmp_path, pipelines)).of(model).first_output_s == first_output_s
 
 
 async def test_the_engine_errors_of_a_model_are_those_of_its_pipelines(tmp_path: Path) -> None:
     """A pipeline over an ensemble declares the messages of the ensemble, and not those of its steps."""
-    (tmp_path / "gateway.yaml").write_text(
-        "pipelines: {one: {model: chain, engine_errors: [A, B]}, two: {model: chain, engine_errors: [C]}}"
-    )
-    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
-    catalog.load_file()
-    await catalog.refresh()
-    declared = Declarations(catalog)
+    pipelines = "{one: {model: chain, engine_errors: [A, B]}, two: {model: chain, engine_errors: [C]}}"
+    declared = await declarations_of(tmp_path, pipelines)
     assert [declared.of(name).engine_errors for name in ("chain", "step")] == [["A", "B", "C"], []]

@@ -9,25 +9,14 @@ import pytest
 from app.process.listening import ListeningPortTaken, listening, reserved
 
 
-def test_a_second_socket_cannot_open_the_port() -> None:
+def test_a_port_belongs_to_one_socket_until_its_block_ends() -> None:
     with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
         port = first.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), 5) as client:  # before the server runs
+            assert client.getpeername() == first.getsockname()
         taken = pytest.raises(ListeningPortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
         with taken, listening("127.0.0.1", port, "GATEWAY_PORT"):
             pass
-
-
-def test_clients_can_connect_before_the_server_runs() -> None:
-    with (
-        listening("127.0.0.1", 0, "GATEWAY_PORT") as listener,
-        socket.create_connection(listener.getsockname(), 5) as client,
-    ):
-        assert client.getpeername() == listener.getsockname()
-
-
-def test_the_port_is_free_again_after_the_block() -> None:
-    with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
-        port = first.getsockname()[1]
     with listening("127.0.0.1", port, "GATEWAY_PORT") as second:
         assert second.getsockname()[1] == port
 

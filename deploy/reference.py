@@ -1,4 +1,4 @@
-"""Writes what docs/reference/ repeats of the code: tables, the severity of findings, and the command line.
+"""Writes what docs/reference/ repeats of the code: tables, severity and solution of findings, and the command line.
 
 make reference
 """
@@ -18,7 +18,7 @@ from app.api.sessions.open_sessions import metrics_of_sessions
 from app.cli import command_parser
 from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.errors import GatewayError
-from app.lint.findings import checks
+from app.lint.findings import Check, checks
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from deploy.bootstrap import ROOT
@@ -54,7 +54,7 @@ def pages() -> dict[Path, str]:
     """Returns the current text of each page. Keeps the parts that are written by hand."""
     findings = (FOLDER / "checks.md").read_text()
     for code, check in checks().items():
-        findings = with_severity(findings, code, check.severity)
+        findings = with_finding(findings, code, check)
     metrics = Metrics("0")
     SharedCallMetrics(metrics.counter, metrics.histogram)
     metrics_of_sessions(metrics)
@@ -79,10 +79,11 @@ def with_table(page: str, heading: str, rows: Iterable[Row]) -> str:
     return head + re.sub(r"(\|.*\n\|[-|]+\|\n)(?:\|.*\n)*", lambda found: found[1] + lines, section, count=1)
 
 
-def with_severity(page: str, code: str, severity: str) -> str:
-    """Replaces the severity in the section of a finding. Raises ValueError if there is no such section."""
+def with_finding(page: str, code: str, check: Check) -> str:
+    """Replaces severity and solution in the section of a finding. Raises ValueError if there is no such section."""
     head, section = re.split(rf"(?<=\n## {code}\n)", page, maxsplit=1)
-    return f"{head}`{severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
+    section = f"`{check.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
+    return head + re.sub(r"(?m)^\*\*Solution\*\*: .*$", lambda _: f"**Solution**: {check.solution}", section, count=1)
 
 
 def rows_of_settings() -> Iterator[Row]:

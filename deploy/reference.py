@@ -105,8 +105,8 @@ def default_text(field: FieldInfo) -> str:
 
 def row_of_error(error: type[GatewayError]) -> Row:
     row = ROW_BY_ERROR[error]
-    outcome = "" if error.outcome == "client_error" else f"`{error.outcome}`"
-    return str(row.status), f"`{error.code}`", outcome, row.meaning
+    outcome = "" if error.outcome == "client_error" else f" (`{error.outcome}`)"
+    return str(row.status), f"`{error.code}`{outcome}", row.meaning
 
 
 def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:

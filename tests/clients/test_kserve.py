@@ -9,8 +9,8 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.clients.conftest import Outcomes, RunProgram, error_of
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.conftest import GatewayProcess
 from tests.toolkit.environments import locked_environment
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 
 pytestmark = pytest.mark.full

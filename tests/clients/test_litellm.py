@@ -7,9 +7,9 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.clients.conftest import QUESTION, Outcomes, RunProgram, as_float32, error_of
 from tests.conftest import Require
-from tests.live.conftest import GatewayProcess
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.toolkit.environments import locked_environment
+from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import running_gateway, running_triton
 from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.processes import running_gateway, running_triton
 
 ROOT = Path(__file__).parents[2]
 CHECKED_IN = ROOT / "openapi.json"

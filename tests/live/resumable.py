@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.live.conftest import GatewayProcess
 from tests.toolkit.events import Event, checked, events_in, lines_of
+from tests.toolkit.processes import GatewayProcess
 
 
 def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **script: Any) -> str:

@@ -17,8 +17,8 @@ import yaml
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from tests.live.chaos.reply import dechunked
-from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.toolkit.events import checked, parsed
+from tests.toolkit.processes import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.toolkit.raw_http import post
 
 HERE = Path(__file__).parent

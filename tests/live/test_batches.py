@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
 
 AT_ONCE = 4

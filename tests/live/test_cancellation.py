@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
 from tests.toolkit.connections import Connection
 from tests.toolkit.executions import check_usually_below, settled_executions
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import eventually
 

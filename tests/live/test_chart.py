@@ -19,7 +19,7 @@ from app.triton.repository import served_repository
 from app.triton.triton_engine import TritonEngine
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, environment_of, render, the, triton_container
-from tests.live.conftest import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 START_S = 60.0
 

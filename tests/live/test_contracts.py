@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
 
 GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.conftest import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 PAGES = (
     "README.md",

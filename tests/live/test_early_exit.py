@@ -13,10 +13,10 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions
 from tests.toolkit.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 OTHER_ID = "0123456789abcdef0123456789abcdef"
 EMPTY = {"text": None, "numbers": []}

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.console import runs
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.some_models import embedded
 from tests.toolkit.events import read_stream
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
 
 MODELS = (

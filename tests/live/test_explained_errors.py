@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import running_gateway, running_triton
 from tests.toolkit.broken_repositories import DECOUPLED, Repository
 from tests.toolkit.events import checked, parsed
+from tests.toolkit.processes import running_gateway, running_triton
 
 SCRIPTS = Path(__file__).parent / "fault_scripts"
 NO_ROWS = {

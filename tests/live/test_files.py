@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.image_host import PNG
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 LARGE = PNG + bytes(range(256)) * 8192
 TEXT = "zw\u00f6lf [1, 2]"

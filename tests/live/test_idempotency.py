@@ -10,9 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.live.conftest import GatewayProcess, running_gateway, wait_until_ready
 from tests.live.resumable import read_all
-from tests.toolkit.processes import LIVE
+from tests.toolkit.processes import LIVE, GatewayProcess, running_gateway, wait_until_ready
 from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually

@@ -12,7 +12,7 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.deploy.images import ROOT, Builder, lacking, running
-from tests.live.conftest import GatewayProcess, free_ports, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.toolkit.connections import CONNECTIONS
 from tests.toolkit.events import checked, events_in, lines_of
 from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.waiting import eventually
 

@@ -16,9 +16,8 @@ from app.cli import main
 from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
 from app.launcher.models_venv import ModelEnvironment
 from app.launcher.process import GuardedTriton
-from tests.live.conftest import GatewayProcess, running_triton
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
-from tests.toolkit.processes import EXIT_S, START_S
+from tests.toolkit.processes import EXIT_S, START_S, GatewayProcess, running_triton
 from tests.toolkit.refused_configurations import REFUSED, Refused, ident
 
 Outcomes = Callable[..., Awaitable[tuple[set[str], str]]]

@@ -14,10 +14,10 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.live.sessions import wait_for_new_triton
 from tests.live.test_dead_process import processes_of
 from tests.toolkit.events import lines_of
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 CONFIG = """

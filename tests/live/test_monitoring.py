@@ -18,7 +18,7 @@ import yaml
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.helm.rendering import render, the
-from tests.live.conftest import GatewayProcess, free_ports
+from tests.toolkit.processes import GatewayProcess, free_ports
 from tests.toolkit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
-from tests.live.conftest import GatewayProcess, free_ports, running_gateway
 from tests.live.some_models import config_with
 from tests.live.test_stream_endings import script
 from tests.toolkit.certificates import Authority
 from tests.toolkit.events import checked, events_in, lines_of, parsed
 from tests.toolkit.nginx import GZIP, documented_server, plain_server, running_nginx
+from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
 from tests.toolkit.waiting import eventually
 
 STREAM = "/v1/pipelines/scripted_patient/stream"

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
 from tests.live.side_by_side import Both, both_at
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 
 GENERATE = "/v2/models/repeat_text/generate"

@@ -12,8 +12,8 @@ import pytest
 
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
+from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.waiting import eventually
 
 TYPED = "/v2/models/typed_echo/infer"

@@ -7,8 +7,8 @@ import pytest
 
 from app import __version__
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import Both, both_at
+from tests.toolkit.processes import GatewayProcess, StartGateway
 
 EXPOSED = ["typed_echo", "batched_echo", "repeat_text", "scripted", "scripted_chain", "text_generate", "ocr_bls"]
 SHARED_MEMORY = ("/status", "/region/a/status", "/region/a/register", "/unregister")

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
+from tests.toolkit.processes import GatewayProcess
 
 DATATYPES = [name for name in DTYPE_BY_DATATYPE if name != "BF16"]
 """The client does not support BF16 arrays of numpy."""

@@ -11,10 +11,10 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
-from tests.live.conftest import GatewayProcess
 from tests.live.test_openai_sdk import PROMPT, SAMPLING, pipeline_answer
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.executions import executions
+from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
 

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.some_models import config_with
 from tests.toolkit.executions import check_usually_below, executions, settled_executions
+from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.waiting import eventually
 
 PROMPT = "The for statement"

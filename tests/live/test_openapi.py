@@ -8,9 +8,9 @@ import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.live.conftest import StartGateway
 from tests.live.openapi_document import CHECKED_IN, document_at, settings_in
 from tests.toolkit.keys import bearer
+from tests.toolkit.processes import StartGateway
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
 from tests.toolkit.events import Event
-from tests.toolkit.processes import LIVE
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.toolkit.redis import PASSWORD, RedisServer
 from tests.toolkit.waiting import eventually
 

@@ -10,9 +10,9 @@ import yaml
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.triton.service import Kind
 from tests.conftest import Require
-from tests.live.conftest import StartGateway, free_ports
 from tests.toolkit.certificates import Authority
 from tests.toolkit.nginx import running_nginx
+from tests.toolkit.processes import StartGateway, free_ports
 from tests.toolkit.waiting import eventually
 
 SERVER = """

@@ -4,8 +4,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.live.conftest import GatewayProcess
 from tests.live.resumable import read_all, start, status
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 
 

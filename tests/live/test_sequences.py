@@ -10,8 +10,8 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 from tests.live.sequences import MODELS, write_sequence_models
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 
 LARGEST = {"seq_uint64": 2**64 - 1, "seq_int64": 2**63 - 1, "seq_uint32": 2**32 - 1, "seq_int32": 2**31 - 1}
 LARGEST |= {"seq_chain": 2**32 - 1, "seq_outer": 2**32 - 1, "seq_plain": 2**64 - 1}

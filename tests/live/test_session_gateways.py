@@ -9,9 +9,9 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
-from tests.live.conftest import GatewayProcess, free_ports
 from tests.live.sessions import sessions_gateway, sessions_triton
 from tests.toolkit.nginx import documented_affinity, running_nginx
+from tests.toolkit.processes import GatewayProcess, free_ports
 
 PIPELINE = "text_oldest"
 PIPELINES = {PIPELINE: {"model": PIPELINE, "session": True}}

@@ -14,9 +14,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
 from tests.live.session_models import MODELS
 from tests.live.sessions import sessions_gateway, sessions_triton, step
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import events_of, opened
 

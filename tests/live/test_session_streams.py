@@ -11,7 +11,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from websockets.exceptions import ConnectionClosed
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
 from tests.live.session_models import STREAMED
 from tests.live.sessions import (
     code,
@@ -22,6 +21,7 @@ from tests.live.sessions import (
     wait_for_new_triton,
 )
 from tests.toolkit.events import Event, checked, events_in
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}

@@ -17,10 +17,10 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.conftest import GatewayProcess, wait_until_ready
 from tests.live.session_models import MODELS
 from tests.live.sessions import code, connections, kill_triton, session_client, sessions_gateway, sessions_triton, step
 from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.processes import GatewayProcess, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import opened
 

@@ -223,15 +223,6 @@ def test_streams_end_in_order_after_two_signals(start: Start, tmp_path: Path) ->
     assert len(events) == OUTPUTS
 
 
-def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path) -> None:
-    container = loaded(start(sidecar(tmp_path, exit_s=1)))
-    add_slow(tmp_path / "models" / "slow")
-    words = container.command("curl", "--silent", "--request", "POST", f"{HTTP}/repository/models/slow/load")
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL):
-        eventually(lambda: "loading: slow" in container.log)
-        container.status_after("during a later load")
-
-
 def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path) -> None:
     container = loaded(start(sidecar(tmp_path, exit_s=1)))
     os.kill(container.triton, signal.SIGSTOP)

@@ -18,8 +18,8 @@ from app.settings import Settings
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.test_documented_commands import environment_without_proxies
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 
 @pytest.fixture(scope="module")

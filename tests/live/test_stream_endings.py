@@ -12,15 +12,15 @@ import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import (
+from tests.toolkit.events import Event, checked, events_in, lines_of, read_stream
+from tests.toolkit.processes import (
+    LIVE,
     GatewayProcess,
     running_gateway,
     running_triton,
     scripted_models,
     wait_until_ready,
 )
-from tests.toolkit.events import Event, checked, events_in, lines_of, read_stream
-from tests.toolkit.processes import LIVE
 
 EXIT = {"then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}}
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {

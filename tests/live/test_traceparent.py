@@ -10,7 +10,7 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.conftest import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
 
 SCRIPT = Path(__file__).parent / "strict_model.py"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.some_models import embedded
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 MODELS = (
     *("insights", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment"),

@@ -174,14 +174,6 @@ def test_the_calls_of_a_pipeline_work_as_pasted(console: Console, require: Requi
     assert "early_exit" in streamed
 
 
-def test_the_calls_with_a_file_read_the_sample(console: Console, require: Require) -> None:
-    require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
-    page = console("ocr")
-    for title in page.texts(".samples [role=tab]"):
-        (printed,) = outcomes_of([title], [call_of(page, title)], ROOT)
-        assert "Hello Triton gateway" in printed
-
-
 def test_a_pasted_image_is_the_file_of_the_form(console: Console) -> None:
     page = console("ocr")
     page.browser.execute_script(PASTE)

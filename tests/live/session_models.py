@@ -41,22 +41,6 @@ STREAMED = {
     "streamed_oldest": Summing("UINT64", candidates=64, batch=4, streams=True),
     "streamed_short": Summing("UINT64", idle_s=2.0, streams=True),
 }
-STREAMED_CHAIN = """
-name: "streamed_chain"
-platform: "ensemble"
-max_batch_size: 4
-input [
-  { name: "NUMBER", data_type: TYPE_INT64, dims: [ 1 ] },
-  { name: "COUNT", data_type: TYPE_INT64, dims: [ 1 ] }
-]
-output [ { name: "SUM", data_type: TYPE_INT64, dims: [ 1 ] } ]
-ensemble_scheduling { step [
-  { model_name: "uint64_direct" model_version: -1 input_map { key: "NUMBER" value: "NUMBER" }
-    output_map { key: "SUM" value: "first" } },
-  { model_name: "streamed_oldest" model_version: -1 input_map { key: "NUMBER" value: "first" }
-    input_map { key: "COUNT" value: "COUNT" } output_map { key: "SUM" value: "SUM" } }
-] }
-"""
 SUMMING_CHAIN = """
 name: "summing_chain"
 platform: "ensemble"
@@ -75,7 +59,7 @@ ensemble_scheduling { step [
 """
 
 
-ENSEMBLES = {"summing_chain": SUMMING_CHAIN, "streamed_chain": STREAMED_CHAIN}
+ENSEMBLES = {"summing_chain": SUMMING_CHAIN}
 
 
 def write_models(repository: Path, names: Iterable[str]) -> None:

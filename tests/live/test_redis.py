@@ -156,19 +156,6 @@ def test_a_frozen_redis_takes_no_slot_from_other_requests(pair: Pair, redis: Red
         eventually(lambda: client.post("/v1/streams", json=body).status_code == 201)
 
 
-def test_a_redis_without_its_data_ends_the_stream(pair: Pair, redis: RedisServer, tmp_path: Path) -> None:
-    first, second = pair
-    path = start(first, outputs=1000, interval_s=0.05)
-    with reading(second, path) as stream:
-        seen = [next(stream)]
-        redis.flush()
-        seen += list(stream)
-    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1].name in {"error", "output"}
-    eventually(lambda: first.metric("active_streams") == 0)
-    assert status(second, path) == 404
-
-
 def test_drain_ends_the_readers_of_other_gateways(pair: Pair, third: GatewayProcess) -> None:
     _, second = pair
     path = start(third, outputs=1000, interval_s=0.05)

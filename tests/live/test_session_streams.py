@@ -26,18 +26,14 @@ from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
 PIPELINES = {
-    **{
-        name: {"model": name, "session": True, "stream": True, "sample": SAMPLE}
-        for name in (*STREAMED, "streamed_chain")
-    },
+    **{name: {"model": name, "session": True, "stream": True, "sample": SAMPLE} for name in STREAMED},
     "whole": {"model": "streamed_oldest", "session": True, "sample": SAMPLE},
 }
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    models = [*STREAMED, "uint64_direct", "streamed_chain"]
-    with sessions_triton(tmp_path_factory.mktemp("streams"), models_venv, models, restarts=True) as server:
+    with sessions_triton(tmp_path_factory.mktemp("streams"), models_venv, STREAMED, restarts=True) as server:
         yield server
 
 
@@ -104,14 +100,6 @@ def test_the_outputs_of_each_step_are_events(client: httpx.Client, pipeline: str
     for session in sessions:
         session.end()
         assert code(session.send(1, 1)) == (404, "unknown_session")
-
-
-def test_a_step_of_an_ensemble_is_streamed(client: httpx.Client) -> None:
-    session = Caller(client, "streamed_chain")
-    answers = [session.send(number, 2).text for number in (1, 10)]
-    sums = [[event.data.get("SUM") for event in events_in(text.splitlines())] for text in answers]
-    assert sums == [[1, 2, None], [2 + 11, 2 + 22, None]]
-    assert session.client.delete(session.url).status_code == 204
 
 
 def test_a_step_runs_to_its_end_when_its_caller_leaves(client: httpx.Client, gateway: GatewayProcess) -> None:

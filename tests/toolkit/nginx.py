@@ -47,8 +47,8 @@ def plain_server(port: int, upstream: str, more: str = "") -> str:
     return f"server {{ listen 127.0.0.1:{port}; {more} location / {{ proxy_pass {upstream}; }} }}"
 
 
-def documented_server(port: int, upstream: str, authority: Authority, read_timeout: str = "90s") -> str:
-    """The configuration of ``proxies.md``, with this port, upstream, timeout and a certificate for 127.0.0.1."""
+def documented_server(port: int, upstream: str, authority: Authority) -> str:
+    """The configuration of ``proxies.md``, with this port, upstream and a certificate for 127.0.0.1."""
     text, _ = nginx_blocks()
     issued = authority.files("127.0.0.1")
     replacements = {
@@ -56,7 +56,6 @@ def documented_server(port: int, upstream: str, authority: Authority, read_timeo
         "/etc/nginx/gateway.crt": f'"{issued.certificate}"',
         "/etc/nginx/gateway.key": f'"{issued.key}"',
         "http://127.0.0.1:8080": upstream,
-        "proxy_read_timeout 90s": f"proxy_read_timeout {read_timeout}",
     }
     for shown, own in replacements.items():
         assert shown in text

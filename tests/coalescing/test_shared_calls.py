@@ -528,7 +528,7 @@ def _engine_errors() -> list[type[GatewayError]]:
         below = waiting.pop().__subclasses__()
         found += below
         waiting += below
-    return found
+    return sorted(found, key=lambda kind: kind.__name__)
 
 
 @pytest.mark.parametrize("kind", _engine_errors(), ids=lambda kind: kind.__name__)

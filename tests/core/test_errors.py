@@ -9,8 +9,9 @@ from app.core.errors import GatewayError, Outcome
 
 
 def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
+    """By name: the order of the subclasses depends on the order in which tests import them."""
     below = [each for child in error.__subclasses__() for each in concrete(child)]
-    return [*([error] if error.code else []), *below]
+    return sorted([*([error] if error.code else []), *below], key=lambda each: each.__name__)
 
 
 def test_every_error_has_a_code_a_title_and_an_outcome() -> None:

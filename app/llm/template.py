@@ -3,6 +3,9 @@
 The names that a template sees, and the environment that it runs in, are those of ``apply_chat_template`` of
 transformers 5. The operator chooses the template, and a caller only writes the messages and tools: what is bounded is
 how much work a conversation can cause.
+
+Templates of vision models either write the model's image marker for each part of the type ``image``, or take only
+texts, in which the marker must stand already. Two renderings of a short message tell which.
 """
 
 import json
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass
 from datetime import datetime
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -25,7 +29,6 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from app.core.errors import FieldProblem, InvalidInput
-from app.llm.contents import Content, Message, content_form_of
 
 MAX_STEPS = 20_000
 """Turns of loops and calls of functions, for one conversation."""
@@ -52,6 +55,13 @@ _TRIAL_TOOL = {
 
 _log = logging.getLogger(__name__)
 
+Message = Mapping[str, Any]
+Content = str | Sequence[Mapping[str, Any]]
+"""A text, or parts of the types ``text`` and ``image``."""
+IMAGE: Mapping[str, Any] = {"type": "image"}
+NUMBER = "{number}"
+"""In a marker: the number of the image in the conversation, from 1."""
+_WORD = "Describe"
 Tool = Mapping[str, Any]
 """A function in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
@@ -91,7 +101,13 @@ class ChatTemplate:
                 self._rendered(_TRIAL, self._trial_tools)
         except Exception as exc:
             raise ValueError(f"does not render one message of a user: {type(exc).__name__}: {exc}") from exc
-        self._contents = content_form_of(self._tried, self.image_marker)
+        text = {"type": "text", "text": _WORD}
+        plain, one, two = (self._tried([*images, text]) for images in ([], [IMAGE], [IMAGE, IMAGE]))
+        takes_parts = _WORD in plain and not _is_quoted("text", plain)
+        self._has_parts = (  # whether the template writes the markers itself
+            takes_parts and _WORD in one and not _is_quoted("image", one) and len(plain) < len(one) < len(two)
+        )
+        self._only_parts = takes_parts and _WORD not in self._tried(_WORD)
 
     @property
     def reserved(self) -> frozenset[str]:
@@ -101,7 +117,8 @@ class ChatTemplate:
     @property
     def takes_images(self) -> bool:
         """Whether messages may have parts of the type ``image``, also in conversations with tools."""
-        return self._contents.takes_images and (self.tool_use is None or self.tool_use.takes_images)
+        has_place = self._has_parts or self.image_marker is not None
+        return has_place and (self.tool_use is None or self.tool_use.takes_images)
 
     def render(
         self,
@@ -109,14 +126,14 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """``messages``: with contents as in :mod:`app.llm.contents`.
+        """Messages with images need :attr:`takes_images`.
 
         ``variables``: of the caller, none of them reserved. Raises InvalidInput.
         """
         if tools is not None and self.tool_use is not None:
             return self.tool_use.render(messages, tools, variables)
         try:
-            prompt = self._rendered(self._contents.fitted(messages), tools, variables).removeprefix(self._bos)
+            prompt = self._rendered(self._fitted(messages), tools, variables).removeprefix(self._bos)
         except _Refused as exc:
             words = str(exc)  # shown only if none of them comes from the messages
             shown = f" by the model's chat template: {words}" if words in self.text else ""
@@ -126,9 +143,27 @@ class ChatTemplate:
         except Exception as exc:  # a template can raise anything
             _log.warning("a chat template failed: %s", type(exc).__name__)
             raise _invalid("cannot be rendered by the model's chat template") from exc
-        if self._contents.has_extra_marker(prompt, messages):
-            raise _invalid("have the model's marker of an image in a text")
+        contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
+        images, marker = sum(part == IMAGE for content in contents for part in content), self.image_marker
+        if images and not self._has_parts and marker and NUMBER not in marker and prompt.count(marker) != images:
+            raise _invalid("have the model's marker of an image in a text")  # the model would see another image
         return prompt
+
+    def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Returns the messages as the template takes them."""
+        numbers = count(1)
+
+        def text_of(part: Mapping[str, Any]) -> str:
+            is_image = part["type"] == IMAGE["type"]
+            return (self.image_marker or "").replace(NUMBER, str(next(numbers))) if is_image else str(part["text"])
+
+        def fitted(content: Any) -> Any:
+            if not isinstance(content, str | list) or (isinstance(content, list) and self._has_parts):
+                return content
+            text = content if isinstance(content, str) else "".join(map(text_of, content))
+            return [{"type": "text", "text": text}] if self._only_parts else text
+
+        return [{**message, "content": fitted(message.get("content"))} for message in messages]
 
     def _rendered(
         self,
@@ -156,6 +191,11 @@ class ChatTemplate:
             return self._rendered([{"role": "user", "content": content}], self._trial_tools)
         except Exception:  # a template can raise anything
             return ""
+
+
+def _is_quoted(word: str, prompt: str) -> bool:
+    """Whether the template wrote the parts themselves, as Python or JSON writes a list."""
+    return f"'type': '{word}'" in prompt or f'"type": "{word}"' in prompt
 
 
 class _Refused(TemplateError):

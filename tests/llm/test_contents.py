@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidInput
-from app.llm.contents import IMAGE
-from app.llm.template import ChatTemplate
+from app.llm.template import IMAGE, ChatTemplate
 
 TEXT = "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% endfor %}"
 JSON = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"

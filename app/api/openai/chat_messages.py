@@ -14,7 +14,7 @@ from app.api.openai.members import Labels, Members, required, take
 from app.api.openai.tools import Turn, members_of_turns
 from app.codecs.kinds import bytes_of_base64, check_image
 from app.core.errors import DeadlineExceeded, FieldProblem
-from app.llm.contents import IMAGE, Content
+from app.llm.template import IMAGE, Content
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
 

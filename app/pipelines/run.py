@@ -1,6 +1,7 @@
 """Runs one unary request of a pipeline, and converts the responses of any request to the caller's values.
 
-A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request.
+A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request. With ``batch`` the items run
+as parts, each with such an answer, and the answers are joined in order.
 ``Canceller`` cancels abandoned requests, and ``run_sample`` runs a pipeline's sample.
 """
 
@@ -12,6 +13,7 @@ import operator
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,14 @@ from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, Tokens, Values, ending_of
-from app.core.batch import items_of, joined_rows, part_of
+from app.core.batch import Batch, BatchPart, check_rows, items_of, joined_rows, part_of
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import body_of, trial_requests
 from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import CountLimits, Pipeline, Target
+from app.pipelines.spec import INDEX
 
 
 class Collector(Answer):
@@ -214,6 +217,94 @@ class WholeAnswer(Collector):
 def _not_written(tensor: str) -> ContractViolation:
     hint = "If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml."
     return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
+
+
+class StreamedBatch(Batch):
+    """The outputs of a stream with ``batch``.
+
+    Each output has the number of its item as ``index``; if the model takes several items at a time, that of the first
+    item of the part. An early exit of a part is that of each of its items.
+    """
+
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+        super().__init__(request, pipeline.call_items)
+        self._pipeline = pipeline
+        self._exits: list[str | None] = [None] * self.count
+
+    def answer_of(self, part: BatchPart) -> Answer:
+        return Collector(self._pipeline, part.request)
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Raises the errors of :meth:`Batch.add`."""
+        values = super().add(response)
+        return None if values is None else {INDEX: response.choice, **values}
+
+    def put(self, items: range, answer: Answer, ending: Ending) -> Values | None:
+        self._exits[items.start : items.stop] = [ending.early_exit] * len(items)
+        return next(iter(ending.outputs), None)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """The whole request is an early exit if each of its items is. Raises the error."""
+        super().finish(error)
+        exits = self._exits
+        return Ending(None if None in exits else exits[0], (), exits) if self._pipeline.rules else Ending()
+
+
+class _PartAnswer(WholeAnswer):
+    rows: Mapping[str, int] = MappingProxyType({})
+    """By tensor, the size of the first dimension."""
+
+    def add(self, response: InferenceResponse) -> None:
+        """Raises the errors of :meth:`WholeAnswer.add`."""
+        self.rows = {name: tensor.shape[0] if tensor.shape else 0 for name, tensor in response.outputs.items()}
+        super().add(response)
+
+
+class PipelineBatch(StreamedBatch):
+    """The answer of a unary request.
+
+    A decoupled model gets one item at a time, because Triton does not tell to which row a response belongs.
+    """
+
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+        super().__init__(pipeline, request)
+        self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
+        """By output, the rows of each part, by its first item."""
+
+    def answer_of(self, part: BatchPart) -> Answer:
+        return _PartAnswer(self._pipeline, part.request)
+
+    def put(self, items: range, answer: Answer, ending: Ending) -> None:
+        """Raises ContractViolation for rows that are not the items."""
+        assert isinstance(answer, _PartAnswer)
+        (values,) = ending.outputs  # of a model that is not decoupled, each is a list or an array of rows
+        for field in self._pipeline.outputs:
+            value, has_exit = values[field.name], ending.early_exit is not None
+            if self._pipeline.config.decoupled:
+                value = [value]
+            elif len(value) == 0 and (has_exit or self.has_several):
+                if not has_exit:
+                    check_rows(field.tensor.name, answer.rows.get(field.tensor.name, 0), items)
+                value = [field.empty_item] * len(items)
+            elif self.has_several:
+                check_rows(field.tensor.name, len(value), items)
+            self._rows[field.name][items.start] = value
+        super().put(items, answer, ending)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        ending = super().finish(error)
+        joined = {name: joined_rows([rows for _, rows in sorted(parts.items())]) for name, parts in self._rows.items()}
+        return Ending(ending.early_exit, [joined], self._exits)
+
+
+def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answer:
+    """The answer of a unary request."""
+    return WholeAnswer(pipeline, request) if pipeline.batch is None else PipelineBatch(pipeline, request)
+
+
+def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answer:
+    """The answer of a stream."""
+    return Collector(pipeline, request) if pipeline.batch is None else StreamedBatch(pipeline, request)
 
 
 async def run(

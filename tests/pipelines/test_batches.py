@@ -14,9 +14,9 @@ from app.core.batch import BatchPart, PartEnd, joined_rows, name_of, part_of, ra
 from app.core.errors import ContractViolation, ModelChanged
 from app.core.inference import DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
 from app.core.model import Step
-from app.pipelines.batches import PipelineBatch
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import PipelineBatch
 from tests.toolkit.models import model, pipeline, response, tensor
 
 NUMBERS = sorted(DTYPE_BY_DATATYPE.keys() - {"BYTES", "BOOL"})

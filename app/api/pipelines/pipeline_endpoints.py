@@ -31,10 +31,10 @@ from app.core.errors import UnknownExample
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding
 from app.observability.statistics import Statistics, no_requests
-from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import answer_of, streamed_answer_of
 
 STATISTICS_S = 0.5
 """How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""

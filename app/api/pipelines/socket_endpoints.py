@@ -23,8 +23,8 @@ from app.core.errors import GatewayError, TooManyRequests
 from app.core.inference import Deadline, InferenceRequest
 from app.http1.websocket import Message, SocketTerms
 from app.observability.record import RequestRecord
-from app.pipelines.batches import answer_of, streamed_answer_of
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import answer_of, streamed_answer_of
 from app.streams.events import STALL_S
 
 PATH = "/v1/pipelines/{name}/session"

@@ -17,9 +17,9 @@ from app.api.responses import JsonResponse
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
-from app.pipelines.batches import streamed_answer_of
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import streamed_answer_of
 from app.streams.events import Event
 from app.streams.store import StartedStream, StreamStore
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -33,7 +32,7 @@ COMMAND = (sys.executable, "-m", "app.process.workers.worker")
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STABLE_S = 60.0
-"""A worker that ran at least this long is replaced without a delay."""
+"""A worker that ran at least this long is replaced after the first delay again."""
 SILENCE_S = 30.0
 """A worker whose event loop does not run for this time is killed."""
 START_S = 120.0
@@ -124,10 +123,9 @@ class WorkerPool:
             await asyncio.sleep(0.02)
 
     async def _keep(self, number: int) -> None:
-        """Starts a worker, and again when it ends, with a growing delay unless it ran for long."""
-        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        """Starts a worker, and again when it ends, with a delay that grows unless it ran for long."""
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, forgiven_s=STABLE_S)
         while not self._shutdown.requested.is_set():
-            started_at = time.monotonic()
             try:
                 status = await self._run_worker(number)
             except OSError as exc:
@@ -136,10 +134,7 @@ class WorkerPool:
             if not (self._has_served or self._shutdown.requested.is_set()):
                 self.failed_status = max(status, 1)
                 self._shutdown.request()
-            if time.monotonic() - started_at > STABLE_S:
-                backoff.reset()
-            else:
-                await asyncio.sleep(backoff.fail())
+            await asyncio.sleep(backoff.fail())
 
     async def _run_worker(self, number: int) -> int:
         """Starts a worker, which Ctrl-C does not reach, and kills it if it hangs.

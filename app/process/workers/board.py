@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class Board:
         But not gauges without a mode: these describe Triton, and are the same in every process.
         """
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self.folder)
+        # No shared gauge is cleared, and a warning would be a line of the log that is not JSON.
+        warnings.filterwarnings("ignore", "Clearing labels", UserWarning)
         unshared: Any = values.MutexValue
         shared: Any = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 

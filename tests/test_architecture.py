@@ -95,17 +95,17 @@ MOST_LINES = {
     "api": 10750,
     "codecs": 865,
     "coalescing": 700,
-    "config": 440,
+    "config": 430,
     "console": 30,
     "core": 1960,
     "grpc": 1480,
-    "http1": 1410,
+    "http1": 1380,
     "launcher": 1170,
     "lint": 730,
     "llm": 1560,
-    "observability": 1170,
+    "observability": 1120,
     "pipelines": 4600,
-    "process": 1820,
+    "process": 1600,
     "sessions": 620,
     "shared_memory": 790,
     "starter": 70,
@@ -113,7 +113,7 @@ MOST_LINES = {
     "triton": 3960,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1330
+MOST_LINES_OUTSIDE_PACKAGES = 1320
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

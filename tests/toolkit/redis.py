@@ -42,10 +42,10 @@ class RedisServer:
             assert time.monotonic() < ends, (self.folder / "redis.log").read_text()
             time.sleep(0.02)
 
-    def stop(self) -> None:
-        """Ends the process. It keeps its data."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the process with this signal. It keeps its data."""
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(number)
             self.process.wait(START_S)
             self.process = None
 
@@ -56,6 +56,10 @@ class RedisServer:
     def thaw(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
+
+    def keep_in_memory_only(self) -> None:
+        """Writes no file until the next start."""
+        self._command("CONFIG SET appendonly no")
 
     def clients(self) -> int:
         """Returns the number of open connections, without the connection of this query."""

@@ -1,7 +1,7 @@
 """``make chaos``: runs the long tests, prints a summary and writes it to docs/benchmarks/chaos.md.
 
 The full ledgers are in artifacts/chaos.
-CHAOS_S, CHAOS_HOSTILE, CHAOS_KEPT_S and CHAOS_SEED set the duration and the requests.
+CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS, CHAOS_KEPT_S, CHAOS_CLOSED_S and CHAOS_SEED set the duration and the requests.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.surroundings import ROOT, machine, surroundings, versions
-from tests.live.chaos.report import HOSTILE, KEPT_S, LONG_S, PARTS, SEED, summary
+from tests.live.chaos.report import CLOSED_S, HOSTILE, KEPT_S, LONG_S, PARTS, REQUESTS, SEED, summary
 
 PAGE = ROOT / "docs" / "benchmarks" / "chaos.md"
 
@@ -38,11 +38,12 @@ def _what() -> str:
         "Clients send requests of every dialect while faults happen ([the tests](../../tests/live/chaos/README.md)). "
         "Then each request is compared: what its client received, what the gateway counted, and what the model noted. "
         "*Unexplained* is a request with a difference that no rule allows. *Left*: the client disconnected; *lost*: a "
-        "fault cut its connection. "
-        f"Seed {SEED}; {LONG_S:g} s of faults, and as long for requests that share calls, whose answers "
-        "prove whose they are; "
-        f"{HOSTILE:,} hostile requests;"
-        f"{KEPT_S:g} s of resumable streams that nobody reads."
+        "fault cut its connection. Two numbers are those of the gateway and of Redis. "
+        f"Seed {SEED}; {LONG_S:g} s of faults for one process, as long for two workers and Redis, and for requests "
+        "that share calls, whose answers prove whose they are; "
+        f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
+        f"{KEPT_S:g} s of resumable streams that nobody reads, for each store; "
+        f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage."
     )
 
 

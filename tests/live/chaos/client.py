@@ -67,8 +67,9 @@ STAYS = Manner()
 
 
 class Break(NamedTuple):
-    """A connection that ended before its answer."""
+    """A connection that ended before its answer. ``port``: of the client; 0 if the connection was not accepted."""
 
+    port: int
     began: float
     ended: float
 
@@ -87,6 +88,8 @@ class Seen:
     status: int = 0
     is_counted: bool = True
     """Whether the answer is to this request and not to its connection."""
+    port: int = 0
+    """The client's port. The connection of a resumable stream's POST stays open until the client is done."""
     breaks: tuple[Break, ...] = ()
     """The connections that read or deleted a resumable stream and broke."""
     refused_reads: int = 0
@@ -101,6 +104,7 @@ class Client:
         self._manner = manner
         self._stage: Stage = "connecting"
         self._sent = 0
+        self._port = 0
         self.received = b""
 
     async def run(self, port: int) -> Seen:
@@ -112,7 +116,7 @@ class Client:
         return self._seen(ending, began)
 
     def _seen(self, ending: Ending, began: float) -> Seen:
-        seen = Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent)
+        seen = Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent, port=self._port)
         reply = Reply.of(self.received)
         if reply is None or not reply.is_whole:
             return seen
@@ -127,6 +131,7 @@ class Client:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES)
         except OSError:
             return "lost"
+        self._port = port_of(writer)
         try:
             self._stage = "sending"
             if await self._leaves_while_sending(reader, writer):
@@ -198,3 +203,7 @@ class SocketClient(Client):
             if stop is not None and len(self.received) >= stop:
                 return "left"
         return "answered"
+
+
+def port_of(writer: asyncio.StreamWriter) -> int:
+    return int(writer.get_extra_info("sockname")[1])

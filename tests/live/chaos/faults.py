@@ -6,58 +6,31 @@ import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Protocol
+from contextlib import asynccontextmanager, nullcontext
 
 import httpx
 import psutil
 
 from app.core.errors import Outcome
 from app.launcher.embedded_triton import EmbeddedTriton
+from app.streams.redis_store import HEARTBEAT_S
 from tests.live.chaos.client import Manner
+from tests.live.chaos.ledger import Kill
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
-from tests.live.chaos.stand import RECOVERY_S, Stand
+from tests.live.chaos.stand import Stand
+from tests.live.chaos.traffic import Traffic
 from tests.live.test_dead_process import processes_of
-from tests.toolkit.processes import GatewayProcess
+from tests.live.test_workers import has_all_workers
+from tests.toolkit.connections import deaths_of, workers_of
+from tests.toolkit.processes import wait_until_ready
 from tests.toolkit.waiting import eventually
 
-
-class Gateway(Protocol):
-    """A gateway, its file, its Triton and the link between both."""
-
-    triton: EmbeddedTriton
-    gateway: GatewayProcess
-    config: Path
-    to_triton: Link
-
-
-Fault = Callable[[Stand, float], Awaitable[None]]
+Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
 """The last argument is the duration of the fault, in seconds."""
-
-
-def spoiled(spoiling: Spoiling) -> Callable[[Gateway, float], Awaitable[None]]:
-    """Of the link between the gateway and Triton."""
-
-    async def fault(stand: Gateway, lasts_s: float) -> None:
-        await _spoil(stand.to_triton, spoiling, lasts_s)
-
-    return fault
-
-
-def spoiled_clients(spoiling: Spoiling) -> Fault:
-    async def fault(stand: Stand, lasts_s: float) -> None:
-        async with cutting(stand):
-            await _spoil(stand.to_gateway, spoiling, lasts_s)
-
-    return fault
-
-
-async def _spoil(link: Link, spoiling: Spoiling, lasts_s: float) -> None:
-    link.spoil(spoiling)
-    await asyncio.sleep(lasts_s)
-    link.reset_all()
-    link.spoil(CLEAN)
+RECOVERY_S = 60.0
+MOST_AWAY_S = 20.0
+"""Less than the 30 s that readers of streams wait for Redis. The replacement of a worker that was killed often takes
+up to 30 s."""
 
 
 @asynccontextmanager
@@ -65,22 +38,37 @@ async def cutting(stand: Stand) -> AsyncIterator[None]:
     """Clients may lose their connections within this block."""
     began = time.monotonic()
     yield
-    stand.cuts.append((began, time.monotonic()))
+    stand.faults.cuts.append((began, time.monotonic()))
 
 
-async def triton_stopped(stand: Gateway, lasts_s: float) -> None:
+def spoiled(link_of: Callable[[Stand], Link], spoiling: Spoiling) -> Fault:
+    async def fault(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+        link = link_of(stand)
+        async with cutting(stand) if link is stand.to_gateway else nullcontext():
+            link.spoil(spoiling)
+            await asyncio.sleep(lasts_s)
+            link.reset_all()
+            link.spoil(CLEAN)
+        await recovered(stand, traffic)
+
+    return fault
+
+
+async def triton_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
     process = psutil.Process(stand.triton.pid)
     process.suspend()
     await asyncio.sleep(lasts_s)
     process.resume()
+    await recovered(stand, traffic)
 
 
-async def triton_killed(stand: Gateway, _lasts_s: float) -> None:
+async def triton_killed(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
     """The fixture starts it again."""
     before = stand.triton.pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
     await asyncio.to_thread(eventually, lambda: stand.triton.pid != before and is_ready(stand.triton), RECOVERY_S)
+    await recovered(stand, traffic)
 
 
 def is_ready(triton: EmbeddedTriton) -> bool:
@@ -90,48 +78,60 @@ def is_ready(triton: EmbeddedTriton) -> bool:
         return False
 
 
-def stub_killed(model: str) -> Callable[[Gateway, float], Awaitable[None]]:
+async def recovered(stand: Stand, traffic: Traffic) -> None:
+    """Waits until the gateway is ready, and requests of every dialect work again.
+
+    A worker notices that Redis is back at its next heartbeat, so with Redis they have to work for longer than that.
+    """
+    await asyncio.to_thread(wait_until_ready, stand.gateway, RECOVERY_S)
+    began = last_failure = time.monotonic()
+    working = 0
+    while working < 12 or (stand.redis and time.monotonic() < last_failure + 3 * HEARTBEAT_S):
+        assert time.monotonic() < began + RECOVERY_S, "requests do not work again"
+        ask, manner = next(traffic.calm(1))
+        works = ask.expected in (await stand.ask(ask, manner)).outcomes
+        working = working + 1 if works else 0
+        if not works:
+            last_failure = time.monotonic()
+            await asyncio.sleep(0.1)
+
+
+def stub_killed(model: str) -> Fault:
     """The gateway reloads the model."""
 
-    async def fault(stand: Gateway, _lasts_s: float) -> None:
+    async def fault(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
         deaths = stand.gateway.metric("stub_deaths_total")
         for process in processes_of(stand.triton.pid, model):
             os.kill(process, signal.SIGKILL)
-        await asyncio.to_thread(eventually, lambda: stand.gateway.metric("stub_deaths_total") > deaths, RECOVERY_S)
+
+        def is_repaired() -> bool:
+            return stand.gateway.metric("stub_deaths_total") > deaths
+
+        await asyncio.to_thread(eventually, is_repaired, RECOVERY_S)
+        await recovered(stand, traffic)
 
     return fault
 
 
-def reloads(old: str, new: str) -> Callable[[Gateway, float], Awaitable[None]]:
-    """A valid change of the file, an invalid file, and the original file."""
-
-    async def fault(stand: Gateway, lasts_s: float) -> None:
-        good = stand.config.read_text()
-        for text in (good.replace(old, new), "pipelines: [", good):
-            stand.config.write_text(text)
-            await asyncio.sleep(lasts_s)
-
-    return fault
-
-
-async def overload(stand: Stand, _lasts_s: float) -> None:
+async def overload(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
     """More connections at once than the gateway allows."""
-    await stand.load(stand.traffic.calm(300), clients=300)
+    await stand.load(traffic.calm(300), clients=300)
 
 
-async def more_than_slots(stand: Stand, _lasts_s: float) -> None:
+async def more_than_slots(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
     """More requests than the model's slots and its queue can hold."""
     begun = len(stand.seen)
-    await stand.load(stand.traffic.slow(100), clients=80)
+    await stand.load(traffic.slow(100), clients=80)
     assert any(Outcome.REJECTED in seen.outcomes and seen.is_counted for seen in stand.seen[begun:])
 
 
-async def stalled_readers(stand: Stand, lasts_s: float) -> None:
-    manner = Manner(stalls_s=3 + lasts_s, leaves_after_received=1)
-    await asyncio.gather(*(stand.ask(stand.traffic.endless(), manner) for _ in range(8)))
+async def stalled_readers(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    await asyncio.gather(
+        *(stand.ask(traffic.endless(), Manner(stalls_s=3 + lasts_s, leaves_after_received=1)) for _ in range(8))
+    )
 
 
-async def no_descriptors(stand: Stand, lasts_s: float) -> None:
+async def no_descriptors(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
     """The gateway cannot accept connections; those in the kernel's queue are served later."""
     pid = stand.gateway.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -141,28 +141,112 @@ async def no_descriptors(stand: Stand, lasts_s: float) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-async def log_blocked(stand: Stand, lasts_s: float) -> None:
+async def log_blocked(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
     stand.log_pipe.suspend()
     await asyncio.sleep(lasts_s)
     stand.log_pipe.resume()
 
 
+async def reloads(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+    """A valid change, an invalid file, and the original file."""
+    good = stand.config.read_text()
+    for text in (good.replace("timeout_s: 4", "timeout_s: 5"), "pipelines: [", good):
+        stand.config.write_text(text)
+        await asyncio.sleep(lasts_s)
+
+
+async def worker_killed(stand: Stand, _traffic: Traffic, _lasts_s: float) -> None:
+    """The supervisor replaces it while the next faults happen."""
+    await has_workers(stand)
+    deaths = deaths_of(stand.gateway)
+    worker = workers_of(stand.gateway)[int(deaths) % 2]
+    stand.faults.kills.append(await asyncio.to_thread(killed, worker, stand.port))
+    await asyncio.to_thread(eventually, lambda: deaths_of(stand.gateway) > deaths, RECOVERY_S)
+
+
+def killed(worker: int, port: int) -> Kill:
+    """Stops the worker first, so that its connections do not change between the listing and the kill.
+
+    Connections that no process has accepted yet may be in its queue: the system resets those, too.
+    """
+    process, began = psutil.Process(worker), time.monotonic()
+    process.suspend()
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+    listed = time.monotonic()
+    found = [*process.net_connections("tcp"), *(each for each in psutil.net_connections("tcp") if each.pid is None)]
+    process.kill()
+    eventually(lambda: not process.is_running())  # its sockets are open until its last thread has ended
+    ports = frozenset(each.raddr.port for each in found if each.laddr.port == port and each.raddr)
+    return Kill(began, time.monotonic(), ports, listed)
+
+
+async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    assert stand.redis is not None
+    stand.redis.freeze()
+    await asyncio.sleep(lasts_s)
+    stand.redis.thaw()
+    await recovered(stand, traffic)
+
+
+async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    """It is away for a while, and has its data when it starts again."""
+    async with redis_away(stand):
+        await asyncio.sleep(lasts_s)
+    await recovered(stand, traffic)
+
+
+async def redis_and_worker_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    """The worker is replaced before Redis is back, unless that takes longer than MOST_AWAY_S."""
+    await has_workers(stand)
+    async with redis_away(stand):
+        ends = time.monotonic() + MOST_AWAY_S
+        await worker_killed(stand, traffic, lasts_s)
+        while time.monotonic() < ends and not await asyncio.to_thread(has_all_workers, stand.gateway):
+            await asyncio.sleep(0.1)
+    await recovered(stand, traffic)
+
+
+async def has_workers(stand: Stand) -> None:
+    await asyncio.to_thread(eventually, lambda: has_all_workers(stand.gateway), RECOVERY_S)
+
+
+@asynccontextmanager
+async def redis_away(stand: Stand) -> AsyncIterator[None]:
+    assert stand.redis is not None
+    await asyncio.to_thread(stand.redis.stop, signal.SIGKILL)
+    yield
+    await asyncio.to_thread(stand.redis.start)
+
+
 FAULTS: dict[str, Fault] = {
     "Triton is stopped": triton_stopped,
-    "link to Triton: delay": spoiled(DELAY),
-    "link to Triton: blackhole": spoiled(BLACKHOLE),
-    "link to Triton: half-open": spoiled(HALF_OPEN),
-    "link to Triton: resets": spoiled(RESETS),
-    "link to clients: delay": spoiled_clients(DELAY),
-    "link to clients: blackhole": spoiled_clients(BLACKHOLE),
-    "link to clients: half-open": spoiled_clients(HALF_OPEN),
-    "link to clients: resets": spoiled_clients(RESETS),
+    "link to Triton: delay": spoiled(lambda stand: stand.to_triton, DELAY),
+    "link to Triton: blackhole": spoiled(lambda stand: stand.to_triton, BLACKHOLE),
+    "link to Triton: half-open": spoiled(lambda stand: stand.to_triton, HALF_OPEN),
+    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
+    "link to clients: delay": spoiled(lambda stand: stand.to_gateway, DELAY),
+    "link to clients: blackhole": spoiled(lambda stand: stand.to_gateway, BLACKHOLE),
+    "link to clients: half-open": spoiled(lambda stand: stand.to_gateway, HALF_OPEN),
+    "link to clients: resets": spoiled(lambda stand: stand.to_gateway, RESETS),
     "more connections than allowed": overload,
     "more requests than slots": more_than_slots,
     "stalled readers": stalled_readers,
     "no descriptors": no_descriptors,
     "log pipe blocked": log_blocked,
-    "gateway.yaml changes": reloads("timeout_s: 4", "timeout_s: 5"),
+    "gateway.yaml changes": reloads,
     "process of a model killed": stub_killed("scripted"),
     "Triton is killed": triton_killed,
 }
+"""For a gateway with one process."""
+WORKER_FAULTS: dict[str, Fault] = {
+    "worker killed": worker_killed,
+    "Redis is stopped": redis_stopped,
+    "Redis is killed": redis_killed,
+    "Redis and a worker are killed": redis_and_worker_killed,
+    "Triton is stopped": triton_stopped,
+    "Triton is killed": triton_killed,
+    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
+    "gateway.yaml changes": reloads,
+    "log pipe blocked": log_blocked,
+}
+"""For a gateway with two workers and Redis. Its clients connect directly, so only a kill may break a connection."""

@@ -11,11 +11,15 @@ from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
 LONG_S = float(os.environ.get("CHAOS_S", "180"))
-"""Duration of the faults in seconds, for each of the two gateways."""
+"""Duration of the faults in seconds, for each of the two ledgers."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""
+REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
+"""Requests with measured memory."""
 KEPT_S = float(os.environ.get("CHAOS_KEPT_S", "300"))
 """Duration in seconds of the start of streams that nobody reads."""
+CLOSED_S = float(os.environ.get("CHAOS_CLOSED_S", "120"))
+"""Duration in seconds of connections with large messages, one after the other."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
 """The folder of the ledgers, and of the rows as JSON. Git ignores it."""
 COLUMNS = ["", "requests", "result", "resident memory, MiB"]
@@ -25,7 +29,7 @@ STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalle
 Row = Sequence[str]
 
 
-def write_ledger(stand: Stand, before: Levels, after: Levels) -> None:
+def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Levels) -> None:
     ledger = stand.ledger()
     rows: Counter[tuple[str, ...]] = Counter()
     for row, count in ledger.rows().items():
@@ -37,15 +41,26 @@ def write_ledger(stand: Stand, before: Levels, after: Levels) -> None:
     memory = f"{before.rss_mib:.1f} -> {after.rss_mib:.1f}"
     result = f"{_endings(rows)}; **{len(ledger.unexplained())} unexplained**; {_objects(before, after)}"
     write_part(
-        "1-ledger",
-        [("Every dialect", done, result, memory)],
-        f"## Ledger of {len(ledger.entries):,} requests\n\n"
+        part,
+        [(title, done, result, memory)],
+        f"## {title}: ledger of {len(ledger.entries):,} requests\n\n"
         f"Seed {SEED}; {LONG_S:g} s of faults, then a drain under load. Requests by dialect: {sums}.\n\n"
         + table(
             ["the client", "the gateway counted", "the model noted", "requests", "explained by"],
             ([*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())),
         )
-        + f"\n**{len(ledger.unexplained())} unexplained.**\n\n",
+        + f"\n**{len(ledger.unexplained())} unexplained.**\n\n"
+        + f"### Objects of the {'gateway' if stand.redis is None else 'supervisor'}\n\n"
+        + table(
+            ["", "before", "after"],
+            [
+                ["asyncio tasks", str(sum(before.tasks.values())), str(sum(after.tasks.values()))],
+                ["open gRPC calls", str(before.calls), str(after.calls)],
+                ["descriptors", str(before.descriptors), str(after.descriptors)],
+                ["threads", str(before.threads), str(after.threads)],
+                ["resident memory, MiB", f"{before.rss_mib:.1f}", f"{after.rss_mib:.1f}"],
+            ],
+        ),
     )
 
 

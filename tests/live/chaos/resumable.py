@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from app.core.errors import Outcome
-from tests.live.chaos.client import READ_BYTES, Ask, Break, Client, Ending, Manner, Seen
+from tests.live.chaos.client import READ_BYTES, Ask, Break, Client, Ending, Manner, Seen, port_of
 from tests.live.chaos.reply import Reply, of_end
 from tests.toolkit.events import Event, checked, parsed
 
@@ -20,6 +20,8 @@ AGAIN_S = 0.1
 
 
 class StreamClient(Client):
+    """The connection of the POST stays open until the client is done, so its worker is the one that runs the stream."""
+
     def __init__(self, ask: Ask, manner: Manner, has_gateway: Callable[[], bool]) -> None:
         """``has_gateway``: whether the gateway still runs, so that it makes sense to ask again."""
         super().__init__(ask, manner)
@@ -78,7 +80,10 @@ class StreamClient(Client):
         return "answered"
 
     async def _read_events(self, stop: int | None) -> int:
-        """Reads the next events over one connection, at most ``stop``. Returns the status; 0 without an answer."""
+        """Reads the next events over one connection, at most ``stop``. Returns the status; 0 without an answer.
+
+        After its deletion the stream is read to its end: until then the worker that runs it may still be killed.
+        """
         before = len(self._events)
 
         async def has_enough(reply: Reply) -> bool:
@@ -110,10 +115,10 @@ class StreamClient(Client):
 
         ``has_enough`` is called with each part of the answer. A connection that ends before is noted as a break.
         """
-        began, reply, is_enough = time.monotonic(), None, False
+        began, port, reply, is_enough = time.monotonic(), 0, None, False
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway_port, limit=READ_BYTES)
-            received = b""
+            port, received = port_of(writer), b""
             try:
                 writer.write(self._request(method))
                 while not is_enough and (data := await reader.read(READ_BYTES)):
@@ -123,7 +128,7 @@ class StreamClient(Client):
             finally:
                 writer.transport.abort()
         if not is_enough:
-            self._breaks.append(Break(began, time.monotonic()))
+            self._breaks.append(Break(port, began, time.monotonic()))
         status = 0 if reply is None else reply.status
         self._refused_reads += status == 429
         return status

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,24 +17,21 @@ import psutil
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient
-from tests.live.chaos.ledger import Interval, Ledger, journal_of, lines_of
+from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
 from tests.live.chaos.resumable import StreamClient
-from tests.live.chaos.traffic import Traffic
-from tests.toolkit.processes import GatewayProcess, running_gateway, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
 MAX_CONNECTIONS = 128
 QUIET_S = 30.0
-RECOVERY_S = 60.0
-IN_A_ROW = 12
-"""The number of requests that work after a fault."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The number of objects in an idle gateway."""
+    """The number of objects in an idle gateway; with several workers, in its supervisor."""
 
     tasks: dict[str, int]
     calls: int
@@ -56,8 +52,9 @@ class Stand:
     """One run of a gateway.
 
     Attributes:
+        redis: stores the resumable streams; None: they are in the memory of the gateway's only process.
         seen: the clients' side of the ledger.
-        cuts: when connections between clients and the gateway were being cut.
+        faults: the faults so far that explain differences in the ledger.
     """
 
     triton: EmbeddedTriton
@@ -67,9 +64,9 @@ class Stand:
     to_triton: Link
     to_gateway: Link
     config: Path
-    traffic: Traffic
+    redis: RedisServer | None = None
     seen: list[Seen] = field(default_factory=list)
-    cuts: list[Interval] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def process(self) -> psutil.Process:
@@ -102,30 +99,18 @@ class Stand:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     def ledger(self) -> Ledger:
-        return Ledger(self.seen, lines_of(self.gateway.json_lines()), journal_of(self.journal), self.cuts)
+        return Ledger(self.seen, lines_of(self.gateway.json_lines()), journal_of(self.journal), self.faults)
 
     async def quiet(self) -> None:
-        """Waits until the gateway is ready, and has no request in progress."""
+        """Waits until the gateway is ready, with all its workers, and has no request in progress."""
         await asyncio.to_thread(eventually, self._is_quiet, QUIET_S)
 
     def _is_quiet(self) -> bool:
         gateway = self.gateway
         gauges = ("in_flight_requests", "active_streams", "requests_running", "requests_waiting")
-        is_ready = httpx.get(f"{gateway.admin_url}/health/ready").status_code == 200
-        return is_ready and not any(map(gateway.metric, gauges))
-
-    async def recovered(self) -> None:
-        """Waits until the gateway is ready, and requests of every dialect work again."""
-        await asyncio.to_thread(wait_until_ready, self.gateway, RECOVERY_S)
-        ends, working = time.monotonic() + RECOVERY_S, 0
-        while working < IN_A_ROW:
-            assert time.monotonic() < ends, "requests do not work again"
-            ask, manner = next(self.traffic.calm(1))
-            if ask.expected in (await self.ask(ask, manner)).outcomes:
-                working += 1
-            else:
-                working = 0
-                await asyncio.sleep(0.1)
+        readiness = httpx.get(f"{gateway.admin_url}/health/ready")
+        has_workers = set(readiness.json().get("workers", {}).values()) <= {"ready"}
+        return not any(map(gateway.metric, gauges)) and readiness.status_code == 200 and has_workers
 
     def levels(self) -> Levels:
         return levels_of(self.gateway)
@@ -146,7 +131,10 @@ def levels_of(gateway: GatewayProcess) -> Levels:
 
 
 @asynccontextmanager
-async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int) -> AsyncIterator[Stand]:
+async def stand_of(
+    triton: EmbeddedTriton, folder: Path, seed: int, redis: RedisServer | None = None
+) -> AsyncIterator[Stand]:
+    """With ``redis``, the gateway has two workers."""
     config = await asyncio.to_thread(_config_in, folder)
     async with Link(triton.grpc_url, seed).running() as to_triton:
         named = {
@@ -157,6 +145,8 @@ async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int) -> AsyncIter
             "send_timeout_s": "1",
             "drain_s": "1",
         }
+        if redis is not None:
+            named |= {"workers": "2", "redis_url": redis.url}
         with log_pipe_to(folder / "log") as log_pipe:
             context = running_gateway(
                 folder, program=(str(HERE / "observed_gateway.py"),), log_to=log_pipe.stdin, **named
@@ -164,9 +154,8 @@ async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int) -> AsyncIter
             gateway = await asyncio.to_thread(context.__enter__)
             try:
                 async with Link(gateway.url.removeprefix("http://"), seed).running() as to_gateway:
-                    pipe, journal = psutil.Process(log_pipe.pid), folder / "journal"
-                    traffic = Traffic(seed, journal)
-                    yield Stand(triton, gateway, journal, pipe, to_triton, to_gateway, config, traffic)
+                    pipe = psutil.Process(log_pipe.pid)
+                    yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, config, redis)
             finally:
                 await asyncio.to_thread(context.__exit__, None, None, None)
 

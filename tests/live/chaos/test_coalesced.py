@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import json
+import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,11 +18,11 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.chaos.faults import reloads, spoiled, stub_killed, triton_killed, triton_stopped
-from tests.live.chaos.link import BLACKHOLE, DELAY, RESETS, Link
+from tests.live.chaos.faults import RECOVERY_S, is_ready
+from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, RESETS, Link, Spoiling
 from tests.live.chaos.report import LONG_S, SEED, write_part
-from tests.live.chaos.stand import IN_A_ROW, RECOVERY_S
 from tests.live.coalesced import config_text, write_models
+from tests.live.test_dead_process import processes_of
 from tests.toolkit.connections import Connection
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
 from tests.toolkit.raw_http import post
@@ -40,7 +42,7 @@ REFUSALS = {429, 502, 503, 504}
 @dataclass
 class Stand:
     triton: EmbeddedTriton
-    to_triton: Link
+    link: Link
     gateway: GatewayProcess
     config: Path
     items: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_ITEM))
@@ -69,9 +71,10 @@ class Stand:
         return "right"
 
     async def recovered(self) -> None:
+        """Waits until twelve requests in a row are answered."""
         await asyncio.to_thread(wait_until_ready, self.gateway, RECOVERY_S)
         ends, working = time.monotonic() + RECOVERY_S, 0
-        while working < IN_A_ROW:
+        while working < 12:
             assert time.monotonic() < ends, "requests do not work again"
             working = working + 1 if await self.ask() == "right" else 0
 
@@ -80,12 +83,57 @@ class Stand:
         return not any(map(self.gateway.metric, gauges))
 
 
-FAULTS: list[Callable[[Stand, float], Awaitable[None]]] = [
-    *map(spoiled, (DELAY, BLACKHOLE, RESETS)),
+Fault = Callable[[Stand, float], Awaitable[None]]
+"""The last argument is the duration of the fault, in seconds."""
+
+
+def spoiled(spoiling: Spoiling) -> Fault:
+    async def fault(stand: Stand, lasts_s: float) -> None:
+        stand.link.spoil(spoiling)
+        await asyncio.sleep(lasts_s)
+        stand.link.reset_all()
+        stand.link.spoil(CLEAN)
+
+    return fault
+
+
+async def triton_stopped(stand: Stand, lasts_s: float) -> None:
+    process = psutil.Process(stand.triton.pid)
+    process.suspend()
+    await asyncio.sleep(lasts_s)
+    process.resume()
+
+
+async def triton_killed(stand: Stand, _lasts_s: float) -> None:
+    before = stand.triton.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    await asyncio.to_thread(eventually, lambda: stand.triton.pid != before and is_ready(stand.triton), RECOVERY_S)
+
+
+async def stub_killed(stand: Stand, _lasts_s: float) -> None:
+    deaths = stand.gateway.metric("stub_deaths_total")
+    for process in processes_of(stand.triton.pid, "good"):
+        os.kill(process, signal.SIGKILL)
+    await asyncio.to_thread(eventually, lambda: stand.gateway.metric("stub_deaths_total") > deaths, RECOVERY_S)
+
+
+async def reloads(stand: Stand, lasts_s: float) -> None:
+    """Requests share no calls for a while."""
+    good = stand.config.read_text()
+    for text in (good.replace("coalesce: true", "coalesce: false"), good):
+        stand.config.write_text(text)
+        await asyncio.sleep(lasts_s)
+
+
+FAULTS: list[Fault] = [
+    spoiled(DELAY),
+    spoiled(BLACKHOLE),
+    spoiled(RESETS),
     triton_stopped,
     triton_killed,
-    stub_killed("good"),
-    reloads("coalesce: true", "coalesce: false"),
+    stub_killed,
+    reloads,
 ]
 
 

@@ -44,11 +44,15 @@ _LEAVES = 0.25
 
 
 class Traffic:
-    """``journal``: the file in which the models note the requests that they receive."""
+    """``journal``: the file in which the models note the requests that they receive.
 
-    def __init__(self, seed: int, journal: Path) -> None:
+    ``clients_leave``: whether clients may disconnect before their answer is complete.
+    """
+
+    def __init__(self, seed: int, journal: Path, *, clients_leave: bool = True) -> None:
         self._random = random.Random(seed)
         self._journal = str(journal)
+        self._clients_leave = clients_leave
         self._prefix = f"chaos-{seed}"
         self._count = 0
 
@@ -65,6 +69,9 @@ class Traffic:
         """Requests of clients that stay."""
         for ask, _ in self.asks(count):
             yield ask, STAYS
+
+    def smallest(self) -> Ask:
+        return self._posted(self._token(), "unary", Outcome.OK, {})
 
     def slow(self, count: int) -> Iterator[tuple[Ask, Manner]]:
         """Requests that keep a slot of their model for a while."""
@@ -144,7 +151,7 @@ class Traffic:
 
     def _manner(self, ask: Ask) -> Manner:
         pieces = self._random.choice([1, 1, 1, 4])
-        if self._random.random() < _LEAVES:
+        if self._clients_leave and self._random.random() < _LEAVES:
             return self._random.choice(self._leaving(ask, pieces))
         return self._reading(pieces) if ask.is_resumable else Manner(pieces=pieces)
 

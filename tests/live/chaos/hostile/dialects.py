@@ -8,10 +8,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from tests.live.chaos.hostile.framing import hostile_framing
 from tests.live.chaos.hostile.heads import Hostile, Request, hostile_address, with_hostile_headers
-from tests.live.chaos.hostile.values import hostile_json
+from tests.live.chaos.hostile.values import CANARY, NAME, hostile_json
 
 FILE = base64.b64encode(b"a small file").decode()
+PNG = b"\x89PNG\r\n\x1a\n"
+BOUNDARY = "frontier"
 _HEADER = "Inference-Header-Content-Length"
 _HEADERS = 0.08
 
@@ -106,6 +109,45 @@ def openai(choose: random.Random) -> Request:
     return Request("openai", path, hostile_json(choose, body))
 
 
+def form(choose: random.Random) -> Request:
+    """Parts without names, duplicate parts, hundreds of parts, no end, and hostile headers and boundaries."""
+    name = choose.choice(["file", "file", "image", "count", "script", NAME, "", "a\r\nb", 'a"b', "\ufeff"])
+    head = choose.choice(
+        [
+            f'Content-Disposition: form-data; name="{name}"; filename="{NAME}\r\nX: y"',
+            f'Content-Disposition: form-data; name="{name}"',
+            f"Content-Disposition: form-data; name={name}; filename*=utf-8''%ff",
+            "Content-Disposition: attachment",
+            "Content-Type: text/plain",
+            "X: " + "a" * 9000,
+            'Content-Disposition: form-data; name="file"\r\nContent-Transfer-Encoding: base64',
+            'Content-Disposition: form-data; name="file"\r\nContent-Type: multipart/mixed; boundary=x',
+        ]
+    )
+    part = f"--{BOUNDARY}\r\n{head}\r\n\r\n{choose.choice(['', 'a', CANARY, '5', '[]', 'a' * 5000])}\r\n"
+    body = (
+        part * choose.choice([0, 1, 1, 2, 128, 129, 400]) + f"--{BOUNDARY}{choose.choice(['--', '--', '', '-'])}\r\n"
+    ).encode()
+    boundary = choose.choice([BOUNDARY] * 6 + ["", "x" * 71, "a b", '"', f'"{BOUNDARY}"'])
+    path = f"/v1/pipelines/{choose.choice(['scripted_large', 'ocr', 'scripted', 'write'])}"
+    if choose.random() < 0.3:
+        body = body[: choose.randrange(len(body))]
+    return Request("form", path, body, f"multipart/form-data; boundary={boundary}")
+
+
+def raw(choose: random.Random) -> Request:
+    name = choose.choice(["scripted_large", "scripted_large", "ocr", "scripted"])
+    query = choose.choice(
+        ["", "?count=1", "?count=-1", "?count=1e400", f"?{NAME}={CANARY}", "?count=1&count=2", "?count=%00",
+        "?" + "a&" * 500, "?count=" + "9" * 5000]
+    )  # fmt: skip
+    media_type = choose.choice(["application/octet-stream", "image/png", "image/../png", "image/", "*/*"])
+    body = choose.choice(
+        [b"", PNG, PNG + choose.randbytes(50), choose.randbytes(300), b"\xff\xd8\xff", CANARY.encode()]
+    )
+    return Request("raw", f"/v1/pipelines/{name}{query}", body, media_type)
+
+
 def compressed(choose: random.Random) -> Request:
     """Compression bombs with a factor of 1,000, truncated and nested data, and text that is not compressed."""
     inner = choose.choice([json.dumps(INFER[0][1]).encode(), b" " * 200_000, b"[" * 100_000, b'{"inputs":[]}'])
@@ -117,14 +159,17 @@ def compressed(choose: random.Random) -> Request:
 
 
 DIALECTS: list[Callable[[random.Random], Request]] = [
-    pipeline, pipeline, pipeline_stream, streams, infer, infer, infer_binary, generate, openai, openai,
+    pipeline, pipeline, pipeline_stream, streams, infer, infer, infer_binary, generate, openai, openai, form, raw,
     compressed,
     hostile_address,
 ]  # fmt: skip
+FRAMING = 0.06
 
 
 def hostile(seed: int, index: int) -> Hostile:
     choose = random.Random(f"{seed} {index}")
+    if choose.random() < FRAMING:
+        return hostile_framing(choose)
     request = choose.choice(DIALECTS)(choose)
     has_hostile_headers = choose.random() < _HEADERS
     if has_hostile_headers:

@@ -50,6 +50,8 @@ class Hostile:
     kind: str
     content: bytes
     is_exact: bool = True
+    leaves: bool = False
+    """The client sends this and disconnects."""
 
 
 @dataclass

@@ -32,6 +32,10 @@ class Sender:
         reader, writer = self._streams or await self._connected()
         try:
             writer.write(request.content)
+            if request.leaves:
+                await writer.drain()
+                await self.close()
+                return None
             async with asyncio.timeout(answer_s):
                 return await self._answer(reader, is_head=request.content.startswith(b"HEAD "))
         except (TimeoutError, EOFError, OSError):

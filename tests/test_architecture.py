@@ -91,8 +91,8 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 MOST_LINES = {
-    "admission": 1320,
-    "api": 10750,
+    "admission": 1260,
+    "api": 10130,
     "codecs": 865,
     "coalescing": 700,
     "config": 430,
@@ -106,10 +106,10 @@ MOST_LINES = {
     "observability": 1120,
     "pipelines": 4600,
     "process": 1600,
-    "sessions": 620,
+    "sessions": 600,
     "shared_memory": 790,
     "starter": 70,
-    "streams": 1940,
+    "streams": 1740,
     "triton": 3960,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""

@@ -223,7 +223,9 @@ def describe(
 
 
 def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
-    spec = pipeline.spec
+    spec, files = pipeline.spec, {field.name for field in pipeline.inputs if field.is_file}
+    values = example_of(pipeline).items()  # of a form, without files and long lists
+    sample = {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
     return {
         "version": spec.version or None,
         "inputs": [_input(field) for field in pipeline.inputs],
@@ -246,7 +248,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
             "result": result_schema(pipeline),
             "output_event": event_schema(pipeline) if spec.stream is not None else None,
         },
-        "sample": _sample(pipeline),
+        "sample": sample,
         "examples": [
             PipelineExample(name, paths_in(pipeline, values)) for name, values in declared_requests(spec).items()
         ],
@@ -265,13 +267,6 @@ def _openai(mapping: OpenAIMapping | None) -> dict[str, OpenAIForm]:
     if (vectors := mapping.embeddings) is not None:
         found["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, vectors.counts_tokens)
     return found
-
-
-def _sample(pipeline: Pipeline) -> dict[str, Any]:
-    """The initial values of a form, without files and long lists."""
-    files = {field.name for field in pipeline.inputs if field.is_file}
-    values = example_of(pipeline).items()
-    return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
 
 
 def _input(field: InputField) -> PipelineInput:

@@ -32,7 +32,7 @@ WORKER_CLIENTS, WORKER_PAUSE_S = 8, 0.05
 GROWTH_MIB, FIRST_GROWTH_MIB = 8.0, 24.0
 """By faults that were caused before, and by the first of each kind: that needs memory that stays.
 
-On an idle machine, 17 to 20 MiB stay after the first faults, and 0.5 MiB more after 42,000 requests of further faults."""
+On an idle machine, 17 to 20 MiB stay after the first faults, and 0.5 MiB more after 42,000 requests of further ones."""
 WARM_UP_S = 0.3
 """How long each fault of the first round lasts in the long form."""
 SHORT = [

@@ -152,6 +152,9 @@ async def once_of_all(
     except BaseException:
         with suppress(GatewayError):
             await notes.replace(key, claim, b"")
+        if own.started is not None:  # no client has its id, and a repeated request starts another one
+            with suppress(GatewayError):
+                await store.delete(own.started.id)
         raise
     return own.started
 

@@ -79,6 +79,16 @@ async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pyt
         assert there.runs == 1
 
 
+async def test_a_stream_that_cannot_be_noted_is_deleted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with process(redis) as here, Redis.from_url(redis.url) as client:
+        before = {each async for each in client.scan_iter(_type="HASH")}
+        monkeypatch.setattr(RedisNotes, "replace", _unavailable)
+        with pytest.raises(UpstreamUnavailable):
+            await here.start("not noted")
+        assert here.runs == 1
+        assert {each async for each in client.scan_iter(_type="HASH")} == before
+
+
 async def _unavailable(*_: object) -> str:
     raise UpstreamUnavailable("The test says so.")
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from prometheus_client import generate_latest, values
@@ -23,9 +24,12 @@ OK = {"pipeline": "p", "transport": "unary", "outcome": "ok"}
 class Process:
     """The metrics of a worker. The workers of these tests live in one process."""
 
+    boards: ClassVar[list[Board]] = []
+
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
         self.board = Board(folder, 3)
+        self.boards.append(self.board)
         value_class = values.ValueClass
         self.board.keep_metrics(number)
         self._value_class, values.ValueClass = values.ValueClass, value_class
@@ -62,6 +66,14 @@ class Process:
 
     def number_of(self, name: str, **labels: str) -> float | None:
         return self.page.get((f"triton_gateway_{name}", frozenset(labels.items())))
+
+
+@pytest.fixture(autouse=True)
+def closed_files() -> Iterator[None]:
+    yield
+    while Process.boards:
+        for file in Process.boards.pop().files.values():
+            file._f.close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """An endpoint: what answers one method of one address. ``app/routes.py`` lists all of them.
 
-A route is Starlette's, and calls its endpoint as an ASGI application (decision 3).
+A route is Starlette's, and calls its endpoint as an ASGI application (decision 3). Files that are mounted and unknown
+addresses have no endpoint: what must hold for every request belongs in ``FailureMiddleware``.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -105,7 +105,7 @@ MOST_LINES = {
     "llm": 1560,
     "observability": 1120,
     "pipelines": 4600,
-    "process": 1600,
+    "process": 1630,
     "sessions": 600,
     "shared_memory": 790,
     "starter": 70,

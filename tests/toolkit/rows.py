@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.core.engine import InferenceServer
-from app.core.errors import GatewayError, ModelError, ModelNotReady, UpstreamError
+from app.core.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UpstreamError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 
 Outputs = dict[str, Tensor]
@@ -44,7 +44,9 @@ class RowEngine(InferenceServer):
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            await asyncio.sleep(self.service_s)
+            await asyncio.sleep(min(self.service_s, max(deadline.remaining_s(), 0.0)))
+            if deadline.has_passed:
+                raise DeadlineExceeded("The model did not answer before the deadline.")
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

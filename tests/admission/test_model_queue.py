@@ -349,6 +349,14 @@ class TestKeys:
         assert not waiting.done()
         await asyncio.wait_for(entered(pipeline, self.OTHER), 1)
 
+    async def test_a_new_per_key_applies_to_keys_that_are_known(self) -> None:
+        admission = Admission()
+        (await entered(pipeline_of(admission), self.FLOOD)).leave()
+        pipeline = pipeline_of(admission, per_key=1)
+        assert pipeline.claim_of(self.FLOOD).try_enter() is not None
+        assert pipeline.claim_of(self.FLOOD).try_enter() is None
+        assert pipeline_of(admission).claim_of(self.FLOOD).try_enter() is not None
+
 
 callers = [
     ANYONE,

@@ -201,6 +201,15 @@ def test_the_settings_of_the_server_are_applied(session: Session, peer: Peer) ->
     assert sent(session).endswith(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, b"x" * 60_000))
 
 
+def test_a_new_initial_window_applies_to_bodies_that_wait(session: Session, peer: Peer) -> None:
+    peer.server.increment_flow_control_window(1_000_000)
+    stream_id = session.open(REQUEST, b"x" * 100_000)
+    peer.exchange()
+    peer.server.update_settings({4: 100_000})
+    peer.exchange()
+    assert len(peer.received(stream_id)) == 100_000
+
+
 def test_repeated_header_blocks_are_decoded_once(session: Session) -> None:
     stream_ids = [session.open(REQUEST, b"") for _ in range(3)]
     blocks = [frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, each, OK) for each in stream_ids]

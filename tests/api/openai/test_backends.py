@@ -124,6 +124,10 @@ class TestSeveralChoices:
             assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
         assert last["usage"]["completion_tokens"] == 6
 
+    async def test_a_stop_text_ends_only_its_own_choice(self, api: Served) -> None:
+        choices = (await complete(api, n=2, stop="l")).json()["choices"]
+        assert [(each["text"], each["finish_reason"]) for each in choices] == [("He", "stop"), ("He", "stop")]
+
     async def test_one_failing_choice_fails_the_request(self, api: Served) -> None:
         error = ModelError("Model 'model' failed.")
         api.engine.answers = [step(b"He"), error]

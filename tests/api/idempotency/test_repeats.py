@@ -8,8 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from app.api.idempotency import repeats
-from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, once_of_all
+from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, Repeats, once_of_all
 from app.core.errors import TooManyRequests, UpstreamUnavailable
+from app.streams.quota import KeepLimits
 from app.streams.redis_client import RedisNotes
 from app.streams.redis_store import RedisStore
 from app.streams.store import StartedStream
@@ -68,6 +69,26 @@ async def test_every_process_finds_the_stream(redis: RedisServer) -> None:
         await there.delete(stream_id)
         assert await there.start("7e1f") != stream_id
         assert (here.runs, there.runs) == (1, 2)
+
+
+async def test_an_answer_that_is_not_kept_is_only_for_those_who_wait() -> None:
+    known, runs = Repeats(KeepLimits(1024, 16)), 0
+
+    async def run() -> int:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(0.01)
+        return runs
+
+    async def is_kept(_answer: int) -> bool:
+        return True
+
+    async def sent(digest: str) -> int:
+        request = Repeatable(("key-of-a", "7e1f", ""), digest, 20.0, TooManyRequests("late"))
+        return await known.once(request, run, is_kept=is_kept, kept_as=None)
+
+    assert await asyncio.gather(sent("digest"), sent("digest")) == [1, 1]
+    assert await sent("another") == 2
 
 
 async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,16 @@ async def test_a_start_whose_client_disconnects_frees_the_key(redis: RedisServer
             await asyncio.wait_for(there.start(f"left-{turns}"), 2)
 
 
+async def test_a_start_whose_client_disconnects_while_it_runs_frees_the_key(redis: RedisServer) -> None:
+    async with process(redis) as here, process(redis) as there:
+        starting = asyncio.create_task(here.start("left", gate=asyncio.Event()))
+        while not here.runs:
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await asyncio.wait_for(there.start("left"), 2)
+
+
 async def test_a_claim_lives_while_its_stream_waits(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "CLAIM_S", 0.4)
     async with process(redis) as here, process(redis) as there:

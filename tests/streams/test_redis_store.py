@@ -233,6 +233,25 @@ async def resumed(store: RedisStore, stream_id: str, after: int) -> list[Event]:
     return events
 
 
+async def test_an_outage_of_redis_is_no_missing_heartbeat_of_the_owner(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 1.5)
+    async with RedisStore(redis.url, problem_of) as without_heartbeat, running(redis) as there:
+        _, stream_id = await kept(without_heartbeat, token(0), LONG_S)
+        reader = await opened(there, stream_id, read=1)
+        await asyncio.sleep(0.5)
+        redis.stop()
+        await asyncio.sleep(1.5)
+        redis.start()
+        answers_at = asyncio.get_running_loop().time()
+        (end,) = await asyncio.wait_for(reader.read(1), 10)
+        assert end.name == "error"
+        assert asyncio.get_running_loop().time() - answers_at > 1.2
+        await reader.close()
+
+
 async def test_an_idle_process_sends_redis_only_heartbeats(redis: RedisServer) -> None:
     async with running(redis) as store:
         _, stream_id = await kept(store, token(1), FINAL)

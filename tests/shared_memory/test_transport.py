@@ -179,6 +179,7 @@ class TestFallback:
         with caplog.at_level("INFO"):
             await stage.infer()
         assert stage.observed.ways == ["unavailable", "shared_memory"]
+        assert stage.observed.bytes == (LARGE_BYTES, 0, 0), "without the region that was not registered"
         assert "sent through shared memory" in caplog.text
 
     async def test_a_full_file_system_means_unavailable(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,9 @@ def test_a_missing_program_ends_the_gateway_with_status_1(tmp_path: Path) -> Non
         assert "worker 1 cannot be started: No such file or directory" in gateway.log
 
 
-def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
-    """Nobody reads the metrics before it is killed."""
-    with serving(tmp_path) as gateway:
+def test_the_cpu_time_of_a_killed_worker_stays_counted_and_its_state_does_not_stay(tmp_path: Path) -> None:
+    """Nobody reads the metrics before it is killed. It is not replaced."""
+    with serving(tmp_path, "parent.FIRST_DELAY_S = 600.0") as gateway:
         eventually(lambda: set(states(gateway).values()) == {"not_ready"})
         killed, _ = workers_of(gateway)
         time.sleep(0.5)  # two heartbeats
@@ -87,6 +87,7 @@ def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
         page = httpx.get(f"{gateway.admin_url}/metrics").text.splitlines()
         (counted_s,) = (float(line.split()[1]) for line in page if line.startswith("process_cpu_seconds_total "))
         assert counted_s >= total_s - 0.1
+        assert sorted(states(gateway).values()) == ["not_ready", "starting"]
 
 
 @pytest.mark.full

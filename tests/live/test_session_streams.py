@@ -117,6 +117,19 @@ def test_a_step_runs_to_its_end_when_its_caller_leaves(client: httpx.Client, gat
     }
 
 
+def test_a_step_runs_to_its_end_when_its_caller_leaves_before_its_first_output(client: httpx.Client) -> None:
+    """Its outputs are more than the gateway keeps for a reader."""
+    session, other = Caller(client, "streamed_oldest"), Caller(client, "streamed_oldest")
+    session.step(1, 2)
+    with client.stream("POST", f"{other.url}/stream", json=body_of(1, 2, 1.5)) as answer:
+        assert next(events_in(answer.iter_lines())).name == "output"
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(f"{session.url}/stream", json=body_of(5, 4000), timeout=0.3)
+    session.steps, session.sum = 2, session.sum + 5 * 4000
+    session.step(7, 2, X_Request_Timeout="10")
+    session.end()
+
+
 def test_a_failed_step_is_a_step(client: httpx.Client) -> None:
     """After the first output the error is an event, before it a status."""
     session = Caller(client, "streamed_oldest")

@@ -67,3 +67,12 @@ def test_chunks_add_up_to_the_whole_answer(text: str, places: list[int], stops: 
     assert streamed.has_enough == bool(ends)
     if not ends:
         assert whole["choices"][0]["message"]["content"] == text
+
+
+def test_tokens_after_a_stop_text_are_counted() -> None:
+    """The other choices of a request go on, and so does the model."""
+    whole = answer(["b"], stream=False)
+    for piece in responses_of([b"a", b"b", b"c"]):
+        whole.add(piece)
+    assert whole.tokens is not None
+    assert whole.tokens.completion == 3

@@ -36,6 +36,14 @@ async def test_a_stream_can_be_read_several_times(api: Served) -> None:
     assert counted(api, "write", "stream") == {"ok": 1}
 
 
+async def test_a_head_request_is_no_reader_after_its_end(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, changes = await started(api), list[int]()
+    monkeypatch.setattr(MemoryStore, "read_by", lambda _store, _kept, readers: changes.append(readers))
+    answer = await api.client.head(url)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert changes == [1, -1]
+
+
 async def test_a_stream_resumes_after_last_event_id(api: Served) -> None:
     url = await started(api)
     answer = await api.client.get(url, headers={"Last-Event-ID": "2"})

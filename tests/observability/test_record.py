@@ -168,6 +168,16 @@ def test_work_after_the_end_of_its_request_has_its_own_record(metrics: Metrics) 
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="rejected") == 1
 
 
+def test_a_request_whose_work_was_not_started_is_counted_itself(metrics: Metrics) -> None:
+    ended: list[RequestRecord] = []
+    first = inference(on_end=ended.append)
+    first.take_back(first.handed_over())
+    first.fail(TooManyRequests("full"))
+    first.close(metrics)
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="rejected") == 1
+    assert ended == [first]
+
+
 def test_the_timing_header_splits_the_time() -> None:
     record = inference(triton_s=0.001, queue_s=0.002)
     record.started -= 0.006

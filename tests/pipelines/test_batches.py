@@ -128,6 +128,17 @@ def test_one_part_is_not_copied() -> None:
     assert np.shares_memory(batch.finish().outputs[0]["Y"], part.request.inputs[0].array)
 
 
+@pytest.mark.parametrize(("sizes", "exit_of_all"), [((0, 1), None), ((1, 0), None), ((0, 0), "nothing")])
+def test_a_request_is_an_early_exit_if_each_item_is(sizes: tuple[int, ...], exit_of_all: str | None) -> None:
+    rules = [{"reason": "nothing", "empty": ["Y"]}]
+    p = pipeline(model("X FP32 [1]", "Y FP32 [-1]", max_batch_size=2), batch={"parts": 1}, early_exit=rules)
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2]}'))
+    for part, size in zip(batch.parts(), sizes, strict=True):
+        answered(batch, part, response(tensor("Y", "FP32", np.ones((1, size)))))
+    ending = batch.finish()
+    assert (ending.early_exit, ending.early_exits) == (exit_of_all, [None if size else "nothing" for size in sizes])
+
+
 class TestTheSizeOfParts:
     def test_it_is_what_the_model_takes(self) -> None:
         assert doubling().call_items == 4

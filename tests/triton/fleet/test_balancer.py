@@ -176,10 +176,18 @@ class TestRepeats:
             (lost(was_sent=True), 2, False, 1),
             (lost(was_sent=True), 3, True, 2),
             (lost(was_sent=True), 1, True, 2),
+            (lost(was_sent=False), 3, False, 3),
             (ModelError("m"), 2, True, 1),
             (DeadlineExceeded("m"), 2, True, 1),
         ],
-        ids=["it may have run", "idempotent", "idempotent, one server", "the model failed", "the deadline passed"],
+        ids=[
+            "it may have run",
+            "idempotent",
+            "idempotent, one server",
+            "no server is reached",
+            "the model failed",
+            "the deadline passed",
+        ],
     )
     async def test_how_often_a_failing_request_is_sent(
         self, error: GatewayError, servers: int, idempotent: bool, sent: int

@@ -7,7 +7,7 @@ import pytest
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.share import WHOLE, Share
-from app.sessions.places import ANYONE, LONGEST_RETRY_S, Place, Places, SessionOwner
+from app.sessions.places import ANYONE, LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places, SessionOwner
 from app.sessions.session_terms import SessionTerms, reach_s
 
 
@@ -69,6 +69,11 @@ def test_a_refusal_tells_when_a_place_is_free() -> None:
         with pytest.raises(TooManyRequests) as caught:
             places.take("p", terms(1), ("",), 1)
         assert caught.value.retry_after_s == expected
+    places.release(place)
+    taken(places, terms(1))
+    with pytest.raises(TooManyRequests) as caught:
+        places.take("p", terms(1), ("",), 1)
+    assert caught.value.retry_after_s == USUAL_RETRY_S, "no sequence is known to end"
 
 
 @pytest.mark.parametrize(("idle_s", "expected"), [(1.0, 0.9), (60.0, 55.0), (0.1, 0.05), (10.0, 9.0)])

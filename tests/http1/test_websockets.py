@@ -120,6 +120,20 @@ async def test_a_message_must_arrive_in_time(app: Application, port: int) -> Non
         assert websocket.reason is CloseReason.SLOW_MESSAGE
 
 
+async def test_each_message_has_its_own_time(app: Application, port: int) -> None:
+    """Each end of a message arrives with the beginning of the next one."""
+    app.message_s, app.ping_s = 1.5, 0.6
+    async with connected(port) as (reader, writer):
+        websocket = await opened_by(app, reader, writer)
+        writer.write(frame(TEXT, b"{", fin=False))
+        for _ in range(60):
+            await asyncio.sleep(0.05)
+            writer.write(frame(CONTINUATION, b"}") + frame(TEXT, b"{", fin=False))
+            message = await websocket.receive()
+            assert message is not None, websocket.reason
+            message.release()
+
+
 async def test_reading_pauses_while_messages_wait(app: Application, port: int) -> None:
     async with connected_to(port) as client:
         websocket = await app.opened.get()

@@ -134,6 +134,19 @@ async def test_each_message_has_its_own_time(app: Application, port: int) -> Non
             message.release()
 
 
+async def test_a_websocket_is_idle_when_all_its_messages_are_answered(app: Application, port: int) -> None:
+    async with connected(port) as (reader, writer):
+        websocket = await opened_by(app, reader, writer)
+        writer.write(frame(TEXT, b"1") + frame(TEXT, b"2"))
+        first, second = await websocket.receive(), await websocket.receive()
+        assert first is not None
+        assert second is not None
+        first.release()
+        assert websocket not in websocket._idle
+        second.release()
+        assert websocket in websocket._idle
+
+
 async def test_reading_pauses_while_messages_wait(app: Application, port: int) -> None:
     async with connected_to(port) as client:
         websocket = await app.opened.get()

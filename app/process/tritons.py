@@ -199,10 +199,9 @@ class Servers:
             credentials=credentials_of(settings),
         )
         async with transport_of as transport, self._shared_memory(transport, is_single=is_single) as shared_memory:
-            if is_single:
-                direct = DirectEngine(transport, *common, shared_memory)
-                direct.on_repeat = metrics.triton_repeats.inc
-            engine = direct if is_single else TritonEngine(transport, *common)
+            engine = (DirectEngine if is_single else TritonEngine)(transport, *common, shared_memory)
+            if isinstance(engine, DirectEngine):
+                engine.on_repeat = metrics.triton_repeats.inc
             watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
             self.health[address] = health
             try:

@@ -41,7 +41,7 @@ def is_live(gateway: GatewayProcess) -> bool:
 def test_connections_above_a_low_limit_of_files_get_429(tmp_path: Path) -> None:
     with serving(tmp_path, 200, 200) as gateway, ExitStack() as stack:
         wanted = f"{WARNING} 200, so that a process accepts 100 connections and not 4096"
-        assert wanted in gateway.log
+        eventually(lambda: wanted in gateway.log)  # a thread writes the log
         assert f"raise the limit (ulimit -n) to {4096 + RESERVED}" in gateway.log
         port = int(gateway.url.rpartition(":")[2])
         connections = [stack.enter_context(create_connection(("127.0.0.1", port), 10)) for _ in range(110)]

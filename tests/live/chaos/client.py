@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from tests.live.chaos.reply import Reply
+from tests.toolkit.websocket_client import CLOSE, FIN
 
 Ending = Literal["answered", "left", "lost", "stuck", "deleted", "missing"]
 """The last two are of resumable streams: deleted by the client, or gone although no client deleted it."""
@@ -198,11 +199,17 @@ class SocketClient(Client):
         while (reply := Reply.of(self.received)) is None or not reply.is_whole:
             if not (data := await reader.read(READ_BYTES)):
                 return "lost"
-            self._stage = "reading"
             self.received += data
+            if not _is_closed_unanswered(Reply.of(self.received)):
+                self._stage = "reading"
             if stop is not None and len(self.received) >= stop:
                 return "left"
         return "answered"
+
+
+def _is_closed_unanswered(reply: Reply | None) -> bool:
+    """Whether the gateway closed an open WebSocket without an answer, as a drain does before it reads the message."""
+    return reply is not None and reply.status == 101 and reply.body[:1] == bytes([FIN | CLOSE])
 
 
 def port_of(writer: asyncio.StreamWriter) -> int:

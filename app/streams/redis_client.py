@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UpstreamUnavailable
@@ -99,13 +100,19 @@ def _cancellable(connection_class: Any) -> Any:
 
     redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
     result. A task that runs until it is cancelled would then run forever.
+
+    uvloop raises RuntimeError for a connection that Redis has closed, where asyncio writes into nothing. It is a
+    redis-py's ConnectionError here, after which the command is sent again on a new connection.
     """
 
     class Cancellable(connection_class):  # type: ignore[misc]
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             task = asyncio.current_task()
             requests = task.cancelling() if task else 0
-            await super().send_packed_command(command, check_health)
+            try:
+                await super().send_packed_command(command, check_health)
+            except RuntimeError as exc:
+                raise RedisConnectionError(str(exc)) from exc
             if task and task.cancelling() > requests:
                 await self.disconnect(nowait=True)  # its answer belongs to nobody
                 raise asyncio.CancelledError

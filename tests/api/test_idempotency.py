@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, Repeats
+from app.api.idempotency.idempotency_layer import IdempotencyKeyReused, Repeatable, Repeats
 from app.core.errors import DeadlineExceeded, TooManyRequests
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
@@ -161,11 +161,8 @@ class TestKeptAnswers:
             runs += 1
             return "answer"
 
-        async def is_kept(_answer: str) -> bool:
-            return True
-
-        request = Repeatable((caller, key, "p"), digest, 20.0, DeadlineExceeded("late"))
-        await answers.once(request, run, is_kept=is_kept, kept_as=lambda _: (STREAM_BYTES, keep_s))
+        request = Repeatable(f"{caller}:{key}", caller, digest, 20.0, DeadlineExceeded("late"))
+        await answers.once(request, run, lambda _: (STREAM_BYTES, keep_s))
         return runs == 1
 
     async def test_the_oldest_answers_are_dropped_first(self) -> None:

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from app.api.explain.explanations import Explained
-from app.api.explain.spans import spans_in
+from app.api.explain.explanations import Explained, spans_in
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError, Outcome
 from app.core.inference import SentAs
 from app.observability.record import RequestRecord

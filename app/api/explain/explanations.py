@@ -1,11 +1,17 @@
-"""``X-Explain: 1``: keeps what the gateway measured of a request and Triton's spans of it, and answers them as JSON."""
+"""``X-Explain: 1``: keeps what the gateway measured of a request and Triton's spans of it, and answers them as JSON.
+
+Triton 2.51 exports OTLP/JSON: a span for each run of a model, with a child ``compute`` for models that are not
+ensembles, and above all of them ``InferRequest`` for the gRPC call. The times of the phases are events of these spans.
+Anyone who reaches the port can send a body.
+"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic, time_ns
 from typing import Annotated, ClassVar
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta, Struct, field
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -13,13 +19,12 @@ from app.admission.keys import Key
 from app.api.bodies import off_loop, read_json
 from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.exchange import Exchange
-from app.api.explain.spans import CALL, ExplainedSpan, TritonSpan, spans_in
 from app.api.limits import Limits
 from app.api.metrics_pages import forward_spans
 from app.api.openapi import TIMEOUT_HEADER, Operation, header, in_path, json_answer
 from app.api.request_layer import Layer
 from app.api.responses import JsonResponse
-from app.core.errors import Outcome, UnknownRequest
+from app.core.errors import InvalidJson, Outcome, UnknownRequest
 from app.core.json import TEXT
 from app.core.trace import sampled
 from app.observability.record import RequestRecord
@@ -37,7 +42,99 @@ MAX_ALL_SPANS = 16384
 MAX_BYTES = 4 * 1024 * 1024
 """Of one export. Triton's largest has 512 spans of less than 1 KB."""
 
+CALL = "InferRequest"
+MOMENTS = {
+    *("QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+    "INFER_RESPONSE_COMPLETE",
+}
+MAX_TEXT = 256
+_Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Ms = Annotated[float, Meta(ge=0)]
+
+
+class ExplainedSpan(Struct):
+    """A span of Triton, in milliseconds of its request. It lies outside of the request if Triton's clock differs."""
+
+    id: str
+    parent: str
+    name: str
+    model: Annotated[str, Meta(description="Empty for a span that is not a run of a model")]
+    version: str
+    request_id: str
+    start_ms: float
+    end_ms: float
+    moments: Annotated[dict[str, float], Meta(description="The first event of each name")]
+
+
+class _Value(Struct, rename="camel"):
+    string_value: str | None = None
+    int_value: int | None = None
+
+
+class _Attribute(Struct):
+    key: str
+    value: _Value
+
+
+class _Event(Struct, rename="camel"):
+    name: str
+    time_unix_nano: _Nanoseconds
+
+
+class TritonSpan(Struct, rename="camel"):
+    trace_id: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+    span_id: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+    name: str
+    start_time_unix_nano: _Nanoseconds
+    end_time_unix_nano: _Nanoseconds
+    parent_span_id: str = ""
+    attributes: list[_Attribute] = []
+    events: list[_Event] = []
+
+    def since(self, started_ns: int) -> ExplainedSpan:
+        """The span on the clock of a request. ``started_ns``: since the epoch."""
+
+        def ms(at_ns: int) -> float:
+            return round((at_ns - started_ns) / 1e6, 3)
+
+        values = {each.key: each.value for each in self.attributes}
+        texts = {key: str(each.string_value or each.int_value or "")[:MAX_TEXT] for key, each in values.items()}
+        return ExplainedSpan(
+            id=self.span_id,
+            parent=self.parent_span_id[:16],
+            name=self.name[:MAX_TEXT],
+            model=texts.get("triton.model_name", ""),
+            version=texts.get("triton.model_version", ""),
+            request_id=texts.get("triton.request_id", ""),
+            start_ms=ms(self.start_time_unix_nano),
+            end_ms=ms(self.end_time_unix_nano),
+            moments={each.name: ms(each.time_unix_nano) for each in reversed(self.events) if each.name in MOMENTS},
+        )
+
+
+class _Scope(Struct):
+    spans: list[TritonSpan] = []
+
+
+class _Resource(Struct, rename="camel"):
+    scope_spans: list[_Scope] = []
+
+
+class _Export(Struct, rename="camel"):
+    resource_spans: list[_Resource]
+
+
+_decoder = msgspec.json.Decoder(_Export, strict=False)
+"""Not strict, because OTLP/JSON writes 64-bit integers as strings."""
+
+
+def spans_in(body: bytes | memoryview) -> list[TritonSpan]:
+    """The spans of an export; members that are not known are ignored. Raises InvalidJson."""
+    try:
+        export = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidJson("The body is not an OTLP/JSON export of traces.") from exc
+    return [span for each in export.resource_spans for scope in each.scope_spans for span in scope.spans]
 
 
 class Explanation(Struct):
@@ -58,8 +155,7 @@ class Explanation(Struct):
     is_complete: Annotated[bool, Meta(description="If false, ask again: Triton's spans arrive later")] = False
 
 
-@dataclass(slots=True, eq=False)
-class Explained:
+class Explained(Struct, eq=False):
     """A kept request. ``started_ns``: since the epoch. ``spans``: all of its trace, which may have other requests."""
 
     request_id: str
@@ -67,7 +163,7 @@ class Explained:
     trace_id: str
     started_ns: int
     until: float = field(default_factory=lambda: monotonic() + LONGEST_S)
-    spans: dict[str, ExplainedSpan] = field(default_factory=dict)
+    spans: dict[str, ExplainedSpan] = {}
     dropped: int = 0
     ended: RequestRecord | None = None
     """None while it runs."""
@@ -80,26 +176,28 @@ class Explained:
 
     def explanation(self) -> Explanation:
         """Triton exports spans as they end: all have arrived if each has the one above it, up to the call."""
-        answer, record = Explanation(self.request_id, self.pipeline), self.ended
+        answer, record, spans = Explanation(self.request_id, self.pipeline), self.ended, self.spans.values()
         if record is None:
             return answer
         answer.outcome, answer.status, answer.early_exit = record.outcome, record.status, record.early_exit
         if record.error is not None:
             answer.error, answer.failed_model = record.error.code, record.error.failed_step or None
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
-        if record.triton_at:  # the spans of its calls, and all below them: a script may give its calls other ids
-            spans = self.spans.values()
-            found = {span.id for span in spans if span.request_id == record.triton_request_id}
-            above = {self.spans[each].parent for each in found}
-            found |= {span.id for span in spans if span.name == CALL and span.id in above}
-            while below := {span.id for span in spans if span.parent in found} - found:
-                found |= below
-            answer.spans = [span for span in spans if span.id in found]
         answer.dropped = self.dropped
         answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
-        has_call = any(span.name == CALL for span in answer.spans)
-        is_whole = all(span.name == CALL or span.parent in self.spans for span in answer.spans)
-        answer.is_complete = not record.triton_at or (has_call and is_whole)
+        if not record.triton_at:
+            answer.is_complete = True
+            return answer
+        # The spans of its calls, and all below them: a script may give its calls other ids.
+        found = {span.id for span in spans if span.request_id == record.triton_request_id}
+        above = {self.spans[each].parent for each in found}
+        found |= {span.id for span in spans if span.name == CALL and span.id in above}
+        while below := {span.id for span in spans if span.parent in found} - found:
+            found |= below
+        answer.spans = [span for span in spans if span.id in found]
+        calls = {span.id for span in answer.spans if span.name == CALL}
+        is_whole = all(span.id in calls or span.parent in self.spans for span in answer.spans)
+        answer.is_complete = bool(calls) and is_whole
         return answer
 
 

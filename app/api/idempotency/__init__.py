@@ -1,4 +1,4 @@
 """``Idempotency-Key``, a layer: a repeated request gets the first answer again (decision 7).
 
-Begin with `idempotency_layer.py`; `repeats.py` has the requests that run and the answers that are kept.
+`idempotency_layer.py` has the layer, the requests that run, and the answers that are kept.
 """

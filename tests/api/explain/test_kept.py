@@ -3,8 +3,7 @@
 import pytest
 
 from app.api.explain import explanations as module
-from app.api.explain.explanations import Explained, Explanations
-from app.api.explain.spans import TritonSpan
+from app.api.explain.explanations import Explained, Explanations, TritonSpan
 from app.core.errors import Outcome
 from app.observability.record import RequestRecord
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.api.explain.spans import spans_in
+from app.api.explain.explanations import spans_in
 from app.core.errors import InvalidJson
 from tests.toolkit.triton_spans import Export
 
@@ -35,7 +35,7 @@ def test_spans_have_their_model_and_the_times_of_their_phases() -> None:
 
 def test_unknown_members_and_numbers_as_numbers_are_accepted() -> None:
     (first, *_) = spans_in(changed(startTimeUnixNano=5, links=[{"x": [[]]}], droppedEventsCount=3))
-    assert first.start == 5
+    assert first.start_time_unix_nano == 5
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from redis.asyncio import Redis
 
-from app.api.idempotency import repeats
-from app.api.idempotency.repeats import IdempotencyKeyReused, Repeatable, Repeats, once_of_all
+from app.api.idempotency import idempotency_layer
+from app.api.idempotency.idempotency_layer import IdempotencyKeyReused, Repeatable, once_of_all
 from app.core.errors import TooManyRequests, UpstreamUnavailable
-from app.streams.quota import KeepLimits
 from app.streams.redis_client import RedisNotes
 from app.streams.redis_store import RedisStore
 from app.streams.store import StartedStream
@@ -39,7 +38,7 @@ class Process(RedisStore):
             return StartedStream(stream_id, "rid", 60.0)
 
         assert self.notes is not None
-        request = Repeatable((caller, key, ""), digest, 20.0, TooManyRequests("late"))
+        request = Repeatable(f"{caller}:{key}", caller, digest, 20.0, TooManyRequests("late"))
         return (await once_of_all(self.notes, self, request, run)).id
 
 
@@ -69,26 +68,6 @@ async def test_every_process_finds_the_stream(redis: RedisServer) -> None:
         await there.delete(stream_id)
         assert await there.start("7e1f") != stream_id
         assert (here.runs, there.runs) == (1, 2)
-
-
-async def test_an_answer_that_is_not_kept_is_only_for_those_who_wait() -> None:
-    known, runs = Repeats(KeepLimits(1024, 16)), 0
-
-    async def run() -> int:
-        nonlocal runs
-        runs += 1
-        await asyncio.sleep(0.01)
-        return runs
-
-    async def is_kept(_answer: int) -> bool:
-        return True
-
-    async def sent(digest: str) -> int:
-        request = Repeatable(("key-of-a", "7e1f", ""), digest, 20.0, TooManyRequests("late"))
-        return await known.once(request, run, is_kept=is_kept, kept_as=None)
-
-    assert await asyncio.gather(sent("digest"), sent("digest")) == [1, 1]
-    assert await sent("another") == 2
 
 
 async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +117,7 @@ async def test_a_start_whose_client_disconnects_while_it_runs_frees_the_key(redi
 
 
 async def test_a_claim_lives_while_its_stream_waits(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "CLAIM_S", 0.4)
+    monkeypatch.setattr(idempotency_layer, "CLAIM_S", 0.4)
     async with process(redis) as here, process(redis) as there:
         first = asyncio.create_task(here.start("waiting", gate=asyncio.Event()))
         await asyncio.sleep(0.1)
@@ -150,7 +129,7 @@ async def test_a_claim_lives_while_its_stream_waits(redis: RedisServer, monkeypa
 
 
 async def test_the_claim_of_a_dead_process_expires(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "CLAIM_S", 0.5)
+    monkeypatch.setattr(idempotency_layer, "CLAIM_S", 0.5)
     async with process(redis) as here, process(redis) as there:
         first = asyncio.create_task(here.start("dead", gate=asyncio.Event()))
         await asyncio.sleep(0.1)

@@ -26,11 +26,8 @@ from app.api.openai.openai_models import OpenAIModels
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines
-from app.api.pipelines.answers import FindingList, PipelineList
+from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.pipelines.socket_endpoints import PATH as SOCKET_PATH
-from app.api.pipelines.socket_endpoints import SocketEndpoints
-from app.api.pipelines.stream_endpoints import StreamEndpoints
 from app.api.probes import Liveness, Probes, Readiness
 from app.api.sockets.socket import TRANSPORT as WEBSOCKET
 from app.check import live_findings
@@ -53,9 +50,8 @@ def dialects_of(gateway: "Gateway", origins: Collection[str]) -> Sequence[Endpoi
 def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
     find = partial(live_findings, inference.catalog)
-    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
-    streams = StreamEndpoints(inference, gateway.store, limits, gateway.layers)
-    sockets = SocketEndpoints(inference, limits, origins, gateway.layers)
+    catalog = CatalogEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
+    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.store, origins)
     # Samples show the scheme that the caller used. Nothing else needs the headers of a proxy.
     proxied = [Middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))]
     listed = json_answer("The pipelines", PipelineList)
@@ -65,15 +61,15 @@ def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
     endpoints = [
         post("/v1/pipelines/{name}", pipelines.run_pipeline, of_pipelines.run, "unary"),
         post("/v1/pipelines/{name}/stream", pipelines.stream_pipeline, of_pipelines.stream, "stream"),
-        get(SOCKET_PATH, sockets.open_socket, None, WEBSOCKET),
-        get("/v1/pipelines", pipelines.list_pipelines, Operation("list_pipelines", "catalog", {200: listed}, down)),
-        get("/v1/pipelines/{name}", pipelines.get_pipeline, of_pipelines.describe, middleware=proxied),
-        get("/v1/pipelines/{name}/examples/{example}", pipelines.get_example, of_pipelines.example),
-        get("/v1/statistics", pipelines.statistics, Operation("statistics", "catalog", {200: statistics})),
-        get("/v1/findings", pipelines.findings, Operation("findings", "catalog", {200: findings}, down)),
-        post("/v1/streams", streams.start_stream, of_pipelines.start_stream),
-        get("/v1/streams/{id}", streams.read_stream, of_pipelines.READ_STREAM, key="optional"),
-        delete("/v1/streams/{id}", streams.delete_stream, of_pipelines.DELETE_STREAM, key="optional"),
+        get("/v1/pipelines/{name}/session", pipelines.open_socket, None, WEBSOCKET),
+        get("/v1/pipelines", catalog.list_pipelines, Operation("list_pipelines", "catalog", {200: listed}, down)),
+        get("/v1/pipelines/{name}", catalog.get_pipeline, of_pipelines.describe, middleware=proxied),
+        get("/v1/pipelines/{name}/examples/{example}", catalog.get_example, of_pipelines.example),
+        get("/v1/statistics", catalog.statistics, Operation("statistics", "catalog", {200: statistics})),
+        get("/v1/findings", catalog.findings, Operation("findings", "catalog", {200: findings}, down)),
+        post("/v1/streams", pipelines.start_stream, of_pipelines.start_stream),
+        get("/v1/streams/{id}", pipelines.read_stream, of_pipelines.READ_STREAM, key="optional"),
+        delete("/v1/streams/{id}", pipelines.delete_stream, of_pipelines.DELETE_STREAM, key="optional"),
     ]
     return EndpointGroup(endpoints, of_pipelines.tags_of, dialect="pipelines")
 

@@ -16,10 +16,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.errors import DeadlineExceeded, GatewayError, Rejected, Unavailable
+from app.core.errors import ClientError, DeadlineExceeded, GatewayError, Outcome, Rejected, Unavailable
 from app.core.inference import Deadline, InferenceRequest, OpenSequence, Parameter
-from app.sessions.places import Place
-from app.sessions.session_errors import SessionLost, StepOutOfTurn, UnknownSession
 from app.sessions.session_terms import SessionTerms
 
 MOST_WAITING = 8
@@ -34,6 +32,28 @@ _LATE_STREAM = (
     "The step had no output before the deadline.",
     "If the step was sent to Triton, it runs to its end, and its outputs are dropped.",
 )
+
+
+class HttpSessionsOff(ClientError, code="http_sessions_off", title="Sessions over HTTP are off"): ...
+
+
+class UnknownSession(ClientError, code="unknown_session", title="No such session"): ...
+
+
+class StepOutOfTurn(ClientError, code="step_out_of_turn", title="The step is out of turn"):
+    """``last_step``: the number of the last step that was answered."""
+
+    def __init__(self, detail: str, last_step: int = 0) -> None:
+        super().__init__(detail)
+        self.last_step = last_step
+
+
+class SessionLost(GatewayError, code="session_lost", title="The session's state is lost", outcome=Outcome.MODEL_ERROR):
+    """``last_step``: the number of the last step that was answered."""
+
+    def __init__(self, detail: str, last_step: int = 0, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.last_step = last_step
 
 
 class End(StrEnum):
@@ -55,15 +75,16 @@ class StepAnswer(Struct, frozen=True):
 
 
 class SessionStep(Struct, frozen=True):
-    """``number``: as the caller counts; None if it does not. ``run``: takes a slot, and calls the model."""
+    """``number``: as the caller counts; None if it does not. ``run``: takes a slot, and calls the model.
+
+    ``begun``: of a step whose answer is a stream, which is not kept: done with the first output.
+    """
 
     number: int | None
     is_last: bool
     deadline: Deadline
     run: Callable[[], Awaitable[StepAnswer]]
-
-
-Outcome = StepAnswer | GatewayError
+    begun: asyncio.Future[None] | None = None
 
 
 class AnswerMemory:
@@ -91,12 +112,11 @@ class PipelineSession:
     """A bearer capability. Never log it."""
     terms: SessionTerms
     sequence_id: int | str
-    place: Place
+    sequence: OpenSequence
     memory: AnswerMemory
     on_end: Callable[[str, End], None]
     on_expired: Callable[[], None] | None = field(default=None, init=False)
     """Called when the session ends because no step came in time."""
-    sequence: OpenSequence = field(init=False)
     opened_at: float = field(default_factory=monotonic, init=False)
     queued_at: float | None = field(default=None, init=False)
     """When the last step was sent; None if Triton does not know the sequence."""
@@ -112,43 +132,38 @@ class PipelineSession:
     """Whether the running step, or the last one, was sent."""
     _is_cut_off: bool = field(default=False, init=False)
     """Whether the last step could not be sent, so that Triton may have lost the state."""
-    _expires_at: float = field(default=inf, init=False)
-    """When the session ends if its next step has not come, in monotonic seconds."""
-    _kept: Outcome | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.sequence = OpenSequence(self.place.address)
-        self._await_step()
+    _idle_since: float = field(default_factory=monotonic, init=False)
+    _kept: StepAnswer | GatewayError | None = field(default=None, init=False)
 
     @property
     def expires_in_s(self) -> float:
         """How long the session waits for its next step."""
-        return max(self._expires_at - monotonic(), 0.0)
+        queued_at, terms = inf if self.queued_at is None else self.queued_at, self.terms
+        expires_at = min(self._idle_since + terms.idle_s, self.opened_at + terms.max_s, queued_at + terms.reach_s)
+        return max(expires_at - monotonic(), 0.0)
 
     def expire(self) -> None:
         """Ends the session if its next step has not come in time. Call it from time to time."""
-        if self.ended is not None or self._turn.locked() or monotonic() < self._expires_at:
+        if self.ended is not None or self._turn.locked() or self.expires_in_s:
             return
         if self._is_cut_off and self.queued_at is not None:
             self.close(End.LOST)
         else:
-            self.close(End.MAX if self._expires_at >= self.opened_at + self.terms.max_s else End.IDLE)
+            self.close(End.MAX if monotonic() >= self.opened_at + self.terms.max_s else End.IDLE)
         if self.on_expired is not None:
             self.on_expired()
 
-    async def step(self, step: SessionStep, begun: asyncio.Future[None] | None = None) -> StepAnswer:
-        """Waits for the turn of the step, and runs it. Returns its answer.
-
-        ``begun``: of a step whose answer is a stream, which is not kept. Then it returns as soon as this is done.
+    async def step(self, step: SessionStep) -> StepAnswer:
+        """Waits for the turn of the step, and runs it. Returns its answer; that of a stream when it has begun.
 
         Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``step.run``.
         """
-        outcome = await self._take_turn(step)
+        outcome, begun = await self._take_turn(step), step.begun
         if outcome is not None and begun is not None:
-            raise StepOutOfTurn("This step was answered, but not as a stream.", last_step=self.steps)
+            raise StepOutOfTurn("This step was answered, but not as a stream.", self.steps)
         if outcome is None:
             self._is_sent = False
-            running = asyncio.create_task(self._run(step, keeps=begun is None))  # may run longer than its caller waits
+            running = asyncio.create_task(self._run(step))  # may run longer than its caller waits
             running.add_done_callback(self._end_turn)
             waiting: list[asyncio.Future[Any]] = [running] if begun is None else [running, begun]
             try:
@@ -166,14 +181,77 @@ class PipelineSession:
             raise outcome
         return outcome
 
+    async def _take_turn(self, step: SessionStep) -> StepAnswer | GatewayError | None:
+        """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
+        self.expire()
+        if self._waiting >= MOST_WAITING:
+            raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", self.steps)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(step.deadline.remaining_s()):
+                await self._turn.acquire()
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
+        finally:
+            self._waiting -= 1
+        number, last = step.number, self.steps
+        error: GatewayError | None = None
+        if self._kept is None or number != last:
+            if self.ended is not None:
+                error = self.lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
+            elif number == last:
+                error = StepOutOfTurn("The answer of this step is not kept.", last)
+            elif number not in (None, last + 1):
+                error = StepOutOfTurn(f"The next step of this session is {last + 1}.", last)
+            else:
+                return None
+        self._turn.release()
+        if error is not None:
+            raise error
+        return self._kept
+
+    def _end_turn(self, _running: object) -> None:
+        self._turn.release()
+        self._idle_since = monotonic()
+
+    async def _run(self, step: SessionStep) -> StepAnswer | GatewayError:
+        self._current = step
+        queued_before = self.queued_at
+        outcome: StepAnswer | GatewayError
+        try:
+            try:
+                outcome = await step.run()
+            except GatewayError as exc:
+                exc.forget_frames()  # they hold the request's body
+                outcome = exc
+            self._is_cut_off = isinstance(outcome, Unavailable) and not outcome.was_sent
+            if self._is_cut_off:  # without an earlier step there is no sequence that can be lost
+                self.queued_at = queued_before
+                self.sequence.is_lost &= queued_before is not None
+            if self._is_sent and not self.sequence.is_lost and not isinstance(outcome, Rejected | Unavailable):
+                self.steps += 1  # an error of the model is an answer too: the model ran
+                self.forget()
+                if step.begun is None and step.number is not None and self.memory.take(_size_of(outcome)):
+                    self._kept = outcome
+                if step.is_last:
+                    self.has_end_flag = isinstance(outcome, StepAnswer)
+                    self.close(End.LAST_STEP)
+        except BaseException:
+            self.sequence.is_lost |= self._is_sent  # the call was interrupted
+            raise
+        finally:
+            self._current = None
+            if self.sequence.is_lost:
+                self.close(End.LOST)
+        return self.lost() if self.sequence.is_lost else outcome
+
     def prepared(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request as the running step of the sequence. Call it when the request is sent.
 
         The start flag is repeated only if Triton did not take the first step: a model that failed has a state, too.
         """
         assert self._current is not None
-        self.queued_at = monotonic()
-        self._is_sent = True
+        self.queued_at, self._is_sent = monotonic(), True
         return self.in_sequence(request, starts=not self.steps, ends=self._current.is_last)
 
     def in_sequence(self, request: InferenceRequest, *, starts: bool = False, ends: bool = False) -> InferenceRequest:
@@ -194,6 +272,10 @@ class PipelineSession:
             self.ended = reason
             self.on_end(self.id, reason)
 
+    def lost(self) -> SessionLost:
+        text = f"The state of the session is lost. The last answered step is {self.steps}."
+        return SessionLost(text, self.steps, "Open a new session, and begin again with its first step.")
+
     async def settle(self) -> None:
         """Waits until no step runs. Call it after the session has ended."""
         async with self._turn:
@@ -204,94 +286,6 @@ class PipelineSession:
         self.memory.used -= _size_of(self._kept)
         self._kept = None
 
-    async def _take_turn(self, step: SessionStep) -> Outcome | None:
-        """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
-        self.expire()
-        if self._waiting >= MOST_WAITING:
-            raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", last_step=self.steps)
-        if not self._waiting and not self._turn.locked():
-            await self._turn.acquire()  # at once
-        else:
-            self._waiting += 1
-            try:
-                async with asyncio.timeout(step.deadline.remaining_s()):
-                    await self._turn.acquire()
-            except TimeoutError as exc:
-                raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
-            finally:
-                self._waiting -= 1
-        kept = self._kept if step.number is not None and step.number == self.steps else None
-        refusal = None if kept is not None else self._refusal(step.number)
-        if kept is not None or refusal is not None:
-            self._turn.release()
-        if refusal is not None:
-            raise refusal
-        return kept
 
-    def _refusal(self, number: int | None) -> GatewayError | None:
-        """The error of a step that is not the next one."""
-        if self.ended is not None:
-            return self.lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
-        if number in (None, self.steps + 1):
-            return None
-        text = f"The next step of this session is {self.steps + 1}."
-        return StepOutOfTurn(
-            "The answer of this step is not kept." if number == self.steps else text, last_step=self.steps
-        )
-
-    def lost(self) -> SessionLost:
-        return SessionLost(
-            f"The state of the session is lost. The last answered step is {self.steps}.",
-            last_step=self.steps,
-            hint="Open a new session, and begin again with its first step.",
-        )
-
-    def _end_turn(self, _running: asyncio.Task[Outcome]) -> None:
-        self._turn.release()
-        self._await_step()
-
-    async def _run(self, step: SessionStep, *, keeps: bool) -> Outcome:
-        self._current = step
-        queued_before = self.queued_at
-        outcome: Outcome
-        try:
-            try:
-                outcome = await step.run()
-            except GatewayError as exc:
-                exc.forget_frames()  # they hold the request's body
-                outcome = exc
-            self._is_cut_off = isinstance(outcome, Unavailable) and not outcome.was_sent
-            if self._is_cut_off:  # without an earlier step there is no sequence that can be lost
-                self.queued_at = queued_before
-                self.sequence.is_lost &= queued_before is not None
-            if self._is_sent and not self.sequence.is_lost and not isinstance(outcome, Rejected | Unavailable):
-                self._answered(step, outcome, keeps=keeps)
-        except BaseException:
-            self.sequence.is_lost |= self._is_sent  # the call was interrupted
-            raise
-        finally:
-            self._current = None
-            if self.sequence.is_lost:
-                self.close(End.LOST)
-        return self.lost() if self.sequence.is_lost else outcome
-
-    def _answered(self, step: SessionStep, outcome: Outcome, *, keeps: bool) -> None:
-        """An error of the model is an answer too: the model ran."""
-        self.steps += 1
-        self.forget()
-        if keeps and step.number is not None and self.memory.take(_size_of(outcome)):
-            self._kept = outcome
-        if step.is_last:
-            self.has_end_flag = isinstance(outcome, StepAnswer)
-            self.close(End.LAST_STEP)
-
-    def _await_step(self) -> None:
-        """Begins to wait for the next step."""
-        expires_at = min(monotonic() + self.terms.idle_s, self.opened_at + self.terms.max_s)
-        if self.queued_at is not None:
-            expires_at = min(expires_at, self.queued_at + self.terms.reach_s)
-        self._expires_at = expires_at
-
-
-def _size_of(outcome: Outcome | None) -> int:
+def _size_of(outcome: object) -> int:
     return len(outcome.body) if isinstance(outcome, StepAnswer) else 0

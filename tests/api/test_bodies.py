@@ -17,7 +17,7 @@ from app.api.bodies import MAX_QUERY_FIELDS, read_body
 from app.api.body_memory import ByteBudget
 from app.api.body_thread import SWITCH_S
 from app.api.limits import Limits
-from app.api.pipelines.reading import read_inference
+from app.api.pipelines.pipeline_bodies import read_inference
 from app.core.inference import ELEMENT, Deadline, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.api.pipelines.answers import graph_described
+from app.api.pipelines.catalog_endpoints import graph_described
 from app.core.model import ModelConfig, Step
 from tests.toolkit.models import model, pipeline
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.api.sessions.session_socket import SessionReason
+from app.api.sessions.session_steps import SessionReason
 from app.api.sockets.socket import RequestReason
 from app.http1.websocket import CloseReason
 from app.launcher.embedded_triton import EmbeddedTriton

@@ -4,10 +4,11 @@ from time import monotonic
 
 import pytest
 
+from app.admission.keys import ANYONE, Caller, CallerLimits
+from app.api.sessions.open_sessions import LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.share import WHOLE, Share
-from app.sessions.places import ANYONE, LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places, SessionOwner
 from app.sessions.session_terms import SessionTerms, reach_s
 
 
@@ -16,14 +17,18 @@ def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
     return SessionTerms(by_model, SequenceIds(), 30.0, 600.0, 60.0, 60.0, max_open)
 
 
+def key(name: str, most: int | None = None) -> Caller:
+    return Caller(name, limits=CallerLimits(sessions=most))
+
+
 def taken(
-    places: Places, given: SessionTerms, *homes: str, pipeline: str = "p", owner: SessionOwner = ANYONE
+    places: Places, given: SessionTerms, *homes: str, pipeline: str = "p", caller: Caller = ANYONE
 ) -> list[Place]:
     """As many places as there are."""
     found = []
     try:
         while True:
-            found.append(places.take(pipeline, given, homes or ("",), len(homes) or 1, owner))
+            found.append(places.take(pipeline, given, homes or ("",), len(homes) or 1, caller))
     except TooManyRequests:
         return found
 
@@ -65,7 +70,7 @@ def test_a_refusal_tells_when_a_place_is_free() -> None:
     places = Places(WHOLE)
     (place,) = taken(places, terms(1))
     for until, expected in ((7.5, 8), (0.1, 1), (1000, LONGEST_RETRY_S)):
-        places.hold(place, monotonic() + until)
+        place.free_at = monotonic() + until
         with pytest.raises(TooManyRequests) as caught:
             places.take("p", terms(1), ("",), 1)
         assert caught.value.retry_after_s == expected
@@ -87,22 +92,22 @@ def test_a_step_must_come_before_triton_forgets_the_sequence(idle_s: float, expe
 def test_a_key_has_a_share_of_the_places(most: int | None, counts: tuple[int, int, int]) -> None:
     """The others have the rest, and each its own share of it."""
     places = Places(WHOLE)
-    first = taken(places, terms(8), owner=SessionOwner("a", most))
+    first = taken(places, terms(8), caller=key("a", most))
     assert len(first) == counts[0]
-    assert len(taken(places, terms(8), owner=SessionOwner("b", counts[1]))) == counts[1]
+    assert len(taken(places, terms(8), caller=key("b", counts[1]))) == counts[1]
     assert len(taken(places, terms(8))) == 8 - counts[0] - counts[1]
     places.release(first[0])
-    assert len(taken(places, terms(8), owner=SessionOwner("a", most))) == 1
+    assert len(taken(places, terms(8), caller=key("a", most))) == 1
 
 
 def test_a_key_can_use_the_only_place() -> None:
-    assert len(taken(Places(WHOLE), terms(1), owner=SessionOwner("a"))) == 1
+    assert len(taken(Places(WHOLE), terms(1), caller=key("a"))) == 1
 
 
 def test_the_limit_of_a_key_counts_the_sessions_of_all_models() -> None:
-    places, owner = Places(WHOLE), SessionOwner("a", 3)
-    assert len(taken(places, terms(2), owner=owner)) == 2
+    places, caller = Places(WHOLE), key("a", 3)
+    assert len(taken(places, terms(2), caller=caller)) == 2
     other = SessionTerms({"other": 8}, SequenceIds(), 30.0, 600.0, 60.0, 60.0)
-    assert len(taken(places, other, owner=owner)) == 1
+    assert len(taken(places, other, caller=caller)) == 1
     with pytest.raises(TooManyRequests, match="this API key"):
-        places.take("p", other, ("",), 1, owner)
+        places.take("p", other, ("",), 1, caller)

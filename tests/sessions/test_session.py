@@ -14,19 +14,20 @@ from app.core.errors import (
     TooManyRequests,
     UpstreamUnavailable,
 )
-from app.core.inference import Deadline, InferenceRequest
+from app.core.inference import Deadline, InferenceRequest, OpenSequence
 from app.core.sequence import SequenceIds
-from app.sessions.places import Place
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
     MOST_WAITING,
     AnswerMemory,
     End,
     PipelineSession,
+    SessionLost,
     SessionStep,
     StepAnswer,
+    StepOutOfTurn,
+    UnknownSession,
 )
-from app.sessions.session_errors import SessionLost, StepOutOfTurn, UnknownSession
 from app.sessions.session_terms import SessionTerms
 from tests.toolkit.simulated_clock import simulated
 
@@ -48,7 +49,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self.session = PipelineSession(
-            "id", self.given, 7, Place("", []), self.memory, lambda _, end: self.ends.append(end)
+            "id", self.given, 7, OpenSequence(), self.memory, lambda _, end: self.ends.append(end)
         )
 
     async def step(
@@ -95,7 +96,7 @@ class Model:
             await _passed(rest)
             return StepAnswer(b"")
 
-        await self.session.step(SessionStep(number, False, Deadline.after(deadline_s), run), begun)
+        await self.session.step(SessionStep(number, False, Deadline.after(deadline_s), run, begun))
 
     async def expire(self) -> None:
         """Returns when the session has ended."""

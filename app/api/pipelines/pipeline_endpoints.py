@@ -1,105 +1,77 @@
-"""Serves ``/v1/pipelines``: the catalog, unary requests, streams and examples; also statistics and findings.
+"""Runs pipelines: whole answers, streams, streams that can be resumed, and WebSockets."""
 
-``/v1/statistics`` and ``/v1/findings`` tell how the pipelines are doing; the console draws both.
-"""
-
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypedDict
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
 from starlette.responses import Response
 
-from app.admission.keys import Key
-from app.api.access import allows_pipeline, check_pipeline
-from app.api.call import Inference, InferenceCall
-from app.api.endpoint import Found
+from app.admission.keys import Caller
+from app.api.access import check_pipeline
+from app.api.bodies import check_size, off_loop, read_json_of_any
+from app.api.call import Inference
+from app.api.endpoint import Endpoint, Found
+from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
-from app.api.pipelines.answers import FindingAnswer, FindingList, describe, summarize
-from app.api.pipelines.reading import check_is_start, read_inference
-from app.api.pipelines.results import body_of_values, rendered
-from app.api.pipelines.samples import base_url_of, samples_of
-from app.api.request_layer import KeptAnswer, Layer, Once, once_of
+from app.api.pipelines.pipeline_bodies import body_of_values, check_is_start, read_inference, read_message, rendered
+from app.api.request_layer import KeptAnswer, Layer, once_of
 from app.api.responses import JSON, JsonResponse, send_json
-from app.api.streaming import StreamResponse
-from app.core.aio import Fresh
-from app.core.errors import UnknownExample
-from app.core.text import nearest, without_nearest
-from app.lint.findings import Finding
-from app.observability.statistics import Statistics, no_requests
-from app.pipelines.catalog import Catalog
-from app.pipelines.examples import body_of, declared_requests
-from app.pipelines.pipeline import Pipeline
+from app.api.sockets.handshake import check_origin, handshake
+from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
+from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
+from app.codecs.json_scan import malformed, members_of
+from app.core.errors import (
+    FieldProblem,
+    Forbidden,
+    GatewayError,
+    InvalidInput,
+    InvalidRequest,
+    ResumableStreamsOff,
+    TooManyRequests,
+)
+from app.http1.websocket import Message, SocketTerms
+from app.observability.record import RequestRecord
 from app.pipelines.run import answer_of, streamed_answer_of
+from app.streams.events import STALL_S, Event
+from app.streams.store import StartedStream, StreamStore
 
-STATISTICS_S = 0.5
-"""How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
-FINDINGS_S = 5.0
-"""How long findings are sent again without a new check, which asks Triton for every model."""
+MAX_ID_DIGITS = 15
+MAX_AT_ONCE = 8
+"""Limit of the requests of one WebSocket that run at the same time."""
 
-_log = logging.getLogger(__name__)
+
+class StreamStarted(TypedDict):
+    id: str
+    url: str
+    request_id: str
 
 
 class PipelineEndpoints:
-    """``statistics``: of all processes. ``findings``: what the linter finds now; raises GatewayError."""
+    """``store``: None if the gateway's processes share no store; then every request to a resumable stream gets 501.
+
+    ``origins``: of the pages of other sites that may open a WebSocket.
+    """
 
     def __init__(
         self,
         inference: Inference,
         limits: Limits,
         layers: Sequence[Layer],
-        statistics: Callable[[], Awaitable[Statistics]],
-        findings: Callable[[], Awaitable[Sequence[Finding]]],
+        store: StreamStore | None,
+        origins: Collection[str],
     ) -> None:
         self._inference = inference
-        self._catalog = inference.catalog
         self._limits = limits
         self._layers = layers
         self._once_of = once_of(layers)
-        self._statistics = Fresh(statistics, STATISTICS_S)
-        self._findings = Fresh(findings, FINDINGS_S)
-
-    async def list_pipelines(self, exchange: Exchange, _found: Found) -> Response:
-        """The pipelines.
-
-        The pipelines that the caller may use, with their states, ready or not.
-        """
-        key, catalog = exchange.key, self._catalog
-        catalog.check_known()
-        listed = [
-            self._flagged(name, summarize(catalog, name)) for name in catalog.entries if allows_pipeline(key, name)
-        ]
-        flags = {name: value for layer in self._layers for name, value in layer.flags_for(key).items()}
-        return JsonResponse({"pipelines": listed, **flags})
-
-    async def get_pipeline(self, exchange: Exchange, found: Found) -> Response:
-        """Fields, types, limits, graph and samples.
-
-        What a form or a program needs to call the pipeline, with samples that work as pasted.
-        """
-        name = found["name"]
-        check_pipeline(exchange, self._catalog, name)
-        base_url, with_key = base_url_of(exchange), exchange.key is not None
-
-        def samples(pipeline: Pipeline) -> dict[str, str]:
-            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self._layers)
-            return next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)
-
-        return JsonResponse(self._flagged(name, describe(self._catalog, name, self._limits_of, samples)))
-
-    def _flagged(self, name: str, described: Struct) -> dict[str, Any]:
-        """Adds what the layers tell of a pipeline."""
-        members: dict[str, Any] = msgspec.to_builtins(described)
-        for layer in self._layers:
-            members |= layer.flags_of(self._catalog.entry(name).spec)
-        return members
-
-    def _limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
-        return {**self._inference.limits_of(pipeline), "body_bytes": self._limits.of(pipeline).max_body_bytes}
+        self._given_store = store
+        self._origins = origins
+        self._sockets_of_key = Counter[str]()
 
     async def run_pipeline(self, exchange: Exchange, found: Found) -> None:
         """Run a pipeline.
@@ -112,15 +84,13 @@ class PipelineEndpoints:
         call = self._inference.begin(exchange, pipeline, pipeline.timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request)
-        if once is not None and pipeline.spec.idempotent:
-            await self._run_once(exchange, pipeline, call, once)
+        if once is None or not pipeline.spec.idempotent:
+            with CancelledOnDisconnect(exchange):
+                ending = await self._inference.answer(call)
+            values, headers = rendered(pipeline, ending)
+            await send_json(exchange, values, *headers)
             return
-        with CancelledOnDisconnect(exchange):
-            ending = await self._inference.answer(call)
-        values, headers = rendered(pipeline, ending)
-        await send_json(exchange, values, *headers)
 
-    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: InferenceCall, once: Once) -> None:
         async def run() -> KeptAnswer:
             ending = await self._inference.answer(call)
             values, headers = rendered(pipeline, ending)
@@ -146,83 +116,190 @@ class PipelineEndpoints:
             opened = await self._inference.open_stream(call)
         return StreamResponse.of(*opened, self._limits)
 
-    async def get_example(self, exchange: Exchange, found: Found) -> Response:
-        """An example of a request.
+    async def start_stream(self, exchange: Exchange, _found: Found) -> Response:
+        """Start a stream that can be resumed.
 
-        The answer is the body of a valid request, with the content of its files in base64.
+        The stream runs without a connection. Read it at the address in `Location`, which needs no key.
         """
-        name = found["name"]
-        check_pipeline(exchange, self._catalog, name)
-        pipeline = self._catalog.pipeline(name)
-        body = await asyncio.to_thread(self._example_body, pipeline, found["example"])
-        exchange.hold(len(body))  # it has the size of a body
-        return Response(body, media_type="application/json")
+        exchange.record.transport = "stream"
+        store, inference, limits = self._store(), self._inference, self._limits
+        inference.workload.begin(exchange)
+        once, body, is_first = self._once_of(exchange), memoryview(b""), False
 
-    def _example_body(self, pipeline: Pipeline, example: str) -> bytes:
-        """Reads the files again each time, so that a changed file needs no reload. Raises UnknownExample."""
-        declared, limits = declared_requests(pipeline.spec), self._limits.of(pipeline)
-        if example not in declared:
-            raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
+        async def read() -> memoryview:
+            streamed = (each for each in inference.allowed(exchange) if each.spec.stream is not None)
+            return await read_json_of_any(exchange, limits, streamed)
+
+        async def run() -> StartedStream:
+            nonlocal is_first
+            is_first = True
+            inference.check_load_of_any(
+                exchange, lambda each: each.stream_terms.timeout_s if each.spec.stream else None
+            )
+            return await self._started(exchange, store, body or await read())
+
+        if once is None:
+            started = await run()
+        else:  # the load is checked after the key: a repeated request needs no slot
+            body = await read()
+            started = await once.start(store, body, run)
+        if not is_first:
+            exchange.record.transport = None  # the stream counts once
+        url = f"/v1/streams/{started.id}"
+        answer = StreamStarted(id=started.id, url=url, request_id=started.request_id)
+        return JsonResponse(answer, 201, {"Location": url})
+
+    async def _started(self, exchange: Exchange, store: StreamStore, body: memoryview) -> StartedStream:
+        record = exchange.record
+        name, inputs = await off_loop(_members_of, body, exchange)
+        pipeline = self._inference.admit(exchange, name, "stream")
+        check_size(len(body), self._limits.of(pipeline))
+        deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
+        inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
+        call = self._inference.call(exchange, pipeline, deadline)
+        call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)
+        with CancelledOnDisconnect(exchange):
+            await store.require_room(record.key)
+            slot = await self._inference.take_slot(call)
+        stream_id = await self._inference.start_resumable(call, slot, store)
+        return StartedStream(stream_id, record.request_id, deadline.remaining_s() + pipeline.stream_terms.resume_s)
+
+    async def read_stream(self, exchange: Exchange, found: Found) -> Response:
+        """Read or resume a stream.
+
+        Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it.
+        """
+        last = exchange.header(b"last-event-id") or "0"
+        if not (last.isascii() and last.isdecimal() and len(last) <= MAX_ID_DIGITS):
+            raise InvalidRequest("Last-Event-ID is not an event id.")
+        self._inference.workload.add(exchange)
+        store, after = await self._store_for(exchange, found["id"]), int(last)
+        reader = await store.reader(found["id"], after)
+        if reader is None:
+            return Response(status_code=204)
+        if exchange.scope["method"] == "HEAD":
+            await reader.close()
+            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
+        return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
+
+    async def delete_stream(self, exchange: Exchange, found: Found) -> Response:
+        """End and delete a stream.
+
+        Cancels the work in Triton. The readers of the stream get its terminal event.
+        """
+        store = await self._store_for(exchange, found["id"])
+        await store.delete(found["id"])
+        return Response(status_code=204)
+
+    async def _store_for(self, exchange: Exchange, stream_id: str) -> StreamStore:
+        """Raises ResumableStreamsOff, or Forbidden if the request has a key, and another key started the stream."""
+        store, key = self._store(), exchange.key
+        if key is not None and await store.caller_of(stream_id) not in {"", key.caller.id}:
+            raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
+        return store
+
+    def _store(self) -> StreamStore:
+        """Raises ResumableStreamsOff."""
+        if self._given_store is None:
+            raise ResumableStreamsOff(
+                "This gateway has several processes and no Redis to share streams between them.",
+                hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
+            )
+        return self._given_store
+
+    async def open_socket(self, exchange: Exchange, found: Found) -> None:
+        exchange.record.transport = TRANSPORT
+        check_origin(exchange, self._origins)
+        pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
+        limits = self._limits.of(pipeline)
+        protocol, headers = handshake(exchange, limits.max_body_bytes)
+        with self._counted(exchange.caller):
+            own = PipelineMessageHandler(self._inference, exchange, pipeline.name)
+            handlers = (layer.handler_of(exchange, pipeline) for layer in self._layers)
+            handler = next((each for each in handlers if each is not None), own)
+            terms = SocketTerms(
+                ping_s=limits.ping_s,
+                send_s=limits.send_s,
+                stall_s=STALL_S,
+                message_s=limits.body_s,
+                hold=exchange.hold,
+                release=exchange.release,
+            )
+            try:
+                websocket = exchange.upgrade(protocol, headers, terms)
+            except GatewayError:
+                handler.closed()
+                raise
+            exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
+            await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """Counts an open WebSocket of a key. Raises TooManyRequests. Without a key, only connections are limited."""
+        own, key = self._inference.admission.share(caller.limits.websockets), caller.id
+        most = max(self._limits.max_connections // 2, 1) if own is None else own
+        if key and self._sockets_of_key[key] >= most:
+            hint = "Close WebSockets that are not needed, or let an operator raise `limits.websockets` of the key."
+            raise TooManyRequests("As many WebSockets are open as this API key may have.", hint=hint)
+        self._sockets_of_key[key] += 1
         try:
-            body = body_of(pipeline, declared[example], self._catalog.folder, limits.max_body_bytes)
-        except (OSError, TypeError, ValueError) as exc:
-            _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
-            raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
-        if len(body) > limits.max_body_bytes:
-            raise UnknownExample(f"This example is larger than {limits.body_key}, so it cannot be sent.")
-        return body
-
-    async def statistics(self, exchange: Exchange, _found: Found) -> Response:
-        """Requests and durations of each pipeline.
-
-        Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.
-        """
-        key, known = exchange.key, await self._statistics.current()
-        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
-        return JsonResponse(
-            replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
-        )
-
-    async def findings(self, exchange: Exchange, _found: Found) -> Response:
-        """What `triton-gateway check` finds in the models.
-
-        Mistakes in the running models and in gateway.yaml, each with its solution.
-        """
-        found, key, file = await self._findings.current(), exchange.key, self._catalog.file
-        view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
-        return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
+            yield
+        finally:
+            self._sockets_of_key[key] -= 1
+            if not self._sockets_of_key[key]:
+                del self._sockets_of_key[key]
 
 
-class _View:
-    """What a caller may see of the findings: those about the pipelines of its key, and about their models.
+@dataclass(eq=False)
+class PipelineMessageHandler(MessageHandler):
+    """Each message is a request of its own. Only messages end requests, which keep nothing between them."""
 
-    Texts name gateway.yaml and samples without their ``folder``, because answers contain no paths of the machine.
-    For a key with a scope they suggest no names, which may be of other pipelines' models.
-    """
+    at_once = MAX_AT_ONCE
+    inference: Inference
+    exchange: Exchange
+    name: str
 
-    def __init__(self, catalog: Catalog, key: Key | None, folder: str) -> None:
-        self._key = None if key is None or key.pipelines is None else key
-        self._folder = folder
-        entries = [entry for name, entry in catalog.entries.items() if allows_pipeline(key, name)]
-        self._models = {entry.spec.model for entry in entries}
-        self._models |= {model for entry in entries if entry.pipeline for model in entry.pipeline.graph.models}
+    async def start(self, message: Message, record: RequestRecord) -> Reply:
+        """Checks the key again, because a WebSocket may be open longer than the key is valid."""
+        exchange, inference = self.exchange, self.inference
+        endpoint: Endpoint = exchange.scope["endpoint"]
+        endpoint.check_key(exchange)
+        check_pipeline(exchange, inference.catalog, self.name)
+        pipeline = inference.catalog.pipeline(self.name)
+        streams = pipeline.spec.stream
+        call = inference.begin(exchange, pipeline, pipeline.timeout_s if streams is None else streams.timeout_s)
+        call.record = record
+        request = await read_message(exchange, pipeline, message, call.deadline)
+        is_whole = streams is None and pipeline.batch is None
+        call.requests, call.answer = [request], (answer_of if is_whole else streamed_answer_of)(pipeline, request)
+        stream, opening = await inference.open_stream(call)
+        return Reply(stream.log, opening, stream.end, stream.ended)
 
-    def includes(self, finding: Finding) -> bool:
-        if self._key is None:
-            return True
-        if finding.pipeline is not None:
-            return self._key.allows(finding.pipeline)
-        return finding.model in self._models
 
-    def of(self, finding: Finding) -> FindingAnswer:
-        text = finding.text.replace(self._folder, "") if self._folder else finding.text
-        return FindingAnswer(
-            severity=finding.severity,
-            code=finding.code,
-            pipeline=finding.pipeline,
-            model=finding.model,
-            step=finding.step,
-            tensor=finding.tensor,
-            text=text if self._key is None else without_nearest(text),
-            solution=finding.solution,
-        )
+class _Reading(StreamResponse):
+    """The events of a stream that another request has started, whose record has the error."""
+
+    _error: type[GatewayError] | None = None
+
+    def error_of(self, _exchange: Exchange) -> type[GatewayError] | None:
+        return self._error
+
+    def _frames_of(self, events: Sequence[Event]) -> bytes:
+        if events and events[-1].name == "error":
+            self._error = ERROR_BY_CODE.get(msgspec.json.decode(events[-1].data)["code"])
+        return super()._frames_of(events)
+
+
+def _members_of(body: memoryview) -> tuple[str, memoryview]:
+    """The pipeline's name, and its inputs as JSON. Raises InvalidJson or InvalidInput."""
+    try:
+        given = list(islice(members_of(body), 3))
+        members = dict(given)
+        if len(given) != 2 or len(members) != 2:
+            raise KeyError
+        return msgspec.json.decode(members["pipeline"], type=str), members["inputs"]
+    except (msgspec.ValidationError, KeyError, InvalidRequest) as exc:
+        needed = FieldProblem("body", 'must be {"pipeline": "<name>", "inputs": {...}}')
+        raise InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed]) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise malformed() from exc

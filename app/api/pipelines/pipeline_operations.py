@@ -18,7 +18,8 @@ from app.api.openapi import (
     in_path,
     json_answer,
 )
-from app.api.pipelines.answers import PipelineDescription, StreamStarted
+from app.api.pipelines.catalog_endpoints import PipelineDescription
+from app.api.pipelines.pipeline_endpoints import StreamStarted
 from app.api.problems import Problem
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors

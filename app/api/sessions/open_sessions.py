@@ -1,29 +1,33 @@
-"""The sessions of this process: opens them, finds them by their id, and frees their places in Triton."""
+"""The sessions of this process: opens them, finds them by their id, and counts their places in Triton.
+
+Triton runs only so many sequences of a model at a time.
+"""
 
 import asyncio
 import logging
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from time import monotonic
 
 from msgspec.structs import replace
 
 from app.admission.admission import PipelineAdmission
+from app.admission.keys import ANYONE, Caller
 from app.api.call import Inference
 from app.api.exchange import Exchange
 from app.core.aio import BackgroundTasks
 from app.core.engine import discard_stream
-from app.core.errors import GatewayError, InvalidRequest
-from app.core.inference import Deadline, new_request_id
+from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, TooManyRequests
+from app.core.inference import Deadline, OpenSequence, new_request_id
 from app.core.json import json_of
 from app.core.sequence import MAX_ID_BYTES, SequenceIds
 from app.core.share import Share
 from app.observability.metrics import Metrics, OpenedMetrics
 from app.pipelines.pipeline import Pipeline
-from app.sessions.places import Places, SessionOwner
-from app.sessions.session import AnswerMemory, End, PipelineSession
-from app.sessions.session_errors import UnknownSession
+from app.sessions.session import AnswerMemory, End, PipelineSession, UnknownSession
 from app.sessions.session_terms import SessionTerms, own_ids_of
 
 ID_BYTES = 16
@@ -35,7 +39,14 @@ SLACK_S = 1.0
 """How much later than its idle time Triton may forget a sequence."""
 SWEEP_S = 0.2
 """A session ends up to this much later than it expires, but takes no further step."""
+LONGEST_RETRY_S = 30
+USUAL_RETRY_S = 5
+"""``Retry-After`` while no sequence is known to end."""
 _log = logging.getLogger("triton_gateway.session")
+
+PlaceKey = tuple[str, str, str]
+"""A model, the address of a Triton and an API key. The key is empty for the places of all; the address for a pipeline
+with ``max_open``; both names for all sessions of a key."""
 
 
 def metrics_of_sessions(metrics: Metrics) -> OpenedMetrics:
@@ -62,17 +73,84 @@ def terms_of(pipeline: Pipeline) -> SessionTerms | None:
     return next((layer for layer in pipeline.layers if isinstance(layer, SessionTerms)), None)
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """The place of one session in all of its models at the Triton at ``address``.
+
+    ``free_at``: when Triton forgets the sequence of an ended session, in monotonic seconds.
+    """
+
+    address: str
+    keys: Sequence[PlaceKey]
+    free_at: float = inf
+
+
+class Places:
+    """The places of this process. ``share``: its part of them."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._taken = set[Place]()
+        self._counts = Counter[PlaceKey]()
+
+    def take(
+        self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int, caller: Caller = ANYONE
+    ) -> Place:
+        """Returns a place at the Triton with the most free ones. The caller must release it.
+
+        ``homes``: the Tritons where the model may be called, of ``servers``.
+        Raises TooManyRequests, or ModelNotReady without a Triton.
+        """
+        key, most = caller.id, caller.limits.sessions
+        if not homes:
+            raise ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
+
+        def free_at(home: str) -> dict[PlaceKey, int]:
+            limits: dict[PlaceKey, int] = {  # the slots are those of all Tritons together
+                (model, home, ""): self._share.part(slots // servers) for model, slots in terms.slots.items()
+            }
+            if terms.max_open is not None:
+                limits[f"pipeline {pipeline}", "", ""] = self._share.part(terms.max_open)
+            if most is not None:
+                limits["", "", key] = max(self._share.part(most), 1)
+            elif key:
+                limits |= {(name, at, key): max(each // 2, 1) for (name, at, _), each in limits.items()}
+            return {each: limit - self._counts[each] for each, limit in limits.items()}
+
+        address, free = max(((home, free_at(home)) for home in homes), key=lambda found: min(found[1].values()))
+        full = {each for each, count in free.items() if count <= 0}
+        if full:
+            ends = [place.free_at for place in self._taken if not full.isdisjoint(place.keys)]
+            next_s, is_of_key = min(ends, default=inf) - monotonic(), all(own for _, _, own in full)
+            raise TooManyRequests(
+                f"As many sessions are open as {'this API key may' if is_of_key else 'the model can'} have.",
+                hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step"
+                f"{', or let an operator raise `limits.sessions` of the key' if is_of_key else ''}.",
+                retry_after_s=USUAL_RETRY_S if next_s == inf else min(max(ceil(next_s), 1), LONGEST_RETRY_S),
+            )
+        place = Place(address, list(free))
+        self._taken.add(place)
+        self._counts.update(place.keys)
+        return place
+
+    def release(self, place: Place) -> None:
+        self._taken.remove(place)
+        self._counts.subtract(place.keys)
+        for key in place.keys:
+            if not self._counts[key]:
+                del self._counts[key]
+
+
 @dataclass(eq=False, slots=True)
 class OpenSession(PipelineSession):
     """``owner``: the id of the API key that opened it; empty without one. ``pipeline``: as it was then."""
 
     owner: str
+    place: Place
     pipeline: Pipeline
     admission: PipelineAdmission
     known_until: float = field(default=inf, init=False)
     """After its end, in monotonic seconds."""
-    place_until: float = field(default=inf, init=False)
-    """When Triton forgets the sequence, in monotonic seconds. Set after the end."""
 
 
 class OpenSessions:
@@ -94,25 +172,25 @@ class OpenSessions:
 
     def open(self, exchange: Exchange, pipeline: Pipeline) -> OpenSession:
         """Raises InvalidRequest, TooManyRequests or ModelNotReady."""
-        terms, engine = terms_of(pipeline), self._inference.catalog.engine
+        terms, engine, caller = terms_of(pipeline), self._inference.catalog.engine, exchange.caller
         if terms is None:
             raise InvalidRequest(
                 f"This pipeline has no sessions: POST /v1/pipelines/{pipeline.name} runs a request.",
                 hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
             )
-        homes, caller = engine.homes(pipeline.spec.model, pipeline.spec.version), exchange.caller
-        owner = SessionOwner(caller.id, caller.limits.sessions)
-        place = self._places.take(pipeline.name, terms, homes, len(engine.states()) or 1, owner)
+        homes, servers = engine.homes(pipeline.spec.model, pipeline.spec.version), len(engine.states()) or 1
+        place = self._places.take(pipeline.name, terms, homes, servers, caller)
         while (sequence_id := new_sequence_id(terms.ids, self._share)) in self._used_ids:
             pass
         session = OpenSession(
             secrets.token_urlsafe(ID_BYTES),
             terms,
             sequence_id,
-            place,
+            OpenSequence(place.address),
             self._memory,
             self._ended,
             caller.id,
+            place,
             pipeline.of_sequence(),
             self._inference.admission_of(pipeline),
         )
@@ -139,7 +217,7 @@ class OpenSessions:
             if past.known_until > now and len(self._past) <= MOST_PAST:
                 break
             self._past.pop(past.id).forget()
-        for past in [each for each in self._used_ids.values() if each.place_until <= now]:
+        for past in [each for each in self._used_ids.values() if each.place.free_at <= now]:
             self._free(past)
         has_more = self._sessions or self._past or self._used_ids
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._look_again) if has_more else None
@@ -161,23 +239,21 @@ class OpenSessions:
     async def _leave(self, session: OpenSession) -> None:
         """Ends the sequence in Triton if that is possible, and frees its place when Triton has forgotten it."""
         await session.settle()
-        is_forgotten = session.queued_at is None or session.has_end_flag or session.sequence.is_forgotten
-        if not is_forgotten and not session.sequence.is_lost and session.terms.end_inputs is not None:
-            ending = session.pipeline.request_of_json(json_of(session.terms.end_inputs))
+        sequence, terms = session.sequence, session.terms
+        is_forgotten = session.queued_at is None or session.has_end_flag or sequence.is_forgotten
+        if not is_forgotten and not sequence.is_lost and terms.end_inputs is not None:
+            ending = session.pipeline.request_of_json(json_of(terms.end_inputs))
             request = replace(session.in_sequence(ending, ends=True), request_id=new_request_id())
             try:
-                await discard_stream(
-                    self._inference.catalog.engine, request, Deadline.after(session.terms.triton_idle_s)
-                )
+                await discard_stream(self._inference.catalog.engine, request, Deadline.after(terms.triton_idle_s))
                 is_forgotten = True
             except GatewayError:
-                is_forgotten = session.sequence.is_forgotten
+                is_forgotten = sequence.is_forgotten
         self._inference.workload.remove(session)
         if is_forgotten or session.queued_at is None:
             self._free(session)
         else:
-            session.place_until = session.queued_at + session.terms.longest_idle_s + SLACK_S
-            self._places.hold(session.place, session.place_until)
+            session.place.free_at = session.queued_at + terms.longest_idle_s + SLACK_S
 
     def _free(self, session: OpenSession) -> None:
         self._places.release(session.place)

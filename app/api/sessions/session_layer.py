@@ -1,7 +1,10 @@
 """``/v1/sessions``: a layer over the pipelines whose requests are steps of sessions."""
 
+import json
 import logging
-from typing import ClassVar
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, TypedDict
 
 from starlette.responses import Response
 
@@ -10,30 +13,64 @@ from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.error_table import ErrorRow, add_rows
 from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
-from app.api.pipelines.reading import check_is_start, read_inference
-from app.api.pipelines.results import exit_headers
+from app.api.openapi import (
+    COUNT,
+    INFERENCE_ERRORS,
+    TIMEOUT_HEADER,
+    Operation,
+    Visible,
+    answer,
+    answer_headers,
+    header,
+    in_path,
+    json_answer,
+)
+from app.api.pipelines.pipeline_bodies import check_is_start, exit_headers, read_inference
+from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
+from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
 from app.api.request_layer import Layer
 from app.api.responses import JSON, JsonResponse
-from app.api.sessions import session_operations as of_sessions
 from app.api.sessions.open_sessions import OpenSession, OpenSessions
-from app.api.sessions.session_operations import ANSWER_HEADERS, SessionOpened, session_samples
-from app.api.sessions.session_socket import StepHandler
-from app.api.sessions.session_steps import StepRequest
+from app.api.sessions.session_steps import StepHandler, StepRequest
 from app.api.streaming import Start, StreamResponse
+from app.core import errors
 from app.core.errors import Forbidden, InvalidRequest
+from app.core.json import TEXT, Schema, enum_of, one_of
 from app.core.share import Share
 from app.observability.record import hide_ids_after
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
-from app.sessions.session import End
-from app.sessions.session_errors import HttpSessionsOff, SessionLost, StepOutOfTurn, UnknownSession
+from app.sessions.session import End, HttpSessionsOff, SessionLost, StepOutOfTurn, UnknownSession
 
 STEP = b"x-session-step"
-IS_LAST = b"x-session-end"
 _MOST_DIGITS = 15
 _WITH_WORKERS = "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS=1."
 _FLAG = {"sessions": "Whether each request is a step of a session"}
+_ANSWER_HEADERS = answer_headers(
+    ("X-Session-Step", "The number of the last answered step of the session", True, COUNT),
+    (
+        "X-Session-Expires-In",
+        "Seconds until the session expires without a further step",
+        False,
+        {"type": "number", "minimum": 0},
+    ),
+)
+_STEP_HEADERS = (
+    header(
+        "X-Session-Step",
+        {"type": "integer", "minimum": 1, "maximum": 10**_MOST_DIGITS - 1},
+        "The number of the step, from 1: a repeated step gets the first answer again.",
+    ),
+    header("X-Session-End", enum_of(["true", "false"]), "`true`: the last step of the session"),
+)
+_ID = in_path("id", TEXT)
 _log = logging.getLogger(__name__)
+
+
+def _with_step(status: int, meaning: str, solution: str) -> ErrorRow:
+    solution += " `X-Session-Step` of the answer has the number of the last answered step."
+    return ErrorRow(status, meaning, solution, headers=lambda error: {"X-Session-Step": str(error.last_step)})
+
 
 add_rows(
     {
@@ -44,19 +81,17 @@ add_rows(
             "Open a session with POST /v1/pipelines/{pipeline}/sessions. With several gateways, send all requests of a "
             "session to the gateway that opened it.",
         ),
-        StepOutOfTurn: ErrorRow(
+        StepOutOfTurn: _with_step(
             409,
             "The number in X-Session-Step is not that of the next step, the answer of a repeated step is no longer "
             "kept, or too many steps of the session wait.",
-            "Send one step at a time. `X-Session-Step` of the answer has the number of the last answered step.",
-            headers=lambda error: {"X-Session-Step": str(error.last_step)},
+            "Send one step at a time.",
         ),
-        SessionLost: ErrorRow(
+        SessionLost: _with_step(
             410,
             "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
             "session was idle for longer than the model allows.",
-            "Open a new session. `X-Session-Step` of the answer has the number of the last answered step.",
-            headers=lambda error: {"X-Session-Step": str(error.last_step)},
+            "Open a new session.",
         ),
         HttpSessionsOff: ErrorRow(
             501,
@@ -69,11 +104,17 @@ add_rows(
 hide_ids_after("/v1/sessions/")
 
 
+class SessionOpened(TypedDict):
+    id: str
+    url: str
+    expires_in_s: float
+
+
 class Sessions(Layer):
     """``share``: of this process. Sessions over HTTP need the only process, those over a WebSocket live in theirs."""
 
     headers = ("X-Session-Step", "X-Session-End")
-    answer_headers = ANSWER_HEADERS
+    answer_headers = _ANSWER_HEADERS
     flags: ClassVar = {"PipelineSummary": _FLAG, "PipelineDescription": _FLAG}
 
     def __init__(self, inference: Inference, limits: Limits, share: Share) -> None:
@@ -82,10 +123,10 @@ class Sessions(Layer):
         self._share = share
         self._sessions = OpenSessions(inference, share)
         endpoints = [
-            Endpoint("POST", "/v1/pipelines/{name}/sessions", self.open_session, of_sessions.open_session),
-            Endpoint("POST", "/v1/sessions/{id}", self.run_step, of_sessions.run_step, "unary"),
-            Endpoint("POST", "/v1/sessions/{id}/stream", self.stream_step, of_sessions.stream_step),
-            Endpoint("DELETE", "/v1/sessions/{id}", self.delete_session, of_sessions.delete_session),
+            Endpoint("POST", "/v1/pipelines/{name}/sessions", self.open_session, _open_operations),
+            Endpoint("POST", "/v1/sessions/{id}", self.run_step, _run_operations, "unary"),
+            Endpoint("POST", "/v1/sessions/{id}/stream", self.stream_step, _stream_operations),
+            Endpoint("DELETE", "/v1/sessions/{id}", self.delete_session, _delete_operations),
         ]
         tags = {"sessions": "Steps of models with a state"}
         self.groups = [EndpointGroup(endpoints, lambda _visible: tags, dialect="pipelines")]
@@ -98,13 +139,31 @@ class Sessions(Layer):
         return {"sessions": spec.session is not None}
 
     def samples_of(self, pipeline: Pipeline, base_url: str, *, with_key: bool) -> dict[str, str] | None:
-        return None if pipeline.spec.takes_requests else session_samples(pipeline, base_url, with_key=with_key)
+        """A session with one step, which is its last."""
+        if pipeline.spec.takes_requests:
+            return None
+        opening, parts = f"{base_url}/v1/pipelines/{pipeline.name}/sessions", parts_of(pipeline)
+        key, is_last = KEY if with_key else NO_KEY, {"X-Session-End": '"true"'}
+        read_url = shlex.quote('import json, sys; print(json.load(sys.stdin)["url"])')
+        client = ", ".join(filter(None, [f"base_url={base_url!r}", key.python]))
+        return {
+            "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n"
+            f"{parts.curl_pipe}curl -H 'X-Session-End: true' {shlex.quote(base_url)}$session{key.curl} {parts.curl}",
+            "javascript": f"{parts.imports}{parts.before}"
+            + javascript_call("opened", json.dumps(opening), key.headers)
+            + f"const url = {json.dumps(base_url)} + (await opened.json()).url;\n"
+            + javascript_call("response", "url", is_last | parts.headers | key.headers, parts.body)
+            + "console.log(await response.json());",
+            "python": f"{key.python_import}import httpx\n\nwith httpx.Client({client}) as client:\n"
+            f'    url = client.post({opening!r}).raise_for_status().json()["url"]\n'
+            f'    step = client.post(url, {parts.python}, headers={{"X-Session-End": "true"}})\n'
+            "    print(step.raise_for_status().json())",
+        }
 
     def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> StepHandler | None:
         if pipeline.spec.takes_requests:
             return None
-        session, check_key = self._sessions.open(exchange, pipeline), exchange.scope["endpoint"].check_key
-        return StepHandler(self._inference, session, exchange, check_key)
+        return StepHandler(self._inference, self._sessions.open(exchange, pipeline), exchange)
 
     async def open_session(self, exchange: Exchange, found: Found) -> Response:
         """Open a session.
@@ -140,22 +199,23 @@ class Sessions(Layer):
         Steps run in order, one at a time. The body and the answer are those of the session's pipeline.
         """
         step = self._step_of(exchange, found["id"], "unary")
-        answer, session = await step.answer(self._inference), step.session
-        length = (b"content-length", b"%d" % len(answer.body))
-        headers = [JSON, length, (STEP, b"%d" % session.steps), *exit_headers(answer.early_exit)]
+        answered, session = await step.answer(), step.session
+        length = (b"content-length", b"%d" % len(answered.body))
+        headers = [JSON, length, (STEP, b"%d" % session.steps), *exit_headers(answered.early_exit)]
         if session.ended is None:
             headers.append((b"x-session-expires-in", f"{_rounded(session.expires_in_s):g}".encode()))
-        await exchange.answer(headers, answer.body)
+        await exchange.answer(headers, answered.body)
 
     async def stream_step(self, exchange: Exchange, found: Found) -> Response:
         """Run a step of a session as a stream.
 
         The step runs to its end, also if the client leaves. A repeated step is 409.
         """
-        stream = await self._step_of(exchange, found["id"], "stream").stream(self._inference)
-        start = Start(events=stream.opening)
-        response = StreamResponse(stream.log, self._limits, start=start, on_left=stream.leave, closing=stream.left)
-        response.raw_headers = [*response.raw_headers, (STEP, b"%d" % stream.number)]
+        step = self._step_of(exchange, found["id"], "stream")
+        await step.stream()
+        start = Start(events=step.opening)
+        response = StreamResponse(step.log, self._limits, start=start, on_left=step.leave, closing=step.left)
+        response.raw_headers = [*response.raw_headers, (STEP, b"%d" % step.begun_as)]
         return response
 
     def _step_of(self, exchange: Exchange, session_id: str, transport: str) -> StepRequest:
@@ -168,7 +228,7 @@ class Sessions(Layer):
         record.transport = transport
         if transport == "stream":
             check_is_start(exchange)
-        number, last = exchange.header(STEP), exchange.header(IS_LAST)
+        number, last = exchange.header(STEP), exchange.header(b"x-session-end")
         if number is not None and not (
             number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS and int(number)
         ):
@@ -176,6 +236,7 @@ class Sessions(Layer):
         if last is not None and last.lower() not in ("true", "false"):
             raise InvalidRequest("X-Session-End must be `true` or `false`.")
         return StepRequest(
+            inference,
             exchange,
             record,
             session,
@@ -196,3 +257,47 @@ class Sessions(Layer):
 def _rounded(seconds: float) -> float:
     """Rounds down, to milliseconds."""
     return int(seconds * 1000) / 1000
+
+
+def _stateful(visible: Visible) -> Sequence[Pipeline]:
+    return [each for each in visible.pipelines if not each.spec.takes_requests]
+
+
+def _open_operations(visible: Visible) -> Iterator[Operation]:
+    possible = (
+        *(errors.UnknownPipeline, errors.TooManyRequests),
+        *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining, HttpSessionsOff),
+    )
+    opened = json_answer("The session is open", SessionOpened, "Location") | links("run_step", "delete_session")
+    for each in _stateful(visible):
+        summary = each.spec.description or f"Open a session of {each.spec.model}"
+        yield Operation(
+            f"open_session_{each.name}", each.name, {201: opened}, possible, path=each.name, summary=summary
+        )
+
+
+def _run_operations(visible: Visible) -> Iterator[Operation]:
+    if stateful := _stateful(visible):
+        results = one_of([*map(result_of, stateful)], "anyOf")
+        yield _step(
+            "run_step", stateful, json_answer("The outputs of the session's pipeline", results, *_ANSWER_HEADERS)
+        )
+
+
+def _stream_operations(visible: Visible) -> Iterator[Operation]:
+    if streaming := [each for each in _stateful(visible) if each.spec.stream is not None]:
+        outputs = one_of([*map(output_of, streaming)], "anyOf")
+        yield _step("stream_step", streaming, events_answer(outputs, "X-Session-Step"))
+
+
+def _delete_operations(visible: Visible) -> Iterator[Operation]:
+    if _stateful(visible):
+        ended = {204: answer("The session has ended")}
+        yield Operation("delete_session", "sessions", ended, (UnknownSession, SessionLost), [_ID])
+
+
+def _step(name: str, pipelines: Sequence[Pipeline], ok: Schema) -> Operation:
+    content = {name: each for pipeline in pipelines for name, each in content_of(pipeline).items()}
+    content["application/json"] = {"schema": one_of([*map(request_of, pipelines)], "anyOf")}
+    possible = (UnknownSession, SessionLost, StepOutOfTurn, *INFERENCE_ERRORS)
+    return Operation(name, "sessions", {200: ok}, possible, [_ID, TIMEOUT_HEADER, *_STEP_HEADERS], content)

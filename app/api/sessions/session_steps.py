@@ -1,75 +1,31 @@
-"""Runs the steps of sessions: each is a request of one sequence in Triton."""
+"""Runs the steps of sessions: each is a request of one sequence in Triton, sent by POST or as a message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.api.call import Inference, InferenceCall
+from app.api.endpoint import Endpoint
 from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.pipelines.results import body_of_values, rendered
+from app.api.pipelines.pipeline_bodies import body_of_values, read_message, rendered
 from app.api.problems import problem_of
 from app.api.sessions.open_sessions import OpenSession
+from app.api.sockets.socket import MessageHandler, Reply, whole_reply
 from app.core.answer import Answer, Ending
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import json_of
 from app.core.trace import TraceContext
+from app.http1.websocket import Message, Reason, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.run import Collector, WholeAnswer
-from app.sessions.session import SessionStep, StepAnswer
+from app.sessions.session import End, SessionLost, SessionStep, StepAnswer, UnknownSession
 from app.streams.events import Event, LiveLog
-
-
-class StepRequest(Struct):
-    """A step as its caller sends it. ``waiting``: is open while the caller waits for the answer."""
-
-    exchange: Exchange
-    record: RequestRecord
-    session: OpenSession
-    read: Callable[[Deadline], Awaitable[InferenceRequest]]
-    number: int | None = None
-    is_last: bool = False
-    waiting: CancelledOnDisconnect | nullcontext[None] = nullcontext()
-
-    async def answer(self, inference: Inference) -> StepAnswer:
-        """Runs the step, and returns its whole answer."""
-        session, pipeline = self.session, self.session.pipeline
-        deadline = self.exchange.deadline(min(pipeline.timeout_s, session.terms.reach_s))
-        request = (await self.read(deadline)).owned()
-
-        async def run() -> StepAnswer:
-            ending = await inference.answer(self._call(request, WholeAnswer(pipeline, request)))
-            return StepAnswer(await body_of_values(rendered(pipeline, ending)[0]), ending.early_exit)
-
-        with self.waiting:
-            answer = await session.step(SessionStep(self.number, self.is_last, deadline, run))
-        self.record.exit_early(answer.early_exit)
-        return answer
-
-    async def stream(self, inference: Inference) -> "StepStream":
-        """Begins a step whose answer is a stream. Raises InvalidRequest if the pipeline does not stream."""
-        session, pipeline = self.session, self.session.pipeline
-        timeout_s = pipeline.stream_spec("/v1/sessions/{id}").timeout_s
-        deadline = self.exchange.deadline(min(timeout_s, session.terms.reach_s))
-        request = (await self.read(deadline)).owned()
-        call = self._call(request, StepCollector(session, request))
-        stream = StepStream(inference, call, deadline)
-        step = SessionStep(self.number, self.is_last, deadline, stream.run)
-        try:
-            with self.waiting:
-                await session.step(step, stream.begun)
-        except BaseException:
-            stream.log.end(b"{}")  # nobody reads it
-            raise
-        return stream
-
-    def _call(self, request: InferenceRequest, answer: Answer) -> "StepCall":
-        """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
-        session = self.session
-        claim, deadline = session.admission.claim_of(self.exchange.caller), Deadline.after(session.terms.triton_idle_s)
-        return StepCall(session.pipeline, claim, deadline, self.record, [request], answer, session=session)
+from app.streams.stream import Done
 
 
 class StepCall(InferenceCall, eq=False, kw_only=True):
@@ -95,7 +51,7 @@ class StepCollector(Collector):
 
 
 class LeavableLog(LiveLog):
-    """Drops all events after :meth:`end`."""
+    """Drops all events after the terminal one."""
 
     last_id = 0
     has_ended = False
@@ -109,49 +65,141 @@ class LeavableLog(LiveLog):
             self.last_id, self.has_ended = event.id, event.is_terminal
             super().append(event)
 
-    def end(self, problem: bytes) -> None:
-        """Adds the terminal event ``error`` for a reader that leaves. No-op after another terminal event."""
-        self.append(Event(self.last_id + 1, "error", problem))
 
+class StepRequest(Struct, eq=False):
+    """A step as its caller sends it. ``waiting``: is open while the caller waits for the answer."""
 
-class StepStream:
-    """One step as a stream. Its caller may leave; the step runs to its end. ``deadline``: of the caller."""
+    inference: Inference
+    exchange: Exchange
+    record: RequestRecord
+    session: OpenSession
+    read: Callable[[Deadline], Awaitable[InferenceRequest]]
+    number: int | None = None
+    is_last: bool = False
+    waiting: CancelledOnDisconnect | nullcontext[None] = nullcontext()
+    log: LeavableLog = field(default_factory=LeavableLog)
+    """The events of a streamed step."""
+    opening: Sequence[Event] = ()
+    """The first events; none if the model is silent for ``commit_s``."""
+    begun_as: int = 0
+    """The number of a streamed step."""
 
-    def __init__(self, inference: Inference, call: StepCall, deadline: Deadline) -> None:
-        self._inference = inference
-        self._call = call
-        self._deadline = deadline
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.opening: Sequence[Event] = ()
-        """The first events; none if the model is silent for ``commit_s``."""
-        self.log = LeavableLog()
-        self.number = 0
-        """Of the step, when it has begun."""
+    async def answer(self) -> StepAnswer:
+        """Runs the step, and returns its whole answer."""
+        session, pipeline = self.session, self.session.pipeline
+        deadline = self.exchange.deadline(min(pipeline.timeout_s, session.terms.reach_s))
+        request = (await self.read(deadline)).owned()
+
+        async def run() -> StepAnswer:
+            ending = await self.inference.answer(self._call(request, WholeAnswer(pipeline, request)))
+            return StepAnswer(await body_of_values(rendered(pipeline, ending)[0]), ending.early_exit)
+
+        with self.waiting:
+            answer = await session.step(SessionStep(self.number, self.is_last, deadline, run))
+        self.record.exit_early(answer.early_exit)
+        return answer
+
+    async def stream(self) -> None:
+        """Begins a step whose answer is a stream. Its caller may leave; the step runs to its end.
+
+        Raises InvalidRequest if the pipeline does not stream.
+        """
+        session, loop = self.session, asyncio.get_running_loop()
+        timeout_s = session.pipeline.stream_spec("/v1/sessions/{id}").timeout_s
+        deadline = self.exchange.deadline(min(timeout_s, session.terms.reach_s))
+        request, begun = (await self.read(deadline)).owned(), loop.create_future()
+
+        async def run() -> StepAnswer:
+            """Returns when the model has sent its last response."""
+            self.begun_as = session.steps + 1
+            call = self._call(request, StepCollector(session, request))
+            stream, self.opening = await self.inference.open_stream(call, self.log)
+            late = DeadlineExceeded("The deadline passed. The step runs to its end, and its outputs are dropped.")
+            timer = loop.call_later(deadline.remaining_s(), self.leave, late)
+            begun.set_result(None)
+            try:
+                await stream.ended()
+            finally:
+                timer.cancel()
+            if stream.error is not None:
+                raise stream.error
+            return StepAnswer(b"", stream.early_exit)
+
+        try:
+            with self.waiting:
+                await session.step(SessionStep(self.number, self.is_last, deadline, run, begun))
+        except BaseException:
+            self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # nobody reads it
+            raise
 
     def leave(self, cause: GatewayError) -> None:
         """Ends the events with an error; the step goes on. No-op if the events have ended."""
         if not self.log.has_ended:
-            record = self._call.record
-            record.fail(cause)
-            self.log.end(json_of(problem_of(cause, record.request_id)))
+            self.record.fail(cause)
+            problem = json_of(problem_of(cause, self.record.request_id))
+            self.log.append(Event(self.log.last_id + 1, "error", problem))
 
     async def left(self) -> None:
         """Call it when nobody reads the events any more."""
         self.leave(ClientClosedRequest("The client left before the end of the step."))
 
-    async def run(self) -> StepAnswer:
-        """Returns when the model has sent its last response."""
-        session = self._call.session
-        self.number = session.steps + 1
-        self._call.deadline = Deadline.after(session.terms.triton_idle_s)
-        stream, self.opening = await self._inference.open_stream(self._call, self.log)
-        late = DeadlineExceeded("The deadline passed. The step runs to its end, and its outputs are dropped.")
-        timer = asyncio.get_running_loop().call_later(self._deadline.remaining_s(), self.leave, late)
-        self.begun.set_result(None)
-        try:
-            await stream.ended()
-        finally:
-            timer.cancel()
-        if stream.error is not None:
-            raise stream.error
-        return StepAnswer(b"", stream.early_exit)
+    def _call(self, request: InferenceRequest, answer: Answer) -> StepCall:
+        """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
+        session = self.session
+        claim, deadline = session.admission.claim_of(self.exchange.caller), Deadline.after(session.terms.triton_idle_s)
+        return StepCall(session.pipeline, claim, deadline, self.record, [request], answer, session=session)
+
+
+class SessionReason(Reason):
+    ENDED = "unknown_session", 4404
+    LOST = "session_lost", 4410
+
+
+@dataclass(eq=False)
+class StepHandler(MessageHandler):
+    """A WebSocket of a pipeline with sessions: each message is a step of one session, which ends with it."""
+
+    at_once = 1
+    runs_in_drain = True
+    reasons: ClassVar = {
+        **MessageHandler.reasons,
+        UnknownSession: SessionReason.ENDED,
+        SessionLost: SessionReason.LOST,
+    }
+
+    inference: Inference
+    session: OpenSession
+    exchange: Exchange
+
+    def opened(self, websocket: WebSocket) -> None:
+        session = self.session
+        session.on_expired = lambda: websocket.close(
+            SessionReason.LOST if session.ended is End.LOST else SessionReason.ENDED
+        )
+
+    async def start(self, message: Message, record: RequestRecord) -> Reply:
+        """Raises SessionLost, UnknownSession, and the errors of a step before its first output."""
+        exchange, pipeline = self.exchange, self.session.pipeline
+        endpoint: Endpoint = exchange.scope["endpoint"]
+        endpoint.check_key(exchange)  # a WebSocket may be open longer than the key is valid
+
+        def read(deadline: Deadline) -> Awaitable[InferenceRequest]:
+            return read_message(exchange, pipeline, message, deadline)
+
+        step = StepRequest(self.inference, exchange, record, self.session, read)
+        if pipeline.spec.stream is not None:
+            await step.stream()
+            return Reply(step.log, step.opening, step.leave, step.left)
+        answer = await step.answer()
+        done: Done = {
+            "reason": "complete" if answer.early_exit is None else "early_exit",
+            "early_exit": answer.early_exit,
+            "outputs": 1,
+            "request_id": record.request_id,
+        }
+        return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
+
+    def closed(self) -> None:
+        """The session is known for a while, and must not keep its WebSocket."""
+        self.session.on_expired = None
+        self.session.close(End.DELETED)

@@ -1,0 +1,399 @@
+"""Serves what there is: the catalog of pipelines with their examples, statistics and findings.
+
+``GET /v1/pipelines/{pipeline}`` has fields, types, limits, samples that work as pasted, and the graph: steps, tensors
+between them, and early exits. The console draws it, ``/v1/statistics`` and ``/v1/findings``.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from app.api.access import allows_pipeline, check_pipeline
+from app.api.call import Inference
+from app.api.endpoint import Found
+from app.api.exchange import Exchange
+from app.api.limits import Limits
+from app.api.pipelines.samples import base_url_of, samples_of
+from app.api.request_layer import Layer
+from app.api.responses import JsonResponse
+from app.core.aio import Fresh
+from app.core.errors import UnknownExample
+from app.core.json import TEXT
+from app.core.model import ModelConfig
+from app.core.text import nearest, without_nearest
+from app.lint.findings import Finding, Severity, checks
+from app.observability.statistics import Statistics, no_requests
+from app.pipelines.examples import Filled, body_of, declared_requests, example_of, paths_in
+from app.pipelines.graph import EdgeEnd
+from app.pipelines.inputs import InputField
+from app.pipelines.outputs import OutputField
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import event_schema, request_schema, result_schema
+from app.pipelines.spec import EarlyExitRule
+from app.pipelines.version import VersionState
+
+STATISTICS_S = 0.5
+"""How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
+FINDINGS_S = 5.0
+"""How long findings are sent again without a new check, which asks Triton for every model."""
+_OF_THE_MODEL = {"member_of", "member", "as_text", "hidden"}
+"""How the model gets a parameter, which is of no use for callers."""
+_log = logging.getLogger(__name__)
+
+
+class PipelineSummary(Struct, kw_only=True):
+    name: str
+    description: str
+    model: str
+    state: VersionState
+    state_detail: Annotated[str | None, Meta(description="Why the pipeline is not ready")]
+    decoupled: Annotated[bool | UnsetType, Meta(description="Of a pipeline whose model is known")] = UNSET
+    streams: bool
+    url: str
+    missing_at: Annotated[
+        Mapping[str, Literal["not_ready", "other_signature"]] | UnsetType,
+        Meta(description="Of several Tritons, the addresses that are not called for the pipeline"),
+    ] = UNSET
+
+
+class PipelineList(Struct):
+    pipelines: list[PipelineSummary]
+
+
+class PipelineField(Struct, kw_only=True):
+    name: str
+    description: str
+    kind: str
+    tensor: str
+    datatype: str
+    shape: Annotated[Sequence[int], Meta(description="-1: any size")]
+
+
+class PipelineInput(PipelineField, kw_only=True):
+    required: bool
+    default: Any
+
+
+class PipelineOutput(PipelineField, kw_only=True):
+    join: str | None
+
+
+class PipelineExample(Struct):
+    name: Annotated[str, Meta(description="`sample` is the pipeline's sample")]
+    files: Annotated[dict[str, str], Meta(description="The paths of its files by field")]
+
+
+class OpenAIForm(Struct):
+    """A pipeline at one of OpenAI's addresses."""
+
+    input: Annotated[str, Meta(description="The pipeline's input that has the text")]
+    parameters: Annotated[Mapping[str, str], Meta(description="OpenAI's name of a parameter -> the pipeline's field")]
+    counts_tokens: Annotated[bool, Meta(description="Whether answers have `usage`")]
+
+
+_Object = Annotated[dict[str, Any], Meta(extra_json_schema={"additionalProperties": True})]
+_Parameter = Annotated[
+    _Object,
+    Meta(
+        description="With the keys of gateway.yaml, such as `minimum` and `default`",
+        extra_json_schema={
+            "required": ["name", "required", "type"],
+            "properties": {"name": TEXT, "required": {"type": "boolean"}, "type": TEXT, "description": TEXT},
+        },
+    ),
+]
+
+
+class PipelineDescription(PipelineSummary, kw_only=True):
+    """Until the pipeline's model is known, only the required properties are present."""
+
+    version: Annotated[str | UnsetType | None, Meta(description="null: Triton chooses the version")] = UNSET
+    inputs: list[PipelineInput] | UnsetType = UNSET
+    parameters: list[_Parameter] | UnsetType = UNSET
+    outputs: list[PipelineOutput] | UnsetType = UNSET
+    graph: _Object | UnsetType = UNSET
+    early_exit: Annotated[list[str] | UnsetType, Meta(description="The possible reasons")] = UNSET
+    openai: Annotated[
+        dict[Literal["chat", "completions", "embeddings"], OpenAIForm] | UnsetType,
+        Meta(description="What the pipeline offers under `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`"),
+    ] = UNSET
+    limits: _Object | UnsetType = UNSET
+    schemas: Annotated[_Object | UnsetType, Meta(description="JSON Schemas: `request`, `result`, `output_event`")] = (
+        UNSET
+    )
+    sample: Annotated[_Object | UnsetType, Meta(description="The values of a valid request, without its files")] = UNSET
+    examples: list[PipelineExample] | UnsetType = UNSET
+    samples: Annotated[dict[str, str] | UnsetType, Meta(description="Calls that work as pasted")] = UNSET
+
+
+class FindingAnswer(Struct, kw_only=True):
+    severity: Severity
+    code: Annotated[str, Meta(extra_json_schema={"enum": [*checks()]})]
+    pipeline: Annotated[str | None, Meta(description="The pipeline of gateway.yaml that the finding is about")]
+    model: str | None
+    step: Annotated[int | None, Meta(description="The step of the ensemble, from 1")]
+    tensor: str | None
+    text: str
+    solution: Annotated[str, Meta(description="What to do about findings with this code; names between backticks")]
+
+
+class FindingList(Struct):
+    findings: list[FindingAnswer]
+
+
+class CatalogEndpoints:
+    """``statistics``: of all processes. ``findings``: what the linter finds now; raises GatewayError."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        limits: Limits,
+        layers: Sequence[Layer],
+        statistics: Callable[[], Awaitable[Statistics]],
+        findings: Callable[[], Awaitable[Sequence[Finding]]],
+    ) -> None:
+        self._inference = inference
+        self._catalog = inference.catalog
+        self._limits = limits
+        self._layers = layers
+        self._statistics = Fresh(statistics, STATISTICS_S)
+        self._findings = Fresh(findings, FINDINGS_S)
+
+    async def list_pipelines(self, exchange: Exchange, _found: Found) -> Response:
+        """The pipelines.
+
+        The pipelines that the caller may use, with their states, ready or not.
+        """
+        key, catalog = exchange.key, self._catalog
+        catalog.check_known()
+        allowed = [name for name in catalog.entries if allows_pipeline(key, name)]
+        listed = [self._with_flags(name, PipelineSummary(**self._named(name))) for name in allowed]
+        flags = {name: value for layer in self._layers for name, value in layer.flags_for(key).items()}
+        return JsonResponse({"pipelines": listed, **flags})
+
+    async def get_pipeline(self, exchange: Exchange, found: Found) -> Response:
+        """Fields, types, limits, graph and samples.
+
+        What a form or a program needs to call the pipeline, with samples that work as pasted.
+        """
+        name, catalog = found["name"], self._catalog
+        check_pipeline(exchange, catalog, name)
+        described, pipeline = PipelineDescription(**self._named(name)), catalog.entry(name).pipeline
+        if pipeline is not None:
+            load = self._inference.limits_of(pipeline) | {"body_bytes": self._limits.of(pipeline).max_body_bytes}
+            base_url, with_key = base_url_of(exchange), exchange.key is not None
+            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self._layers)
+            samples = next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)
+            described = replace(described, **compiled_members(pipeline, load), samples=samples)
+        return JsonResponse(self._with_flags(name, described))
+
+    def _named(self, name: str) -> dict[str, Any]:
+        entry, engine = self._catalog.entry(name), self._catalog.engine
+        return {
+            "name": name,
+            "description": entry.spec.description,
+            "model": entry.spec.model,
+            "state": entry.state,
+            "state_detail": entry.state_detail,
+            "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
+            "streams": entry.spec.stream is not None and entry.spec.takes_requests,
+            "url": f"/v1/pipelines/{name}",
+            "missing_at": engine.absences(entry.spec.model, entry.spec.version) or UNSET,
+        }
+
+    def _with_flags(self, name: str, described: Struct) -> dict[str, Any]:
+        """Adds what the layers tell of a pipeline."""
+        members: dict[str, Any] = msgspec.to_builtins(described)
+        for layer in self._layers:
+            members |= layer.flags_of(self._catalog.entry(name).spec)
+        return members
+
+    async def get_example(self, exchange: Exchange, found: Found) -> Response:
+        """An example of a request.
+
+        The answer is the body of a valid request, with the content of its files in base64.
+        """
+        name, example = found["name"], found["example"]
+        check_pipeline(exchange, self._catalog, name)
+        pipeline = self._catalog.pipeline(name)
+        declared, limits = declared_requests(pipeline.spec), self._limits.of(pipeline)
+        if example not in declared:
+            raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
+        try:  # reads the files again each time, so that a changed file needs no reload
+            body = await asyncio.to_thread(
+                body_of, pipeline, declared[example], self._catalog.folder, limits.max_body_bytes
+            )
+        except (OSError, TypeError, ValueError) as exc:
+            _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
+            raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
+        if len(body) > limits.max_body_bytes:
+            raise UnknownExample(f"This example is larger than {limits.body_key}, so it cannot be sent.")
+        exchange.hold(len(body))  # it has the size of a body
+        return Response(body, media_type="application/json")
+
+    async def statistics(self, exchange: Exchange, _found: Found) -> Response:
+        """Requests and durations of each pipeline.
+
+        Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.
+        """
+        key, known = exchange.key, await self._statistics.current()
+        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
+        return JsonResponse(
+            replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
+        )
+
+    async def findings(self, exchange: Exchange, _found: Found) -> Response:
+        """What `triton-gateway check` finds in the models.
+
+        Mistakes in the running models and in gateway.yaml, each with its solution.
+        """
+        found, key, catalog = await self._findings.current(), exchange.key, self._catalog
+        folder = "" if catalog.file is None else f"{catalog.file.path.parent}/"  # answers have no paths of the machine
+        listed = [
+            replace(msgspec.convert(each, FindingAnswer, from_attributes=True), text=each.text.replace(folder, ""))
+            for each in found
+        ]
+        if key is not None and key.pipelines is not None:
+            entries = [entry for name, entry in catalog.entries.items() if key.allows(name)]
+            models = {entry.spec.model for entry in entries}
+            models |= {model for entry in entries if entry.pipeline for model in entry.pipeline.graph.models}
+            # Texts suggest no names, which may be of the models of other pipelines.
+            listed = [
+                replace(each, text=without_nearest(each.text))
+                for each in listed
+                if (each.model in models if each.pipeline is None else key.allows(each.pipeline))
+            ]
+        return JsonResponse(FindingList(listed))
+
+
+def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a ``PipelineDescription`` that are known with the pipeline's model."""
+    spec, files, mapping = pipeline.spec, {field.name for field in pipeline.inputs if field.is_file}, pipeline.openai
+    values = example_of(pipeline).items()  # of a form, without files and long lists
+    sample = {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
+    limits = {"timeout_s": pipeline.timeout_s, **load_limits}
+    if spec.stream is not None:
+        limits["stream"] = spec.stream.model_dump() | {"first_output_s": spec.stream.longest_first_s}
+    forms: dict[str, OpenAIForm] = {}
+    if mapping is not None:
+        for kind, form in {"chat": mapping.chat, "completions": mapping.completions}.items():
+            if form:
+                forms[kind] = OpenAIForm(form.prompt, form.field_by_parameter, form.usage is not None)
+        if (vectors := mapping.embeddings) is not None:
+            forms["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, vectors.counts_tokens)
+
+    def described(field: InputField | OutputField) -> dict[str, Any]:
+        return {
+            "name": field.name,
+            "description": field.spec.description,
+            "kind": field.spec.kind,
+            "tensor": field.tensor.name,
+            "datatype": field.tensor.datatype,
+            "shape": field.tensor.dims,
+        }
+
+    return {
+        "version": spec.version or None,
+        "inputs": [
+            PipelineInput(**described(field), required=field.is_required, default=field.spec.default)
+            for field in pipeline.inputs
+        ],
+        "parameters": [
+            {"name": field.name, "required": field.is_required}
+            | field.spec.model_dump(exclude_none=True, exclude=_OF_THE_MODEL)
+            for field in pipeline.parameters
+        ],
+        "outputs": [
+            PipelineOutput(**described(field), join=field.join if pipeline.config.decoupled else None)
+            for field in pipeline.outputs
+        ],
+        "graph": graph_described(pipeline),
+        "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
+        "openai": forms or UNSET,
+        "limits": limits,
+        "schemas": {
+            "request": request_schema(pipeline),
+            "result": result_schema(pipeline),
+            "output_event": event_schema(pipeline) if spec.stream is not None else None,
+        },
+        "sample": sample,
+        "examples": [
+            PipelineExample(name, paths_in(pipeline, values)) for name, values in declared_requests(spec).items()
+        ],
+    }
+
+
+def graph_described(pipeline: Pipeline) -> dict[str, Any]:
+    """In ``edges``, ``step`` is null for a tensor of the request or of the response."""
+
+    def model(config: ModelConfig, version: str = "") -> dict[str, Any]:
+        """``version`` is null for the latest version."""
+        inputs, outputs = (
+            [
+                {"name": spec.name, "datatype": spec.datatype, "shape": spec.dims, "optional": spec.optional}
+                for spec in specs
+            ]
+            for specs in (config.inputs, config.outputs)
+        )
+        return {
+            "model": config.name,
+            "version": version or None,
+            "backend": config.backend,
+            "decoupled": config.decoupled,
+            "max_batch_size": config.max_batch_size,
+            "instances": config.instance_count,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    def end(end: EdgeEnd) -> dict[str, Any]:
+        return {"step": end.step.name if end.step else None, "tensor": end.tensor.name}
+
+    graph = pipeline.graph
+    return {
+        "steps": [
+            {"name": step.name}
+            | ({"ensemble": step.ensemble} if step.ensemble else {})
+            | model(step.config, step.version)
+            | {"calls": [model(config) for config in step.calls]}
+            for step in graph.steps
+        ],
+        "edges": [
+            {
+                "from": end(edge.source),
+                "to": end(edge.target),
+                "tensor": edge.name,
+                "datatype": edge.source.tensor.datatype,
+                "shape": edge.source.tensor.dims,
+            }
+            for edge in graph.edges
+        ],
+        "exits": [
+            {"step": step, "reason": rule.reason}
+            for rule in pipeline.spec.early_exit
+            for step in dict.fromkeys(_exiting(rule, pipeline))
+        ],
+    }
+
+
+def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
+    """The steps that a rule's exit leaves.
+
+    For an ``error`` rule these are the steps whose models declare the reason, or the only step. For the others, the
+    steps that write the rule's outputs.
+    """
+    graph = pipeline.graph
+    if rule.error is None:
+        outputs = {*(rule.missing or ()), *(rule.empty or ())}
+        writers = (edge.source.step for edge in graph.into_response() if edge.target.tensor.name in outputs)
+        yield from (step.name for step in writers if step is not None)
+    elif len(graph.steps) == 1:
+        yield graph.steps[0].name
+    else:
+        yield from (step.name for step in graph.steps if rule.reason in step.config.early_exits)

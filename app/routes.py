@@ -16,9 +16,7 @@ from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.exchange import Exchange
 from app.api.metrics_pages import MetricsPages
 from app.api.oip import oip_operations as of_oip
-from app.api.oip.generate import generate_error_response, stream_error_response
-from app.api.oip.oip_endpoints import OipEndpoints
-from app.api.oip.oip_errors import error_response
+from app.api.oip.oip_endpoints import OipEndpoints, error_response, generate_error_response, stream_error_response
 from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.openai_errors import openai_error_response

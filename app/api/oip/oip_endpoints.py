@@ -18,25 +18,37 @@ from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Answering, Found
+from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.limits import Limits
-from app.api.oip.generate import Generated, error_object, generation_of, values_of
-from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer
-from app.api.oip.oip_errors import is_of_model
+from app.api.oip.oip_bodies import (
+    Generated,
+    ParsedRequest,
+    generation_of,
+    parse_raw_request,
+    parse_request,
+    send_answer,
+    values_of,
+)
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
 from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Values
 from app.core.engine import Document
 from app.core.errors import (
+    ContractViolation,
     GatewayError,
     InvalidInput,
     InvalidRequest,
+    ModelError,
     ModelNotReady,
     UnknownModel,
     UnsupportedMediaType,
+    UpstreamProtocol,
 )
 from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.json import json_of
+from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.error_hints import public_text
 from app.streams.events import Event
@@ -51,6 +63,7 @@ class _Digits(StringConvertor):
 register_url_convertor("int", _Digits())
 _LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
+_MAX_ERROR = 512
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -64,34 +77,71 @@ EXTENSIONS = [
 ]
 
 
-ONE_RESPONSE = (
-    "generate expects model to produce exactly 1 response, and so does infer; "
-    "call generate_stream for a model that sends any number of responses."
-)
-"""Begins as Triton's text."""
+_STATUS_BY_CODE = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMPLEMENTED": 501}
+"""gRPC code of a model's error -> Triton's HTTP status. All other codes become 400, including early exits."""
+
+
+def status_of(kind: type[GatewayError]) -> int:
+    """The status of an error that is not an error of the model."""
+    return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
+
+
+def code_of_model(error: GatewayError) -> str | None:
+    """The gRPC code with which the model failed or rejected its input; None for any other error."""
+    is_failure = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
+    return (error.upstream.grpc_code or "") if is_failure and error.upstream is not None else None
+
+
+def error_object(error: GatewayError, _request_id: str = "") -> Values:
+    text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
+    return {"error": shown(text, _MAX_ERROR)}
+
+
+def error_response(error: GatewayError, _request_id: str) -> Response:
+    code = code_of_model(error)
+    status = status_of(type(error)) if code is None else _STATUS_BY_CODE.get(code, 400)
+    return JsonResponse(error_object(error), status, headers_of(error))
+
+
+def generate_error_response(error: GatewayError, _request_id: str) -> Response:
+    """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
+    status = status_of(type(error)) if code_of_model(error) is None else 400
+    return JsonResponse(error_object(error), status, headers_of(error))
+
+
+def stream_error_response(error: GatewayError, request_id: str) -> Response:
+    """Answers an error of the model with an event, as Triton does, and every other error with JSON."""
+    if code_of_model(error) is None:
+        return generate_error_response(error, request_id)
+    frame = b"data: %b\n\n" % json_of(error_object(error))
+    return Response(frame, 400, media_type="text/event-stream; charset=utf-8")
 
 
 class OneResponse(Answer):
     """The answer of a unary request."""
 
-    has_enough = False
-    """Whether there is a second response, which is an error."""
-
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self.responses: list[InferenceResponse] = []
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether there is a second response, which is an error."""
+        return len(self.responses) > 1
+
     def add(self, response: InferenceResponse) -> None:
         """Ignores a response of a decoupled model without outputs."""
         if response.outputs or not self._decoupled:
-            self.has_enough = bool(self.responses)
             self.responses.append(response)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises ``error``, or InvalidRequest if there is not exactly one response."""
         ending = super().finish(error)
-        if self.has_enough or not self.responses:
-            raise InvalidRequest(ONE_RESPONSE)
+        if len(self.responses) != 1:
+            raise InvalidRequest(
+                "generate expects model to produce exactly 1 response, and so does infer; "  # as Triton
+                "call generate_stream for a model that sends any number of responses."
+            )
         return ending
 
 
@@ -225,16 +275,15 @@ class OipEndpoints:
 
     def _explain(self, error: GatewayError, request: InferenceRequest) -> None:
         """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""
-        if isinstance(error, ModelNotReady) and request.version and error.upstream is not None:
-            is_loading = error.was_answered or error.upstream.grpc_code not in {"NOT_FOUND", None}
-            if not is_loading:
-                raise UnknownModel.named(request.model, request.version) from error
+        upstream, is_absent = error.upstream, isinstance(error, ModelNotReady) and not error.was_answered
+        if is_absent and request.version and upstream is not None and upstream.grpc_code in {"NOT_FOUND", None}:
+            raise UnknownModel.named(request.model, request.version) from error
         self._complete(error, request.model)
 
     def _complete(self, error: GatewayError, model: str) -> None:
         """Names the model in an error of it, or shows its own message if the operator allows that. Idempotent."""
         named = f"Model '{model}' failed: "
-        if error.upstream is None or not is_of_model(error):
+        if error.upstream is None or code_of_model(error) is None:
             return
         if self._catalog.context.exposes_oip_errors:
             error.detail, error.hint = public_text(error.upstream.message), None
@@ -281,7 +330,7 @@ class OipEndpoints:
     async def index(self, exchange: Exchange, _found: Found) -> Response:
         body = await read_body(exchange, self._limits, decodes=True)
         try:
-            wanted = msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
+            wanted = msgspec.json.decode(body or b"{}", type=_Wanted)
         except (ValueError, RecursionError) as exc:
             raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
         models = await self._catalog.engine.models()

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from app.api.oip.infer import MAX_ID
-from app.api.oip.oip_errors import status_of_kind
+from app.api.oip.oip_bodies import MAX_ID
+from app.api.oip.oip_endpoints import status_of
 from app.api.oip.signature import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
 from app.api.openapi import (
     INFERENCE_ERRORS,
@@ -61,11 +61,11 @@ _OUTPUT = object_of(
 )
 _RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}
 _INFERRED = _named("OipInferResult", _RESULT, "id")
-ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, status_of_kind, has_codes=False)
+ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Of errors of a model."""
 _EVENT: Schema = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": _ERROR}}}
-_STREAM_ERRORS = ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, status_of_kind, has_codes=False)
+_STREAM_ERRORS = ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, status_of, has_codes=False)
 _OF_PROTOCOL = "As the Open Inference Protocol and Triton's extensions describe it."
 _POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
 _DOWN = (errors.UpstreamUnavailable, errors.DeadlineExceeded)

@@ -1,9 +1,9 @@
 """What a model takes, compiled once for its configuration: inputs and outputs with their codecs, and parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -71,12 +71,10 @@ class Input:
 
     @classmethod
     def compile(cls, spec: TensorSpec, config: ModelConfig) -> "Input":
-        max_batch_size = config.max_batch_size
-        dims = ((-1,) if max_batch_size else ()) + spec.dims
-        is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
-        to_array = to_array_of("number", spec.datatype) if is_number else None
-        numbers = number_codec(spec.datatype, to_array, takes_literals=True) if to_array is not None else None
-        return cls(spec, dims, max_batch_size, config.name, numbers)
+        dims, numbers = ((-1,) if config.max_batch_size else ()) + spec.dims, None
+        if spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES:
+            numbers = number_codec(spec.datatype, to_array_of("number", spec.datatype), takes_literals=True)
+        return cls(spec, dims, config.max_batch_size, config.name, numbers)
 
     @property
     def itemsize(self) -> int:
@@ -95,50 +93,47 @@ class Input:
         if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
             raise self._refused("has a shape that is not possible")
 
-    def of_json(self, text: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
+    def of_json(self, text: memoryview, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Raises InvalidInput or InvalidJson.
+
+        ``text``: lists of the elements, flat or nested; without a shape, one flat list of any number of elements.
+        """
+        depth, is_large = _depth_of(text), len(text) >= LARGE_BYTES
+        if shape is None and depth != 1:
+            raise self._refused("has nested lists; expected a flat list")
 
         def check_count(sent: tuple[int, ...]) -> None:
             """Called before any number of a large text is decoded."""
-            if math.prod(sent) != math.prod(shape):
+            if shape is not None and math.prod(sent) != math.prod(shape):
                 expected = f"Expected {math.prod(shape)} elements for shape {list(shape)}, got {math.prod(sent)}."
                 same = "Shape does not match true shape of 'data' field"
                 raise InvalidInput(f"Unable to parse 'data': {same} of input '{self.spec.name}'. {expected}")
 
-        array = self._elements_of(text, check_count)
-        check_count((array.size,))
-        return self._tensor(array.reshape(shape))
-
-    def of_list(self, text: memoryview) -> Tensor:
-        """``text``: a flat list of any number of elements. Raises InvalidInput or InvalidJson."""
-        if _depth_of(text) != 1:
-            raise self._refused("has nested lists; expected a flat list")
-        return self._tensor(self._elements_of(text, lambda _: None))
-
-    def _elements_of(self, text: memoryview, check_count: Callable[[tuple[int, ...]], None]) -> Array:
-        depth, is_large = _depth_of(text), len(text) >= LARGE_BYTES
         try:
             if self._numbers is not None:
-                if depth == 1 and not is_large:
-                    return self._numbers.decode(bytes(text))
-                return read_numbers(text, depth, self._numbers, check_count)
-            if is_large and has_more_elements(text, MAX_ELEMENTS):
+                is_small = depth == 1 and not is_large
+                decode = self._numbers.decode
+                array = decode(bytes(text)) if is_small else read_numbers(text, depth, self._numbers, check_count)
+            elif is_large and has_more_elements(text, MAX_ELEMENTS):
                 raise self._refused(f"has more than {MAX_ELEMENTS} elements")
-            if depth == 1:
+            elif depth == 1:
                 values = _texts.decode(text)
-                return bytes_array([value.encode("utf-8") for value in values], (len(values),))
-            if not 1 <= depth <= _MAX_DIMENSIONS:
+                array = bytes_array([value.encode("utf-8") for value in values], (len(values),))
+            elif not 1 <= depth <= _MAX_DIMENSIONS:
                 raise ValueError
-            nested: Any = str
-            for _ in range(depth):
-                nested = list[nested]
-            return to_array_of("text", BYTES)(msgspec.json.decode(text, type=nested))
+            else:
+                nested: Any = str
+                for _ in range(depth):
+                    nested = list[nested]
+                array = to_array_of("text", BYTES)(msgspec.json.decode(text, type=nested))
         except msgspec.ValidationError as exc:
             raise self._refused(f"has data that are not {self.spec.datatype}, or out of its range") from exc
         except msgspec.DecodeError as exc:
             raise not_json() from exc
         except ValueError as exc:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
+        check_count((array.size,))
+        return self._tensor(array if shape is None else array.reshape(shape))
 
     def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
         """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput.
@@ -191,6 +186,8 @@ class Signature(Target):
     required: frozenset[str]
     outputs: Mapping[str, TensorSpec]
     rules: RequestRules
+    takes_bytes: bool
+    """Whether an input has the datatype BYTES, whose elements are read one by one."""
 
     @classmethod
     def compile(cls, model: str, models: OipModels, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
@@ -208,6 +205,7 @@ class Signature(Target):
             required=frozenset(spec.name for spec in config.inputs if not spec.optional),
             outputs={spec.name: spec for spec in config.outputs},
             rules=rules,
+            takes_bytes=any(spec.datatype == BYTES for spec in config.inputs),
         )
 
     def request_of(
@@ -234,11 +232,6 @@ class Signature(Target):
             ends_by_hook=self.rules.cancel is not None,
         )
 
-    @property
-    def takes_bytes(self) -> bool:
-        """Whether an input has the datatype BYTES, whose elements are read one by one."""
-        return any(each.spec.datatype == BYTES for each in self.inputs.values())
-
     def check_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Checks that no input is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
         names = [tensor.name for tensor in tensors]
@@ -248,31 +241,19 @@ class Signature(Target):
         if missing := self.required.difference(names):
             least, most = len(self.required), len(self.inputs)
             expected = f"{least} inputs" if least == most else f"number of inputs between {least} and {most}"
+            got, lacks = ("[" + ",".join(f"'{each}'" for each in some[:16]) + "]" for some in (names, sorted(missing)))
             raise InvalidInput(
-                f"expected {expected} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) "
-                f"{_quoted(names)}, but missing required input(s) {_quoted(sorted(missing))}. Please provide all "
-                "required input(s)."
+                f"expected {expected} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) {got}, "
+                f"but missing required input(s) {lacks}. Please provide all required input(s)."
             )
         if self.config.max_batch_size and len({tensor.shape[0] for tensor in tensors}) > 1:
             raise InvalidInput(f"The inputs for model '{self.config.name}' have different batch sizes.")
 
-    def input(self, name: str) -> Input:
-        """Raises InvalidInput."""
-        if name not in self.inputs:
-            raise self._unexpected("input", name, self.inputs)
-        return self.inputs[name]
-
-    def output(self, name: str) -> TensorSpec:
-        """Raises InvalidInput."""
-        if name not in self.outputs:
-            raise self._unexpected("output", name, self.outputs)
-        return self.outputs[name]
-
-    def _unexpected(self, what: str, name: str, known: Iterable[str]) -> InvalidInput:
-        has = ", ".join(list(known)[:16]) or "none"
-        return InvalidInput(
-            f"unexpected inference {what} '{shown(name)}' for model '{self.config.name}'; it has {has}."
-        )
+    def unexpected(self, what: Literal["input", "output"], name: str) -> InvalidInput:
+        """The error for a name that the model does not have."""
+        has = ", ".join(list(self.inputs if what == "input" else self.outputs)[:16]) or "none"
+        text = f"unexpected inference {what} '{shown(name)}' for model '{self.config.name}'; it has {has}."
+        return InvalidInput(text)
 
 
 def parameter_of(name: str, text: memoryview) -> Parameter:
@@ -313,10 +294,6 @@ def _check_parameter(name: str, value: Parameter) -> None:
 
 def not_json() -> InvalidJson:
     return InvalidJson("failed to parse the request JSON buffer: it is not JSON.")
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return "[" + ",".join(f"'{name}'" for name in names[:16]) + "]"
 
 
 def _depth_of(text: memoryview) -> int:

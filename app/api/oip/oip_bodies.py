@@ -1,12 +1,14 @@
-"""Converts the body of an inference request to a ParsedRequest, and sends the model's response.
+"""Converts the bodies of infer and generate requests to a ParsedRequest, and the model's responses to answers.
 
-A body is JSON with optional binary tensors after it; in the answer they follow the JSON if the caller requests them.
-Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and classification extensions.
+Infer: JSON with optional binary tensors after it; in the answer they follow the JSON if the caller requests them.
+Generate: an object whose members are inputs of the model, by their names, or request parameters; an answer is an object
+for each response, with a value for each output. Source: Open Inference Protocol, "Inference"; Triton's binary tensor
+data, classification and generate extensions.
 """
 
+import codecs
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -14,10 +16,11 @@ import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.api.exchange import Exchange, Header
-from app.api.oip.signature import Signature, not_json, parameter_of
+from app.api.oip.signature import Input, Signature, not_json, parameter_of
 from app.api.responses import JSON, send_parts
-from app.codecs.json_scan import spans_of
-from app.core.errors import InvalidInput, InvalidJson
+from app.codecs.json_scan import WHITESPACE, members_of, spans_of
+from app.core.answer import Answer, Ending, Values
+from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
 from app.core.inference import (
     BYTES,
     DTYPE_BY_DATATYPE,
@@ -36,7 +39,6 @@ from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
 from app.core.text import shown
 
 MAX_ID = 1024
-_MAX_DIM = 2**63 - 1
 _CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
 """The datatypes for which Triton 2.51 supports classification."""
 
@@ -46,7 +48,7 @@ _ONE_FIELD = (
 )
 
 _Size = Annotated[int, Meta(ge=0)]
-_Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
+_Dim = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _InputParameters(Struct):
@@ -76,20 +78,16 @@ class _Output(Struct):
 class _Body(Struct):
     inputs: list[_Input]
     outputs: list[_Output] | None = None
-    parameters: dict[str, Parameter] | None = None
-    id: str | None = None
+    parameters: dict[str, Raw] | None = None
+    id: Annotated[str, Meta(max_length=MAX_ID)] | None = None
 
 
 _NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParameters()
-
-
 _decode = msgspec.json.Decoder(_Body).decode
+_MAX_BLANK = 1024
+"""Limit of the white space before a list in a generate request, in bytes."""
 _DEPTH_OF_INPUTS = 3
 """The objects of the inputs are in a list, in the object of the body."""
-
-
-class _Parameters(Struct):
-    parameters: dict[str, Raw] | None = None
 
 
 class ParsedRequest(Struct, frozen=True, eq=False):
@@ -97,7 +95,6 @@ class ParsedRequest(Struct, frozen=True, eq=False):
 
     inference: InferenceRequest
     id: str = ""
-    """The caller's id of the request."""
     all_binary: bool = False
     binary: dict[str, bool] = {}
     """Output -> whether the caller requests binary data. ``all_binary`` applies to all other outputs."""
@@ -108,11 +105,11 @@ class ParsedRequest(Struct, frozen=True, eq=False):
 def parse_request(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
     """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
     decoded = _decoded(body[:json_bytes])
-    parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
+    outputs, given = decoded.outputs or (), decoded.parameters or {}
+    parameters = {name: parameter_of(name, memoryview(value)) for name, value in given.items()}
     all_binary = parameters.pop("binary_data_output", False)
     if not isinstance(all_binary, bool):
         raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
-    check_id(own_id)
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
     signature.check_inputs(tensors)
     requested = _outputs_of(outputs, signature)
@@ -126,14 +123,8 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
         for each in outputs
         if each.parameters is not None and isinstance(each.parameters.binary_data, bool)
     }
-    is_all_binary = all_binary and not outputs
-    return ParsedRequest(inference, own_id, is_all_binary, binary, frozenset(requested) if requested else None)
-
-
-def check_id(own_id: str) -> None:
-    """Raises InvalidInput."""
-    if len(own_id) > MAX_ID:
-        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+    wanted = frozenset(requested) if requested else None
+    return ParsedRequest(inference, decoded.id or "", all_binary and not outputs, binary, wanted)
 
 
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
@@ -164,35 +155,25 @@ def parse_raw_request(body: memoryview, signature: Signature, version: str) -> P
     return ParsedRequest(signature.request_of([tensor], version, {}), all_binary=True)
 
 
-def _decoded(text: memoryview, *, is_whole: bool = True) -> _Body:
-    """``is_whole``: whether it is the body as it came, whose data may have NaN and infinity as literals."""
+def _decoded(text: memoryview) -> _Body:
+    """Data may have NaN and infinity as literals, which only floats accept: the inputs decode them."""
     try:
-        return _decode(text)
+        try:
+            return _decode(text)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            spans = spans_of(text, "data", _DEPTH_OF_INPUTS)
+        mark, start, rest, found = new_request_id().encode(), 0, list[bytes | memoryview](), dict[bytes, memoryview]()
+        for begin, end in spans:
+            name = b'"%b %d"' % (mark, begin)
+            rest += text[start:begin], name
+            found[name], start = text[begin:end], end
+        body = _decode(b"".join((*rest, text[start:])))
     except msgspec.ValidationError as exc:
-        with suppress(ValueError, RecursionError):  # names the parameter of a wrong type, which the decoder does not
-            for name, value in (msgspec.json.decode(text, type=_Parameters).parameters or {}).items():
-                parameter_of(name, memoryview(value))
         raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
-    except msgspec.DecodeError as exc:
-        if not is_whole:
-            raise not_json() from exc
-    except (UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidJson) as exc:
         raise not_json() from exc
-    return _decoded_around_data(text)
-
-
-def _decoded_around_data(text: memoryview) -> _Body:
-    """Decodes a body without its data, which the inputs decode: only floats accept NaN and infinity as literals."""
-    try:
-        spans = list(spans_of(text, "data", _DEPTH_OF_INPUTS))
-    except InvalidJson as exc:
-        raise not_json() from exc
-    mark, start, rest, found = new_request_id().encode(), 0, list[bytes | memoryview](), dict[bytes, memoryview]()
-    for begin, end in spans:
-        name = b'"%b %d"' % (mark, begin)
-        rest += text[start:begin], name
-        found[name], start = text[begin:end], end
-    body = _decoded(memoryview(b"".join((*rest, text[start:]))), is_whole=False)
     for each in body.inputs:
         if isinstance(each.data, Raw):
             each.data = Raw(found.get(bytes(each.data), memoryview(each.data)))
@@ -202,7 +183,8 @@ def _decoded_around_data(text: memoryview) -> _Body:
 def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
     start = 0
     for each in given:
-        known = signature.input(each.name)
+        if (known := signature.inputs.get(each.name)) is None:
+            raise signature.unexpected("input", each.name)
         if each.datatype != known.spec.datatype:
             if each.datatype not in DTYPE_BY_DATATYPE:
                 raise InvalidInput(f"invalid datatype for input {known.spec.name}")
@@ -233,7 +215,9 @@ def _outputs_of(given: Sequence[_Output], signature: Signature) -> dict[str, Req
     found: dict[str, RequestedOutput] = {}
     for each in given:
         parameters = each.parameters or _NO_OUTPUT_PARAMETERS
-        known, classes = signature.output(each.name), parameters.classification
+        if (known := signature.outputs.get(each.name)) is None:
+            raise signature.unexpected("output", each.name)
+        classes = parameters.classification
         if parameters.shared_memory_region is not UNSET:
             raise _no_shared_memory(parameters.shared_memory_region)
         if classes:  # Triton 2.51 crashes for BYTES and for empty outputs
@@ -252,8 +236,6 @@ def _no_shared_memory(region: Raw) -> InvalidInput:
     return InvalidInput(f"Unable to find shared memory region{of_name}. This gateway accepts none from callers.")
 
 
-Described = dict[str, Any]
-
 _BINARY: Header = (b"content-type", b"application/octet-stream")
 _LARGE_BYTES = 64 * 1024
 """Answers below this size are sent in one piece."""
@@ -261,11 +243,18 @@ _LARGE_BYTES = 64 * 1024
 
 async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse) -> None:
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
-    raws: list[Buffer] = []
-    tensors = response.outputs.values()
-    outputs = [
-        _described(each, parsed, raws) for each in tensors if parsed.wanted is None or each.name in parsed.wanted
-    ]
+    outputs, raws = list[dict[str, Any]](), list[Buffer]()
+    for tensor in response.outputs.values():
+        if parsed.wanted is not None and tensor.name not in parsed.wanted:
+            continue
+        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if parsed.binary.get(tensor.name, parsed.all_binary):
+            parts = raw_parts(tensor)
+            raws.append(parts[0] if len(parts) == 1 else b"".join(parts))
+            described["parameters"] = {"binary_data_size": len(raws[-1])}
+        else:
+            described["data"] = data_of(tensor)
+        outputs.append(described)
     own_id = {"id": parsed.id} if parsed.id else {}
     frame = own_id | {"model_name": parsed.inference.model, "model_version": response.version}
     is_large = any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
@@ -289,18 +278,7 @@ def data_of(tensor: Tensor) -> Any:
     return flat.astype(np.float32) if tensor.datatype == "BF16" else flat
 
 
-def _described(tensor: Tensor, parsed: ParsedRequest, raws: list[Buffer]) -> Described:
-    """``raws``: the bytes of binary tensors are added to it."""
-    described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if parsed.binary.get(tensor.name, parsed.all_binary):
-        parts = raw_parts(tensor)
-        raw = parts[0] if len(parts) == 1 else b"".join(parts)
-        raws.append(raw)
-        return described | {"parameters": {"binary_data_size": len(raw)}}
-    return described | {"data": data_of(tensor)}
-
-
-def _pieces_of(frame: Described, outputs: list[Described]) -> Iterator[bytes | memoryview]:
+def _pieces_of(frame: dict[str, Any], outputs: list[dict[str, Any]]) -> Iterator[bytes | memoryview]:
     yield json_of(frame)[:-1] + b',"outputs":['
     before = b""
     for output in outputs:
@@ -314,3 +292,98 @@ def _pieces_of(frame: Described, outputs: list[Described]) -> Iterator[bytes | m
         yield b"}"
         before = b","
     yield b"]}"
+
+
+def generation_of(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
+    """Converts the body of a generate request. Members of ``parameters`` are treated like members of the object.
+
+    Raises InvalidJson, InvalidRequest or InvalidInput.
+    """
+    tensors: dict[str, Tensor] = {}
+    parameters: dict[str, Parameter] = {}
+    for name, text in _members_of(body):
+        if name in signature.inputs:
+            if name in tensors:
+                raise InvalidInput(f"input '{name}' already exists in request")
+            tensors[name] = _tensor_of(signature.inputs[name], text)
+        elif name in parameters:
+            raise InvalidInput(f"parameter '{shown(name)}' is given twice.")
+        else:
+            parameters[name] = parameter_of(name, text)
+    own_id, given = parameters.pop("id", ""), tuple(tensors.values())
+    if not isinstance(own_id, str) or len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must be a text of at most {MAX_ID} characters.")
+    signature.check_inputs(given)
+    return ParsedRequest(signature.request_of(given, version, parameters), own_id)
+
+
+def _members_of(body: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """The members of the object and of ``parameters``, with duplicates. Raises the errors of ``members_of``."""
+    for name, text in members_of(body):
+        if name != "parameters":
+            yield name, text
+            continue
+        try:
+            yield from members_of(text)
+        except InvalidRequest as exc:
+            raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
+
+
+def _tensor_of(known: Input, text: memoryview) -> Tensor:
+    """``text``: one element, or a flat list of them. The last free dimension gets them; other free ones are 1.
+
+    Raises InvalidInput or InvalidJson.
+    """
+    if not bytes(text[:_MAX_BLANK]).lstrip(WHITESPACE).startswith(b"["):
+        text = memoryview(b"".join((b"[", text, b"]")))
+    tensor = known.of_json(text)
+    size, shape = tensor.array.size, [1 if dim == -1 else dim for dim in known.dims]
+    if -1 in known.dims and (others := math.prod(shape)):
+        shape[len(shape) - 1 - known.dims[::-1].index(-1)] = size // others
+    if math.prod(shape) != size:
+        raise InvalidInput(f"The schema can not convert input '{known.spec.name}' to tensor with proper shape.")
+    known.check_shape(tuple(shape))
+    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
+
+
+class Generated(Answer):
+    """The answer of a stream: the values of each response.
+
+    A character that is split between responses stays whole.
+    """
+
+    def __init__(self, parsed: ParsedRequest) -> None:
+        own_id = {"id": parsed.id} if parsed.id else {}
+        self._frame: Values = own_id | {"model_name": parsed.inference.model, "model_version": ""}
+        self._texts: dict[str, codecs.IncrementalDecoder] = {}
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Returns the values of a response; None for a response without outputs."""
+        if not response.outputs:
+            return None
+        self._frame["model_version"] = response.version
+        return {name: self._value_of(tensor) for name, tensor in response.outputs.items()} | self._frame
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
+        super().finish(error)
+        rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
+        return Ending(outputs=[rests | self._frame] if rests else ())
+
+    def _value_of(self, tensor: Tensor) -> Any:
+        if tensor.array.size != 1:
+            return data_of(tensor)
+        if tensor.datatype == BYTES:
+            if tensor.name not in self._texts:
+                self._texts[tensor.name] = codecs.getincrementaldecoder("utf-8")("replace")
+            return self._texts[tensor.name].decode(tensor.array.item())
+        return data_of(tensor).item()
+
+
+def values_of(parsed: ParsedRequest, response: InferenceResponse) -> Values:
+    """Returns the values of the only response."""
+    generated = Generated(parsed)
+    values = generated.add(response) or {}
+    for rests in generated.finish().outputs:
+        values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}
+    return values

@@ -112,7 +112,7 @@ class Client:
     async def _connect(self) -> Http2Connection:
         """Makes one attempt for all waiting callers. Between attempts, calls fail at once. Raises RpcError."""
         async with self._connecting:
-            if self._connection is not None and self._connection.session.accepts_streams:
+            if self._connection is not None and not self._connection.session.is_closing:
                 return self._connection
             if time.monotonic() < self._next_attempt_at:
                 raise RpcError("UNAVAILABLE", f"no connection to {self._url}", was_sent=False)

@@ -1,19 +1,19 @@
-"""One HTTP/2 connection on asyncio: passes bytes between transport and session, and events to the calls."""
+"""One HTTP/2 connection on asyncio: passes bytes between transport and session, and ends the calls with it."""
 
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from struct import Struct
 
-from app.grpc.frames import ConnectionFailed, DataReceived, Event, HeadersReceived, StreamReset
-from app.grpc.http2_session import Session
-from app.grpc.messages import error_of_reset, prefix_of
-from app.grpc.rpc import RpcError
+from app.grpc.frames import ConnectionFailed
+from app.grpc.http2_session import Http2Stream, Session
 
 CLOSE_S = 1.0
 _FEW = 4
 """Up to this many output parts are joined. A large body is written without a copy."""
 _PING = b"gateway!"
+PREFIX = Struct(">BI")
+"""What comes before each message: whether it is compressed, and its length."""
 BUSY_GAP_S = 0.001
 """Streams whose responses arrive with smaller gaps are read with pauses, so that one read has several responses."""
 REST_S = 0.0025
@@ -34,14 +34,6 @@ class KeepAlive:
     Servers do not see the probes, so they may be more frequent than pings."""
 
 
-class CallEvents(Protocol):
-    """The connection's view of a call."""
-
-    def received_headers(self, event: HeadersReceived) -> None: ...
-    def received_data(self, event: DataReceived) -> None: ...
-    def failed(self, error: RpcError) -> None: ...
-
-
 class Http2Connection(asyncio.Protocol):
     """Open from ``connection_made`` until ``is_open`` is False. Calls on a lost connection fail with UNAVAILABLE."""
 
@@ -58,8 +50,7 @@ class Http2Connection(asyncio.Protocol):
         """When bytes arrived last, or reading began again."""
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
-        self._exchanges: dict[int, CallEvents] = {}
-        self._awaited: set[int] = set()
+        self.awaited: set[Http2Stream] = set()
         """The calls whose next response must be read at once. There are no pauses while there are any."""
         self._rest: asyncio.TimerHandle | None = None
         """Ends the pause between two reads."""
@@ -69,46 +60,42 @@ class Http2Connection(asyncio.Protocol):
 
     async def room(self) -> None:
         """Waits until a call can start, or until the connection no longer accepts calls."""
-        while self.session.accepts_streams and not self.session.has_room:
+        while not (self.session.is_closing or self.session.has_room):
             self._room.clear()
             await self._room.wait()
 
-    def start(self, exchange: CallEvents, header_block: bytes, message: bytes) -> int:
-        """Sends a request. Returns the id of its stream."""
-        stream_id = self.session.open(header_block, message, prefix_of(message))
-        self._exchanges[stream_id] = exchange
-        self.read_at_once(stream_id)
+    def start(self, call: Http2Stream, header_block: bytes, message: bytes) -> None:
+        """Sends the request of a call at the end of this turn of the event loop, with those of all calls of the turn.
+
+        A write for each call would wake the server early.
+        """
+        self.session.open(call, header_block, message, PREFIX.pack(0, len(message)))
+        self.awaited.add(call)
+        if self._rest is not None:
+            self._end_rest()
         if not self._will_flush:
             self._will_flush = True
-            self.loop.call_soon(self._end_turn)
-        return stream_id
+            self.loop.call_soon(self.flush)
 
-    def read_at_once(self, stream_id: int) -> None:
-        """Reads without pauses until :meth:`may_rest`, or until the call ends."""
-        self._awaited.add(stream_id)
+    def read_at_once(self, call: Http2Stream) -> None:
+        """Reads without pauses until the call is not ``awaited`` any more."""
+        self.awaited.add(call)
         self._end_rest()
 
-    def may_rest(self, stream_id: int) -> None:
-        """Call this after the first of any number of responses: the next ones need not be read at once."""
-        self._awaited.discard(stream_id)
-
-    def cancel(self, stream_id: int) -> None:
-        """Ends a stream. Its exchange gets no further events."""
-        if self._removed(stream_id) is not None:
-            self.session.reset(stream_id)
+    def cancel(self, call: Http2Stream) -> None:
+        """Ends a call for the server. The call gets no further events."""
+        if self.session.reset(call):
+            self.awaited.discard(call)
             self.flush()
             self._room.set()
             self._close_if_done()
 
-    def _end_turn(self) -> None:
-        """Writes the output of all calls of this turn at once. A write for each call would wake the server early."""
-        self._will_flush = False
-        self.flush()
-
     def flush(self) -> None:
         """Writes the session's output now. A no-op for a lost connection."""
-        if self.is_open and self.session.has_output:
-            output = self.session.take_output()
+        self._will_flush = False
+        output = self.session.output
+        if output and self.is_open:
+            self.session.output = []
             if len(output) <= _FEW:
                 self._transport.write(b"".join(output))
             else:
@@ -127,7 +114,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         """Closes a connection without calls that accepts no new ones: after GOAWAY, or without further stream ids."""
-        if not self._exchanges and self.is_open and not self.session.accepts_streams:
+        if self.session.is_closing and not self.session.streams and self.is_open:
             self._close()
 
     def fail(self, reason: str) -> None:
@@ -147,8 +134,7 @@ class Http2Connection(asyncio.Protocol):
         may_rest = now - self._heard_at < BUSY_GAP_S and len(data) < _SMALL_READ_BYTES
         self._received_at = self._heard_at = now
         try:
-            for event in self.session.receive(data):
-                self._dispatch(event)
+            self.session.receive(data)
         except ConnectionFailed as exc:
             self.session.close(exc.code)
             self.flush()
@@ -157,38 +143,16 @@ class Http2Connection(asyncio.Protocol):
         self.flush()
         if not self._room.is_set():
             self._room.set()
-        if not self._exchanges:
+        if self.session.is_closing:
             self._close_if_done()
-        elif not (self._awaited or self._rest) and may_rest and self.is_open and not self._transport.is_closing():
+        is_busy = may_rest and self.session.streams and not (self.awaited or self._rest)
+        if is_busy and self.is_open and not self._transport.is_closing():
             # While it rests, a TLS transport may still pass on received bytes.
             self._transport.pause_reading()
             self._rest = self.loop.call_later(REST_S, self._end_rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
-
-    def _dispatch(self, event: Event) -> None:
-        """Passes an event to its call, if that was not cancelled."""
-        if isinstance(event, DataReceived):
-            if (exchange := self._exchange_of(event)) is not None:
-                exchange.received_data(event)
-        elif isinstance(event, HeadersReceived):
-            if (exchange := self._exchange_of(event)) is not None:
-                exchange.received_headers(event)
-        elif isinstance(event, StreamReset):
-            if (exchange := self._removed(event.stream_id)) is not None:
-                exchange.failed(error_of_reset(event.code, event.reason))
-        else:
-            for stream_id in [each for each in self._exchanges if each > event.last_stream_id]:
-                if (exchange := self._removed(stream_id)) is not None:
-                    exchange.failed(RpcError("UNAVAILABLE", "the server is going away", was_sent=False))
-
-    def _exchange_of(self, event: HeadersReceived | DataReceived) -> CallEvents | None:
-        return self._removed(event.stream_id) if event.is_end else self._exchanges.get(event.stream_id)
-
-    def _removed(self, stream_id: int) -> CallEvents | None:
-        self._awaited.discard(stream_id)
-        return self._exchanges.pop(stream_id, None)
 
     def _end_rest(self) -> None:
         """Reads again. A no-op if reading is not paused."""
@@ -209,7 +173,7 @@ class Http2Connection(asyncio.Protocol):
             return
         now, keep_alive = time.monotonic(), self._keep_alive
         silent_s = now - self._received_at
-        if silent_s >= keep_alive.interval_s and (keep_alive.without_calls or self._exchanges):
+        if silent_s >= keep_alive.interval_s and (keep_alive.without_calls or self.session.streams):
             self.session.ping(_PING)
             self.flush()
             self._timer = self.loop.call_later(keep_alive.timeout_s, self._ping_if_silent, now)
@@ -224,9 +188,8 @@ class Http2Connection(asyncio.Protocol):
         self._room.set()
         if self._rest is not None:
             self._rest.cancel()
-        self._awaited.clear()
-        exchanges, self._exchanges = self._exchanges, {}
-        for exchange in exchanges.values():
-            exchange.failed(RpcError("UNAVAILABLE", reason))
+        calls, self.session.streams = self.session.streams, {}
+        for call in calls.values():
+            call.was_lost(reason)
         if not self._lost.done():
             self._lost.set_result(None)

@@ -1,4 +1,4 @@
-"""Encodes and decodes HTTP/2 frames and their contents as bytes, and defines the events of an HTTP/2 session.
+"""Encodes and decodes HTTP/2 frames, and decodes header blocks.
 
 Source: RFC 9113, sections 4 and 6 (frames) and 7 (error codes).
 """
@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hpack import Decoder
+from hpack.exceptions import HPACKError, OversizedHeaderListError
 from msgspec import Struct
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -19,7 +21,7 @@ HAS_PRIORITY = 0x20
 HEADER_BYTES = 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-_HEADER = struct.Struct(">IBI")
+HEADER = struct.Struct(">IBI")
 """The size of the content and the kind, flags, and the stream id."""
 _STREAM_ID = 0x7FFF_FFFF
 
@@ -57,7 +59,7 @@ class FrameBuffer:
             yield frame
         elif self._rest:
             data = self._rest + data
-        end, limit, unpack = len(data), self._max_content_bytes, _HEADER.unpack_from
+        end, limit, unpack = len(data), self._max_content_bytes, HEADER.unpack_from
         while end - start >= HEADER_BYTES:
             size_and_kind, flags, stream_id = unpack(data, start)
             size = size_and_kind >> 8
@@ -76,12 +78,7 @@ class FrameBuffer:
 
 
 def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> bytes:
-    return _HEADER.pack(len(content) << 8 | kind, flags, stream_id) + content
-
-
-def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
-    """Returns the header of a frame whose content has ``size`` bytes."""
-    return _HEADER.pack(size << 8 | kind, flags, stream_id)
+    return HEADER.pack(len(content) << 8 | kind, flags, stream_id) + content
 
 
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = range(4)
@@ -99,39 +96,6 @@ class ConnectionFailed(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-
-
-class HeadersReceived(Struct, gc=False):
-    stream_id: int
-    headers: Headers
-    is_end: bool
-
-
-class DataReceived(Struct, gc=False):
-    """``size``: the used bytes of the stream's window, which ``Session.acknowledge`` returns."""
-
-    stream_id: int
-    data: bytes
-    size: int
-    is_end: bool
-
-
-class StreamReset(Struct, gc=False):
-    """``reason``: empty if the peer reset the stream, otherwise why the session reset it."""
-
-    stream_id: int
-    code: int
-    reason: str = ""
-
-
-class GoAway(Struct, gc=False):
-    """The peer did not process streams above ``last_stream_id`` and accepts no new ones."""
-
-    last_stream_id: int
-    code: int
-
-
-Event = HeadersReceived | DataReceived | StreamReset | GoAway
 
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
@@ -173,3 +137,72 @@ def unpadded(frame: Frame) -> bytes:
     if end < 1:
         raise ConnectionFailed(PROTOCOL_ERROR, "a frame is all padding")
     return frame.content[1:end]
+
+
+_MAX_CACHED_BLOCKS = 64
+_FORM = END_HEADERS | PADDED | HAS_PRIORITY
+_ENDLESS = 16
+"""A header block above this multiple of the limit ends the connection; a smaller one above the limit its stream."""
+
+
+class HeaderBlocks:
+    """Assembles the header blocks of the peer from their frames, and decodes them.
+
+    The dynamic table is disabled (SETTINGS_HEADER_TABLE_SIZE 0), so that equal blocks always have the same meaning,
+    and each distinct block is decoded once.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.stream_id = 0
+        """That of the block whose CONTINUATION frames are still to come; 0 if there is none."""
+        self._is_end = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._max_bytes = max_bytes
+        self._decoder = Decoder(max_header_list_size=max_bytes)
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
+        self._decoded: dict[bytes, Headers] = {}
+
+    def take(self, frame: Frame) -> tuple[Headers | None, bool] | None:
+        """Returns the headers of the block that HEADERS or CONTINUATION completes, and whether they end their stream.
+
+        The headers are None if the block, or the list of its fields, is too large: a list counts names, values and 32
+        bytes for each field. Raises ConnectionFailed.
+        """
+        part = frame.content
+        if frame.kind == HEADERS:
+            is_end = bool(frame.flags & END_STREAM)
+            if frame.flags & _FORM == END_HEADERS and (known := self._decoded.get(part)) is not None:
+                return known, is_end
+            self.stream_id, self._is_end, self._parts, self._size = frame.stream_id, is_end, [], 0
+            part = unpadded(frame)
+            if frame.flags & HAS_PRIORITY:
+                if len(part) < 5:
+                    raise ConnectionFailed(FRAME_SIZE_ERROR, "HEADERS without its priority")
+                part = part[5:]
+        elif not self.stream_id:
+            raise ConnectionFailed(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        # An empty part counts too, so that endless empty CONTINUATION frames end the connection.
+        self._size += len(part) + 1
+        if self._size > self._max_bytes * _ENDLESS:
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, "a header block has no end")
+        if self._size <= self._max_bytes:
+            self._parts.append(part)
+        if not frame.flags & END_HEADERS:
+            return None
+        self.stream_id = 0
+        return (self._headers() if self._size <= self._max_bytes else None), self._is_end
+
+    def _headers(self) -> Headers | None:
+        content = b"".join(self._parts)
+        if (known := self._decoded.get(content)) is not None:
+            return known
+        try:
+            headers = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(content, raw=True))
+        except OversizedHeaderListError:
+            return None  # there is no dynamic table, so the decoder needs nothing of this block for the next one
+        except (HPACKError, ValueError, IndexError) as exc:
+            raise ConnectionFailed(COMPRESSION_ERROR, "a header block cannot be decoded") from exc
+        if len(self._decoded) < _MAX_CACHED_BLOCKS:
+            self._decoded[content] = headers
+        return headers

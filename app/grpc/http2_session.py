@@ -1,10 +1,7 @@
-"""The client's side of one HTTP/2 connection, without I/O: bytes in, events out. Source: RFC 9113."""
+"""The client's side of one HTTP/2 connection, without I/O: bytes in, calls of its streams out. Source: RFC 9113."""
 
 import struct
 from collections import deque
-from collections.abc import Iterator
-
-from msgspec import Struct
 
 from app.grpc import frames
 from app.grpc.frames import (
@@ -14,22 +11,20 @@ from app.grpc.frames import (
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
+    HEADER,
     MAX_WINDOW,
     NO_ERROR,
     PROTOCOL_ERROR,
+    REFUSED_STREAM,
     ConnectionFailed,
-    DataReceived,
-    Event,
     Frame,
     FrameBuffer,
-    GoAway,
-    HeadersReceived,
+    HeaderBlocks,
+    Headers,
     PeerLimits,
-    StreamReset,
     frame_bytes,
-    frame_header,
+    unpadded,
 )
-from app.grpc.header_blocks import HeaderBlocks
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
@@ -37,12 +32,32 @@ MOST_COPIED = 64 * 1024
 """A body up to this size is copied into its frame, if one frame can have it."""
 
 
-class Http2Stream(Struct, eq=False):
+class Http2Stream:
+    """Base class of a stream: what it has sent and received, and what the session calls for each frame of the peer."""
+
+    __slots__ = ("receive_window", "send_window", "stream_id", "unacknowledged", "unsent")
+
+    stream_id: int
     send_window: int
     receive_window: int
-    unsent: deque[memoryview] | None = None
-    unacknowledged: int = 0
+    unacknowledged: int
     """Read bytes that were not returned to the receive window. Negative: bytes that were granted in advance."""
+    unsent: deque[memoryview] | None
+
+    def received_headers(self, headers: Headers, is_end: bool) -> None:
+        raise NotImplementedError
+
+    def received_data(self, data: bytes, size: int, is_end: bool) -> None:
+        """``size``: the used bytes of the receive window, which :meth:`Session.acknowledge` returns."""
+        raise NotImplementedError
+
+    def was_reset(self, code: int, reason: str) -> None:
+        """The stream has ended. ``reason``: empty if the peer reset it, otherwise why the session did."""
+        raise NotImplementedError
+
+    def was_lost(self, reason: str) -> None:
+        """The stream has ended with its connection."""
+        raise NotImplementedError
 
 
 _SETTING = struct.Struct(">HI")
@@ -50,24 +65,25 @@ _LOW_WINDOW = CONNECTION_WINDOW // 2
 
 
 class Session:
-    """The state of a connection. After each call of another method, :meth:`take_output` returns the bytes to send."""
+    """The state of a connection. After a call of any method, ``output`` has the bytes to send."""
 
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
         self.max_concurrent_streams = MAX_WINDOW
         """The peer's limit on open streams."""
         self.is_closing = False
-        """True after GOAWAY, or when the connection is lost: no new stream can be opened."""
+        """No new stream can be opened: after GOAWAY, after the last stream id, or when the connection is lost."""
+        self.streams: dict[int, Http2Stream] = {}
+        """The streams that have not ended."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
         self._blocks = HeaderBlocks(self.limits.max_header_bytes)
-        self._streams: dict[int, Http2Stream] = {}
         self._next_id = 1
         self._has_settings = False
         self._receive_window = CONNECTION_WINDOW
         self._send_window = self._initial_window = DEFAULT_WINDOW
         """Of the connection, and of a new stream."""
         self._max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
-        self._blocked: deque[int] = deque()
+        self._blocked: deque[Http2Stream] = deque()
         """Streams whose body exceeds the windows and waits."""
         settings = {
             frames.HEADER_TABLE_SIZE: 0,
@@ -77,58 +93,55 @@ class Session:
             frames.MAX_HEADER_LIST_SIZE: self.limits.max_header_bytes,
         }
         own = b"".join(_SETTING.pack(name, value) for name, value in settings.items())
-        self._output: list[bytes | memoryview] = [
+        self.output: list[bytes | memoryview] = [
             frames.PREFACE,
             frame_bytes(frames.SETTINGS, 0, 0, own),
             frames.integer_frame(frames.WINDOW_UPDATE, 0, CONNECTION_WINDOW - DEFAULT_WINDOW),
         ]
 
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)
-
-    def take_output(self) -> list[bytes | memoryview]:
-        output = self._output.copy()
-        self._output.clear()
-        return output
-
-    def receive(self, data: bytes) -> Iterator[Event]:
-        """Parses received bytes and yields events. Raises ConnectionFailed."""
+    def receive(self, data: bytes) -> None:
+        """Parses received bytes and passes them to their streams. Raises ConnectionFailed."""
         for frame in self._buffer.frames(data):
-            block = self._blocks.unfinished
-            if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
+            kind, stream_id, block_id = frame.kind, frame.stream_id, self._blocks.stream_id
+            if block_id and (kind != frames.CONTINUATION or stream_id != block_id):
                 raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
-            if not self._has_settings and frame.kind != frames.SETTINGS:
+            if not self._has_settings and kind != frames.SETTINGS:
                 raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            handler = _HANDLERS.get(frame.kind)
-            event = handler(self, frame) if handler is not None else None
-            if event is not None:
-                yield event
+            handler = _HANDLERS.get(kind)
+            if handler is None:
+                continue
+            stream = self.streams.get(stream_id)
+            is_unknown = stream is None and (stream_id % 2 == 0 or stream_id >= self._next_id)
+            if is_unknown and (stream_id or kind in _OF_STREAMS):
+                raise ConnectionFailed(PROTOCOL_ERROR, "a frame of a stream that was never opened")
+            handler(self, frame, stream)
 
-    def open(self, header_block: bytes, body: bytes, prefix: bytes = b"") -> int:
-        """Opens a stream with its whole request, and returns the stream id. The body is sent within the peer's windows.
+    def open(self, stream: Http2Stream, header_block: bytes, body: bytes, prefix: bytes = b"") -> None:
+        """Opens a stream with its whole request. The body is sent within the peer's windows.
 
         ``prefix``: bytes to send before the body. A large body is not copied.
         """
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        stream = self._streams[stream_id] = Http2Stream(self._initial_window, self.limits.stream_window)
+        self.is_closing |= self._next_id > MAX_WINDOW
+        self.streams[stream_id] = stream
+        stream.stream_id, stream.unsent, stream.unacknowledged = stream_id, None, 0
+        stream.send_window, stream.receive_window = self._initial_window, self.limits.stream_window
         limit, end = self._max_frame_bytes, len(header_block)
         if end <= limit:
-            self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
+            self.output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
         else:
             for start in range(0, end, limit):
                 kind = frames.CONTINUATION if start else frames.HEADERS
                 flags = frames.END_HEADERS if start + limit >= end else 0
-                self._output.append(frame_bytes(kind, flags, stream_id, header_block[start : start + limit]))
+                self.output.append(frame_bytes(kind, flags, stream_id, header_block[start : start + limit]))
         size = len(prefix) + len(body)
         if size <= self._most_copied and size <= stream.send_window and size <= self._send_window:
             self._send_window -= size
-            self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
+            self.output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
         else:
             stream.unsent = deque(memoryview(part) for part in (prefix, body) if part)
-            self._blocked.append(stream_id)
+            self._blocked.append(stream)
             self._send_blocked()
-        return stream_id
 
     def _send_blocked(self) -> None:
         """Sends waiting bodies within the windows, one frame of each stream in turn. Source: RFC 9113, 5.2."""
@@ -136,10 +149,9 @@ class Session:
         while is_sending and self._send_window:
             is_sending = False
             for _ in range(len(self._blocked)):
-                stream_id = self._blocked.popleft()
-                stream = self._streams.get(stream_id)
-                if stream is None or (unsent := stream.unsent) is None:
-                    continue
+                stream = self._blocked.popleft()
+                if (unsent := stream.unsent) is None:
+                    continue  # the stream has ended
                 size = min(len(unsent[0]), self._max_frame_bytes, stream.send_window, self._send_window)
                 if size > 0:
                     is_sending = True
@@ -149,118 +161,103 @@ class Session:
                     if size < len(part):
                         unsent.appendleft(part[size:])
                     flags = 0 if unsent else frames.END_STREAM
-                    self._output += (frame_header(frames.DATA, flags, stream_id, size), part[:size])
+                    self.output += (HEADER.pack(size << 8 | frames.DATA, flags, stream.stream_id), part[:size])
                     if not unsent:
                         stream.unsent = None
                         continue
-                self._blocked.append(stream_id)
-
-    @property
-    def accepts_streams(self) -> bool:
-        """Returns False after GOAWAY, or when the stream ids of the connection are used up."""
-        return not self.is_closing and self._next_id <= MAX_WINDOW
+                self._blocked.append(stream)
 
     @property
     def has_room(self) -> bool:
         """Whether a stream can be opened now, within the peer's limit of open streams."""
-        return len(self._streams) < self.max_concurrent_streams and self.accepts_streams
+        return len(self.streams) < self.max_concurrent_streams and not self.is_closing
 
-    def receive_window(self, stream_id: int) -> int:
-        """Returns the bytes that the peer may still send on a stream; 0 for a stream that has ended."""
-        stream = self._streams.get(stream_id)
-        return 0 if stream is None else stream.receive_window
-
-    def acknowledge(self, stream_id: int, size: int) -> None:
-        """Returns ``size`` bytes to the receive window after the reader has read them."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
+    def acknowledge(self, stream: Http2Stream, size: int) -> None:
+        """Returns ``size`` bytes to the receive window after the reader has read them. A no-op after the end."""
         stream.unacknowledged += size
         if stream.unacknowledged * 2 >= self.limits.stream_window:
-            self._grant(stream_id, stream, stream.unacknowledged)
+            self._grant(stream, stream.unacknowledged)
 
-    def await_bytes(self, stream_id: int, size: int) -> bool:
+    def await_bytes(self, stream: Http2Stream, size: int) -> bool:
         """Opens the receive window for the next ``size`` bytes. Bytes above the window are granted in advance.
 
         Returns:
             Whether the window was smaller.
         """
-        stream = self._streams.get(stream_id)
-        if stream is None or stream.receive_window >= size:
-            return False
-        self._grant(stream_id, stream, size - stream.receive_window)
-        return True
+        return stream.receive_window < size and self._grant(stream, size - stream.receive_window)
 
-    def _grant(self, stream_id: int, stream: Http2Stream, size: int) -> None:
+    def _grant(self, stream: Http2Stream, size: int) -> bool:
+        if stream.stream_id not in self.streams:
+            return False
         stream.receive_window += size
         stream.unacknowledged -= size
-        self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
+        self.output.append(frames.integer_frame(frames.WINDOW_UPDATE, stream.stream_id, size))
+        return True
 
-    def reset(self, stream_id: int, code: int = CANCEL) -> None:
-        """Ends a stream; later frames of the stream are ignored. A no-op for a stream that has ended."""
-        if self._streams.pop(stream_id, None) is not None:
-            self._output.append(frames.integer_frame(frames.RST_STREAM, stream_id, code))
+    def reset(self, stream: Http2Stream, code: int = CANCEL) -> bool:
+        """Ends a stream; later frames of the stream are ignored. Returns False for a stream that has ended."""
+        if self.streams.pop(stream.stream_id, None) is None:
+            return False
+        stream.unsent = None
+        self.output.append(frames.integer_frame(frames.RST_STREAM, stream.stream_id, code))
+        return True
 
     def ping(self, content: bytes) -> None:
         """``content``: 8 bytes that the answer of the peer repeats."""
-        self._output.append(frame_bytes(frames.PING, 0, 0, content))
+        self.output.append(frame_bytes(frames.PING, 0, 0, content))
 
     def close(self, code: int = NO_ERROR) -> None:
         """Tells the peer that the connection ends."""
         self.is_closing = True
-        self._output.append(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, code)))
+        self.output.append(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, code)))
 
-    def _on_data(self, frame: Frame) -> Event | None:
+    def _on_data(self, frame: Frame, stream: Http2Stream | None) -> None:
         size = len(frame.content)
         self._receive_window -= size
         if self._receive_window < _LOW_WINDOW:
             if self._receive_window < 0:
                 raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
             grown, self._receive_window = CONNECTION_WINDOW - self._receive_window, CONNECTION_WINDOW
-            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
-        stream = self._known_stream(frame)
+            self.output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
         if stream is None:
-            return None
+            return
         stream.receive_window -= size
         if stream.receive_window < 0:
-            return self._stream_failed(frame.stream_id, FLOW_CONTROL_ERROR, "the stream's window was not respected")
+            self._fail(stream, FLOW_CONTROL_ERROR, "the stream's window was not respected")
+            return
+        data = unpadded(frame) if frame.flags & frames.PADDED else frame.content
         is_end = bool(frame.flags & frames.END_STREAM)
-        data = frames.unpadded(frame)
         if is_end:
-            self._ended(frame.stream_id, stream)
-        return DataReceived(frame.stream_id, data, size, is_end)
+            self._end(stream)
+        stream.received_data(data, size, is_end)
 
-    def _on_headers(self, frame: Frame) -> Event | None:
+    def _on_headers(self, frame: Frame, stream: Http2Stream | None) -> None:
         """HEADERS or CONTINUATION."""
-        headers, is_end = self._blocks.repeated(frame), bool(frame.flags & frames.END_STREAM)
-        if headers is None or frame.kind == frames.CONTINUATION:
-            block = self._blocks.add(frame)
-            if block is None:
-                return None
-            headers, is_end = self._blocks.headers_of(block), block.is_end
-        stream = self._known_stream(frame)
-        if stream is None:
-            return None
+        block = self._blocks.take(frame)
+        if stream is None or block is None:
+            return
+        headers, is_end = block
         if headers is None:
             reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
-            return self._stream_failed(frame.stream_id, ENHANCE_YOUR_CALM, reason)
+            self._fail(stream, ENHANCE_YOUR_CALM, reason)
+            return
         if is_end:
-            self._ended(frame.stream_id, stream)
-        return HeadersReceived(frame.stream_id, headers, is_end)
+            self._end(stream)
+        stream.received_headers(headers, is_end)
 
-    def _on_rst_stream(self, frame: Frame) -> Event | None:
+    def _on_rst_stream(self, frame: Frame, stream: Http2Stream | None) -> None:
         code = frames.integer_of(frame)
-        if self._known_stream(frame) is None:
-            return None
-        del self._streams[frame.stream_id]
-        return StreamReset(frame.stream_id, code)
+        if stream is not None:
+            del self.streams[frame.stream_id]
+            stream.unsent = None
+            stream.was_reset(code, "")
 
-    def _on_settings(self, frame: Frame) -> Event | None:
+    def _on_settings(self, frame: Frame, _stream: Http2Stream | None) -> None:
         is_ack = bool(frame.flags & frames.ACK)
         if frame.stream_id or len(frame.content) % _SETTING.size or (is_ack and frame.content):
             raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed SETTINGS")
         if is_ack:
-            return None
+            return
         self._has_settings = True
         for name, value in _SETTING.iter_unpack(frame.content):
             if name == frames.MAX_CONCURRENT_STREAMS:
@@ -271,69 +268,59 @@ class Session:
                 self._max_frame_bytes, self._most_copied = value, min(value, MOST_COPIED)
             elif name == frames.INITIAL_WINDOW_SIZE:
                 change, self._initial_window = value - self._initial_window, value
-                for stream in self._streams.values():
+                for stream in self.streams.values():
                     stream.send_window += change
-                if max([value, *(stream.send_window for stream in self._streams.values())]) > MAX_WINDOW:
+                if max([value, *(stream.send_window for stream in self.streams.values())]) > MAX_WINDOW:
                     raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
-        self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
+        self.output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
         self._send_blocked()
-        return None
 
-    def _on_push_promise(self, _frame: Frame) -> Event | None:
+    def _on_push_promise(self, _frame: Frame, _stream: Http2Stream | None) -> None:
         raise ConnectionFailed(PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
 
-    def _on_ping(self, frame: Frame) -> Event | None:
+    def _on_ping(self, frame: Frame, _stream: Http2Stream | None) -> None:
         if frame.stream_id or len(frame.content) != 8:
             raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed PING")
         if not frame.flags & frames.ACK:
-            self._output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
-        return None
+            self.output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
 
-    def _on_goaway(self, frame: Frame) -> Event | None:
+    def _on_goaway(self, frame: Frame, stream: Http2Stream | None) -> None:
+        """The peer did not process streams above the given one, as if it had refused each of them."""
         if frame.stream_id or len(frame.content) < 8:
             raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed GOAWAY")
-        last_stream_id, code = struct.unpack_from(">II", frame.content)
-        event = GoAway(last_stream_id & MAX_WINDOW, code)
+        (last_stream_id,) = struct.unpack_from(">I", frame.content)
         self.is_closing = True
-        for stream_id in [each for each in self._streams if each > event.last_stream_id]:
-            del self._streams[stream_id]
-        return event
+        for stream_id in [each for each in self.streams if each > last_stream_id & MAX_WINDOW]:
+            if (stream := self.streams.pop(stream_id, None)) is not None:
+                stream.unsent = None
+                stream.was_reset(REFUSED_STREAM, "the server is going away")
 
-    def _on_window_update(self, frame: Frame) -> Event | None:
+    def _on_window_update(self, frame: Frame, stream: Http2Stream | None) -> None:
         size = frames.integer_of(frame) & MAX_WINDOW
         if not frame.stream_id:
             self._send_window += size
             if not size or self._send_window > MAX_WINDOW:
                 raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
-        else:
-            stream = self._known_stream(frame)
-            if stream is None:
-                return None
+        elif stream is not None:
             stream.send_window += size
             if not size or stream.send_window > MAX_WINDOW:
-                return self._stream_failed(frame.stream_id, FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
-        self._send_blocked()
-        return None
+                self._fail(stream, FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
+        if self._blocked:
+            self._send_blocked()
 
-    def _known_stream(self, frame: Frame) -> Http2Stream | None:
-        """Returns None for a stream that has ended. Raises ConnectionFailed for a stream that was never opened."""
-        stream = self._streams.get(frame.stream_id)
-        if stream is None and (frame.stream_id % 2 == 0 or frame.stream_id >= self._next_id):
-            raise ConnectionFailed(PROTOCOL_ERROR, "a frame of a stream that was never opened")
-        return stream
+    def _fail(self, stream: Http2Stream, code: int, reason: str) -> None:
+        self.reset(stream, code)
+        stream.was_reset(code, reason)
 
-    def _stream_failed(self, stream_id: int, code: int, reason: str) -> Event:
-        self.reset(stream_id, code)
-        return StreamReset(stream_id, code, reason)
-
-    def _ended(self, stream_id: int, stream: Http2Stream) -> None:
+    def _end(self, stream: Http2Stream) -> None:
         """Removes a stream that the peer has answered. An unsent rest of the request is not sent."""
         if stream.unsent is not None:
-            self.reset(stream_id, NO_ERROR)
+            self.reset(stream, NO_ERROR)
         else:
-            del self._streams[stream_id]
+            del self.streams[stream.stream_id]
 
 
+_OF_STREAMS = {frames.DATA, frames.HEADERS, frames.RST_STREAM, frames.CONTINUATION}
 _HANDLERS = {
     frames.DATA: Session._on_data,
     frames.HEADERS: Session._on_headers,

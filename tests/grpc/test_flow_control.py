@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from app.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.grpc.calls import PREFIX_BYTES, Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import PeerLimits
 from app.grpc.http2_session import Session
-from app.grpc.messages import PREFIX_BYTES
 from tests.toolkit.strict_peer import Call, Script, StrictPeer, message_of, request_of
 
 LIMIT = 64 * 1024 * 1024

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grpc.messages import PREFIX_BYTES, MessageReader, prefix_of
+from app.grpc.calls import PREFIX_BYTES, MessageReader
+from app.grpc.connection import PREFIX
 from app.grpc.rpc import RpcError
 
 LIMIT = 64
@@ -12,7 +13,7 @@ MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)
 
 
 def framed(message: bytes) -> bytes:
-    return prefix_of(message) + message
+    return PREFIX.pack(0, len(message)) + message
 
 
 @given(MESSAGES, st.data())

@@ -12,7 +12,6 @@ from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT
 from typing import Any, Literal, cast
 
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 
@@ -120,12 +119,6 @@ _NOTHING_WAITS: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
 """uvicorn's queue of pipelined requests, always empty: the gateway parses one request at a time."""
 
 
-class _Flow(FlowControl):
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._is_writable_event = cast("asyncio.Event", LazyEvent(is_set=True))
-
-
 class ClosingProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a timeout for each state and an orderly close."""
 
@@ -143,7 +136,7 @@ class ClosingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow._is_writable_event = cast("asyncio.Event", LazyEvent(is_set=True))
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         connection = transport.get_extra_info("socket")
         if connection.family != AF_UNIX:

@@ -36,23 +36,6 @@ class BodySink(Protocol):
         """``size`` bytes were received into the room."""
 
 
-class LengthBody:
-    """A body of ``Content-Length`` bytes. ``missing``: how many of them have not been received yet."""
-
-    def __init__(self, length: int) -> None:
-        self.missing = length
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.missing
-
-    def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Returns the data of the body, and the bytes after its end."""
-        body = data[: self.missing]
-        self.missing -= len(body)
-        return body, data[len(body) :]
-
-
 class ChunkedBody:
     """A chunked body. Chunk extensions and trailers are checked, counted and dropped: no trailer acts as a header."""
 
@@ -114,9 +97,6 @@ class ChunkedBody:
             _matching(_TRAILER, line)
 
 
-Body = LengthBody | ChunkedBody
-
-
 def _matching(pattern: re.Pattern[bytes], line: bytes) -> re.Match[bytes]:
     match = pattern.fullmatch(line)
     if match is None:
@@ -131,19 +111,8 @@ VERSIONS = {"1.0", "1.1"}
 _HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
 
 
-def end_of_head(before: bytes, data: bytes) -> int:
-    """Returns the end of the first empty line in ``data``, or its length. ``before``: the bytes before ``data``."""
-    if before:
-        before = before[1 - len(END_OF_HEAD) :]
-        across = (before + data[: len(END_OF_HEAD) - 1]).find(END_OF_HEAD)
-        if across >= 0:
-            return across + len(END_OF_HEAD) - len(before)
-    inside = data.find(END_OF_HEAD)
-    return inside + len(END_OF_HEAD) if inside >= 0 else len(data)
-
-
-def body_of(version: str, headers: Sequence[Header]) -> Body:
-    """Returns the body to receive, for headers with names in lower case.
+def length_of_body(version: str, headers: Sequence[Header]) -> int | None:
+    """Returns the length of a request's body, for headers with names in lower case; None for a chunked body.
 
     Makes the checks of a head that the parser lacks. Raises InvalidRequest if two servers could disagree about the
     request's host or its end.
@@ -164,9 +133,9 @@ def body_of(version: str, headers: Sequence[Header]) -> Body:
     if encodings:
         if version == "1.0" or lengths or [encoding.lower() for encoding in encodings] != [b"chunked"]:
             raise InvalidRequest("The only Transfer-Encoding is 'chunked', in HTTP/1.1, without a Content-Length.")
-        return ChunkedBody()
+        return None
     if not lengths:
-        return LengthBody(0)
+        return 0
     if len(lengths) > 1 or not lengths[0].isdigit():
         raise InvalidRequest("The request must have one Content-Length, a number.")
-    return LengthBody(int(lengths[0]))
+    return int(lengths[0])

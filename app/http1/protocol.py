@@ -28,7 +28,7 @@ from app.core.errors import (
 )
 from app.core.inference import new_request_id
 from app.http1.closing import INTERIM_ANSWER, ClosingProtocol, LazyEvent, has_event
-from app.http1.framing import MAX_HEAD_BYTES, Body, BodySink, Header, LengthBody, body_of, end_of_head
+from app.http1.framing import END_OF_HEAD, MAX_HEAD_BYTES, BodySink, ChunkedBody, Header, length_of_body
 from app.http1.websocket import SocketTerms, WebSocket
 
 T = TypeVar("T")
@@ -74,7 +74,10 @@ class ConnectionLimit:
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
     room: memoryview = field(default_factory=lambda: memoryview(bytearray(PART_BYTES)))
     """The memory into which the connections receive, one after the other."""
-    _defaults: tuple[Sequence[Header], bytes] = ((), b"")
+    default_headers: Sequence[Header] = ()
+    """uvicorn's headers of every answer. uvicorn creates a new list once a second."""
+    default_lines: bytes = b""
+    """The lines of these headers."""
 
     def close_longest_idle(self, now: float) -> bool:
         """Makes room for a new connection, of a WebSocket only if no other connection is idle.
@@ -92,12 +95,6 @@ class ConnectionLimit:
         longest = next(iter(self.idle_websockets.items()), None)
         return longest is not None and now - longest[1] >= SHORTEST_IDLE_WEBSOCKET_S and longest[0].close_if_idle()
 
-    def default_lines(self, headers: Sequence[Header]) -> bytes:
-        """Returns the lines of uvicorn's headers of every answer. uvicorn creates a new list once a second."""
-        if self._defaults[0] is not headers:
-            self._defaults = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
-        return self._defaults[1]
-
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
     """Returns the factory for uvicorn's option ``http``, which uvicorn calls for each connection."""
@@ -107,29 +104,11 @@ def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
 class Receiver(asyncio.BufferedProtocol):
     """The protocol of a connection's transport, because uvicorn's protocol cannot choose the memory."""
 
-    def __init__(self, owner: "HttpConnection") -> None:
-        self.owner: HttpConnection | WebSocket = owner
+    __slots__ = ("buffer_updated", "connection_lost", "eof_received", "get_buffer", "pause_writing", "resume_writing")
 
-    def get_buffer(self, _size_hint: int) -> memoryview:
-        return self.owner.room()
-
-    def buffer_updated(self, size: int) -> None:
-        self.owner.received(size)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the owner, which refers to this receiver: only a garbage collection would free the two."""
-        owner = self.owner
-        del self.owner
-        owner.connection_lost(exc)
-
-    def eof_received(self) -> bool | None:
-        return self.owner.eof_received()
-
-    def pause_writing(self) -> None:
-        self.owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.owner.resume_writing()
+    def __init__(self, owner: "HttpConnection | WebSocket") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(owner, name))
 
 
 class HttpConnection(ClosingProtocol):
@@ -140,10 +119,9 @@ class HttpConnection(ClosingProtocol):
 
     __slots__ = (
         "_ahead",
-        "_body",
+        "_chunks",
         "_closes_after_answer",
         "_direct",
-        "_has_begun",
         "_has_begun_answer",
         "_head_bytes",
         "_head_tail",
@@ -151,7 +129,7 @@ class HttpConnection(ClosingProtocol):
         "_is_in_head",
         "_keeps_alive",
         "_limit",
-        "_receiver",
+        "_missing",
         "_sink",
         "_sink_error",
         "is_lost",
@@ -168,12 +146,12 @@ class HttpConnection(ClosingProtocol):
         self._limit = limit
         self._closes_after_answer = limit.is_closing
         self._is_in_head = False
-        self._has_begun = False
-        """Whether the head has more than empty lines."""
         self._head_bytes = 0
         self._head_tail = b""
-        self._body: Body | None = None
-        """The body that is being received."""
+        self._missing = 0
+        """The bytes of a body with a length that have not been received yet."""
+        self._chunks: ChunkedBody | None = None
+        """A chunked body that is being received."""
         self._sink: BodySink | None = None
         """Takes the parts of the body as they arrive."""
         self._sink_error: GatewayError | None = None
@@ -184,13 +162,12 @@ class HttpConnection(ClosingProtocol):
         self._has_begun_answer = False
         self._ahead = bytearray()
         """Received bytes that are not parsed yet, because an answer is in progress."""
-        self._direct: LengthBody | None = None
-        """The body that is received directly into the memory of the sink."""
-        self._receiver = Receiver(self)
+        self._direct: BodySink | None = None
+        """The sink into whose memory the body is received directly."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_protocol(self._receiver)
+        transport.set_protocol(Receiver(self))
         limit, now = self._limit, self.loop.time()
         if len(self.connections) <= limit.max_connections or limit.close_longest_idle(now):
             self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
@@ -226,10 +203,9 @@ class HttpConnection(ClosingProtocol):
     def take_body(self, max_bytes: int) -> bytes | None:
         """Returns the body if it has arrived completely with at most ``max_bytes``, else None: :meth:`receive_body`."""
         cycle = self.cycle
-        if self._body is not None or len(cycle.body) > max_bytes or cycle.disconnected:
+        if cycle.more_body or len(cycle.body) > max_bytes or cycle.disconnected:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
-        cycle.message_event.clear()
         return body
 
     async def receive_body(self, sink: BodySink) -> bool:
@@ -243,8 +219,8 @@ class HttpConnection(ClosingProtocol):
             self.transport.write(INTERIM_ANSWER)
         begun, cycle.body = bytes(cycle.body), bytearray()
         self._pass(sink.add, begun)
-        if isinstance(self._body, LengthBody) and self._body.missing >= LARGE_BYTES:
-            self._direct = self._body
+        if self._missing >= LARGE_BYTES:
+            self._direct = self._sink
         self.flow.resume_reading()
         try:
             while cycle.more_body and not cycle.disconnected and self._sink is not None:
@@ -259,27 +235,27 @@ class HttpConnection(ClosingProtocol):
                 self.flow.pause_reading()
         return not (cycle.more_body or cycle.disconnected)
 
-    def room(self) -> memoryview:
-        if self._direct is not None and self._sink is not None:
-            return self._sink.room(min(self._direct.missing, MOST_AT_ONCE))
-        return self._limit.room[:HEAD_BYTES] if self._body is None else self._limit.room
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Returns memory for the next bytes: that of the sink, or that which all connections share."""
+        if self._direct is not None:
+            return self._direct.room(min(self._missing, MOST_AT_ONCE))
+        is_in_body = self.cycle is not None and self.cycle.more_body
+        return self._limit.room if is_in_body else self._limit.room[:HEAD_BYTES]
 
-    def received(self, size: int) -> None:
-        if self._direct is None or self._sink is None:
+    def buffer_updated(self, size: int) -> None:
+        if self._direct is None:
             self.data_received(bytes(self._limit.room[:size]))
             return
-        body = self._direct
-        body.missing -= size
-        self._pass(self._sink.filled, size)
-        if body.is_complete:
-            self._direct = None
+        self._missing -= size
+        self._pass(self._direct.filled, size)
+        if not self._missing:
             self._complete_request()
 
     def _pass(self, take: Callable[[T], None], part: T) -> None:
         try:
             take(part)
         except GatewayError as error:
-            self._sink, self._sink_error = None, error
+            self._sink, self._direct, self._sink_error = None, None, error
             self.flow.pause_reading()
             self.cycle.message_event.set()
 
@@ -293,10 +269,15 @@ class HttpConnection(ClosingProtocol):
         if self.flow.write_paused or cycle.disconnected:
             return False
         cycle.response_started = cycle.response_complete = True
-        defaults = self._limit.default_lines(cycle.default_headers)
+        limit = self._limit
+        if limit.default_headers is not cycle.default_headers:
+            limit.default_headers = cycle.default_headers
+            limit.default_lines = b"".join([b"%b: %b\r\n" % header for header in limit.default_headers])
+        lines = (STATUS_LINE[status], limit.default_lines, *[b"%b: %b\r\n" % header for header in headers])
         end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        self.write(b"".join((STATUS_LINE[status], defaults, *[b"%b: %b\r\n" % header for header in headers], end)))
-        self.write(body)
+        if not self._held:
+            self.loop.call_soon(self._write_held)
+        self._held += (*lines, end, body)
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.close()
@@ -316,7 +297,7 @@ class HttpConnection(ClosingProtocol):
         cycle.response_started = cycle.response_complete = True
         self.transport.writelines([STATUS_LINE[101], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
         websocket = WebSocket(self, self._limit.room, protocol, terms, self._limit.idle_websockets)
-        self._receiver.owner = websocket
+        self.transport.set_protocol(Receiver(websocket))
         self.flow.resume_reading()
         return websocket
 
@@ -326,10 +307,11 @@ class HttpConnection(ClosingProtocol):
 
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:
-            if self._ahead or (self._body is None and self._is_answering):
+            cycle = self.cycle
+            if self._ahead or (cycle is not None and not (cycle.more_body or cycle.response_complete)):
                 data = self._keep(data)
             else:
-                data = self._read_head(data) if self._body is None else self._read_body(self._body, data)
+                data = self._read_body(data) if cycle is not None and cycle.more_body else self._read_head(data)
         if self.is_ending:
             self.drop(data)
         elif self.flow.read_paused:
@@ -351,63 +333,72 @@ class HttpConnection(ClosingProtocol):
         if begins:
             self._limit.idle.pop(self, None)
             self._is_in_head = True
-            self._has_begun = False
             self._head_bytes = 0
             self._head_tail = b""
+            self.headers = None  # type: ignore[assignment]  # until the first line begins
             self.parser = httptools.HttpRequestParser(self)
-            self.state_timer.stop()
-        end = end_of_head(self._head_tail, data)
+        seen = self._head_tail + data
+        found = seen.find(END_OF_HEAD)
+        end = len(data) if found < 0 else found + len(END_OF_HEAD) - len(self._head_tail)
         self._head_bytes += end
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes."))
             return data
-        head = data[:end]
-        self._head_tail = self._head_tail[-3:] + head[-3:]
+        self._head_tail = seen[1 - len(END_OF_HEAD) :]
         try:
             with suppress(httptools.HttpParserUpgrade):
-                self.parser.feed_data(head)
+                self.parser.feed_data(data[:end])
         except httptools.HttpParserError as exc:
-            self._refuse(_refusal_of(exc))  # a variable for it would be a circle: its traceback leads to this frame
-        if begins and self._is_in_head and not self.is_ending:
+            cause = exc.__context__
+            # a variable for the refusal would be a circle: its traceback leads to this frame
+            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP."))
+        if not self._is_in_head:
+            self.state_timer.stop()
+        elif begins and not self.is_ending:
             self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
         return data[end:]
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._has_begun = True
-
     def on_headers_complete(self) -> None:
         """Starts the application. An answer before the end of the request has ``Connection: close``."""
-        self._body = body_of(self.parser.get_http_version(), self.headers)
+        length = length_of_body(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self.scope["state"]["connection"] = self
         self._is_in_head = False
-        self.state_timer.stop()
         self._has_begun_answer = False
-        self.cycle.transport = cast("asyncio.Transport", self)
-        self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
-        self._keeps_alive = self.cycle.keep_alive and not self._closes_after_answer
-        self.cycle.keep_alive = False
-        if self._body.is_complete:
+        cycle = self.cycle
+        cycle.transport = cast("asyncio.Transport", self)
+        cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
+        self._keeps_alive = cycle.keep_alive and not self._closes_after_answer
+        cycle.keep_alive = False
+        self._missing, self._chunks = (0, ChunkedBody()) if length is None else (length, None)
+        if length == 0:
             self._complete_request()
 
-    def _read_body(self, body: Body, data: bytes) -> bytes:
+    def _read_body(self, data: bytes) -> bytes:
+        """Returns the remaining bytes."""
+        cycle = self.cycle
         try:
-            received, rest = body.feed(data)
+            if self._chunks is None:
+                received, rest = data[: self._missing], data[self._missing :]
+                self._missing -= len(received)
+                is_complete = not self._missing
+            else:
+                received, rest = self._chunks.feed(data)
+                is_complete = self._chunks.is_complete
         except GatewayError as error:
-            if self.cycle.response_started:  # lets a running answer finish: the request is incomplete
+            if cycle.response_started:  # lets a running answer finish: the request is incomplete
                 return self._keep(data)
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            cycle.disconnected = True
+            cycle.message_event.set()
             self._refuse(error)
             return data
         if received and self._sink is not None:
             self._pass(self._sink.add, received)
         elif received:
             super().on_body(received)
-        if body.is_complete:
+        if is_complete:
             self._complete_request()
-        elif isinstance(body, LengthBody) and body.missing >= LARGE_BYTES and not self.cycle.response_started:
+        elif self._missing >= LARGE_BYTES and not cycle.response_started:
             self.flow.pause_reading()  # until the application has memory for the body
         elif rest:  # the event loop serves other connections first
             self._ahead += rest
@@ -424,11 +415,13 @@ class HttpConnection(ClosingProtocol):
             self.data_received(ahead)
 
     def _complete_request(self) -> None:
-        self._body = None
-        super().on_message_complete()
+        cycle = self.cycle
+        cycle.more_body = False
+        cycle.message_event.set()
+        self._direct = self._chunks = None
         self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
-        if not self.cycle.response_started:
-            self.cycle.keep_alive = self._keeps_alive
+        if not cycle.response_started:
+            cycle.keep_alive = self._keeps_alive
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -447,7 +440,7 @@ class HttpConnection(ClosingProtocol):
         Otherwise the end of the client's data is a disconnect. HTTP/1.0 has no interim answers.
         """
         self._write_held()
-        is_waiting = self._is_answering and self._body is None and not (self._ahead or self.is_ending)
+        is_waiting = self._is_answering and not (self.cycle.more_body or self._ahead or self.is_ending)
         if not is_waiting or self.cycle.response_started or self.scope["http_version"] != "1.1":
             return False
         self.close_after_answer()
@@ -484,8 +477,8 @@ class HttpConnection(ClosingProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        is_busy = self._is_answering or self._body is not None or self._is_in_head or self._ahead
-        return not (is_busy or has_event(self.transport, select.POLLIN))
+        is_answered = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+        return is_answered and not (self._is_in_head or self._ahead or has_event(self.transport, select.POLLIN))
 
     def _end_silently(self) -> None:
         self.end(lingers=False)
@@ -519,10 +512,10 @@ class HttpConnection(ClosingProtocol):
 
     def close(self) -> None:
         """Replaces the transport's method: the answer has ended."""
-        self.end(lingers=self._body is not None or bool(self._ahead))
+        self.end(lingers=self.cycle.more_body or bool(self._ahead))
 
     def _refuse_slow_head(self) -> None:
-        if self._has_begun:
+        if self.headers is not None:
             self._refuse(SlowRequest(f"The headers did not arrive within {HEAD_TIMEOUT_S:g} s."))
         else:
             self._end_silently()
@@ -535,8 +528,3 @@ class HttpConnection(ClosingProtocol):
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
         self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet
         self.end(lingers=lingers)
-
-
-def _refusal_of(error: httptools.HttpParserError) -> GatewayError:
-    cause = error.__context__
-    return cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP.")

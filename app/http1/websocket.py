@@ -192,11 +192,11 @@ class WebSocket:
         """Waits until the connection has ended."""
         await self._ended.wait()
 
-    def room(self) -> memoryview:
+    def get_buffer(self, _size_hint: int) -> memoryview:
         is_large_frame = len(self._protocol.reader.buffer) >= FRAMES_BYTES
         return self._room if is_large_frame else self._room[:FRAMES_BYTES]
 
-    def received(self, size: int) -> None:
+    def buffer_updated(self, size: int) -> None:
         data = bytes(self._room[:size])
         if self._connection.is_ending:
             self._connection.drop(data)

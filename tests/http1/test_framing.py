@@ -1,4 +1,4 @@
-"""The end of a request's body, without a socket."""
+"""The checks of a request's head, and the end of its body, without a socket."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.core.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from app.http1.framing import CHUNKS_AT_ONCE, FRAMING_PER_BYTE, MAX_FRAMING_BYTES, Body, ChunkedBody, LengthBody
+from app.http1.framing import CHUNKS_AT_ONCE, FRAMING_PER_BYTE, MAX_FRAMING_BYTES, ChunkedBody, length_of_body
 
+HOST = (b"host", b"gateway.example:8080")
 HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def received(body: Body, data: bytes, *, piece: int = 1 << 20) -> tuple[bytes, bytes]:
+def received(body: ChunkedBody, data: bytes, *, piece: int = 1 << 20) -> tuple[bytes, bytes]:
     """Feeds ``data`` in pieces. Returns the body's content and the bytes after its end."""
     found, rest = b"", b""
     for start in range(0, len(data), piece):
@@ -35,11 +36,6 @@ def test_a_chunked_body_in_any_pieces(chunks: list[bytes], following: bytes, pie
     body = ChunkedBody()
     assert received(body, chunked(chunks, b"X: y\r\n") + following, piece=piece) == (b"".join(chunks), following)
     assert body.is_complete
-
-
-@given(st.binary(), st.binary(), st.integers(1, 50))
-def test_a_body_with_a_length_in_any_pieces(data: bytes, following: bytes, piece: int) -> None:
-    assert received(LengthBody(len(data)), data + following, piece=piece) == (data, following)
 
 
 @given(
@@ -131,3 +127,52 @@ def test_many_chunks_are_decoded_in_several_steps() -> None:
     body = ChunkedBody()
     found, rest = body.feed(b"1\r\nx\r\n" * 2 * CHUNKS_AT_ONCE)
     assert (len(found), bool(rest), body.is_complete) == (CHUNKS_AT_ONCE, True, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "length"),
+    [
+        ("1.1", [HOST], 0),
+        ("1.0", [], 0),
+        ("1.1", [HOST, (b"content-length", b"0")], 0),
+        ("1.1", [HOST, (b"content-length", b"5")], 5),
+        *[
+            ("1.1", [(b"host", host)], 0)
+            for host in (b"", b"x", b"127.0.0.1:80", b"[::1]:8080", b"a-b.example", b"a%20b")
+        ],
+        *[("1.1", [HOST, (b"transfer-encoding", each)], None) for each in (b"chunked", b"Chunked", b"chunked \t")],
+    ],
+)
+def test_a_head_gives_the_length_of_its_body(
+    version: str, headers: list[tuple[bytes, bytes]], length: int | None
+) -> None:
+    assert length_of_body(version, headers) == length
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", []),
+        ("1.1", [HOST, HOST]),
+        ("1.0", [HOST, HOST]),
+        ("1.1", [(b"host", b"a b")]),
+        ("1.1", [(b"host", b"a/b")]),
+        ("1.1", [(b"host", b"user@a")]),
+        ("1.1", [(b"host", b"a\xff")]),
+        ("0.9", [HOST]),
+        ("2.0", [HOST]),
+        ("1.1", [HOST, (b"transfer-encoding", b"gzip, chunked")]),
+        ("1.1", [HOST, (b"transfer-encoding", b"chunked, gzip")]),
+        ("1.1", [HOST, (b"transfer-encoding", b"identity")]),
+        ("1.1", [HOST, (b"transfer-encoding", b"")]),
+        ("1.1", [HOST, (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")]),
+        ("1.1", [HOST, (b"transfer-encoding", b"chunked"), (b"content-length", b"5")]),
+        ("1.0", [HOST, (b"transfer-encoding", b"chunked")]),
+        ("1.1", [HOST, (b"content-length", b"5"), (b"content-length", b"5")]),
+        ("1.1", [HOST, (b"content-length", b"+5")]),
+        ("1.1", [HOST, (b"content-length", b"")]),
+    ],
+)
+def test_ambiguous_framing_is_rejected(version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(InvalidRequest):
+        length_of_body(version, headers)

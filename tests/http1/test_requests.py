@@ -30,16 +30,21 @@ def received(body: bytes) -> tuple[dict[str, str], str]:
 
 @pytest.mark.parametrize("framing", FRAMED)
 @pytest.mark.parametrize("upgrade", [H2C, WEBSOCKET, ("Connection: Upgrade", "Upgrade: h2c", "Expect: 100-continue")])
-@pytest.mark.parametrize("pieces", ["one", "two", "bytes"])
+@pytest.mark.parametrize("pieces", ["one", "two", "in the empty line", "bytes"])
 async def test_upgrade_is_ignored_and_the_body_is_read(
     port: int, caplog: pytest.LogCaptureFixture, framing: str, upgrade: tuple[str, ...], pieces: str
 ) -> None:
     head, body = request("/read", *upgrade, framing), FRAMED[framing]
-    sent = {"one": [head + body], "two": [head, body], "bytes": [bytes([byte]) for byte in head + body]}[pieces]
+    sent = {
+        "one": [head + body],
+        "two": [head, body],
+        "in the empty line": [head[:-1], head[-1:] + body],
+        "bytes": [bytes([byte]) for byte in head + body],
+    }[pieces]
     async with connected(port) as (reader, writer):
         for piece in sent:
             writer.write(piece)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if pieces == "bytes" else 0.01)
         if "Expect: 100-continue" in upgrade:
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         head, answer = await read_answer(reader)

@@ -17,9 +17,9 @@ from app.lint.findings import Finding, Severity
 from app.lint.linter import check, compare
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
-from app.triton.connect import open_engine
+from app.triton.connect import addresses_of
 from app.triton.credentials import NO_CREDENTIALS, Credentials
-from app.triton.fleet.addresses import addresses_of
+from app.triton.fleet.pool import open_engine
 from app.triton.repository import live_repository, read_repository
 
 MAX_TEXT = 1000

@@ -42,8 +42,8 @@ from app.settings import (
     read_settings,
     service_links,
 )
-from app.triton.connect import open_engine
 from app.triton.credentials import NO_CREDENTIALS
+from app.triton.fleet.pool import open_engine
 from app.triton.repository import RepositoryUnreadable, live_repository
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")

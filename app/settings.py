@@ -15,8 +15,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Pydanti
 
 from app.config.document import words_of
 from app.core.text import nearest_of
-from app.triton.fleet.addresses import addresses_of
-from app.triton.service import DEFAULT_KIND, Kind
+from app.triton.connect import DEFAULT_KIND, Kind, addresses_of
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -10,7 +10,7 @@ from benchmarks.micro.gateway import IdentityEngine
 
 
 class InstantEngine(IdentityEngine):
-    """Accepts the arguments of ``DirectEngine``, and has one model, ``identity``."""
+    """Accepts the arguments of ``TritonEngine``, and has one model, ``identity``."""
 
     def __init__(self, *_: object) -> None:
         self.streams: set[RunningStream] = set()
@@ -20,7 +20,7 @@ class InstantEngine(IdentityEngine):
 
 
 def main() -> int:
-    tritons.DirectEngine = InstantEngine  # type: ignore[assignment,misc]
+    tritons.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
     parent.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
     return worker.main() if sys.argv[1:] == ["worker"] else cli.main(sys.argv[1:])
 

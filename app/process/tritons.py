@@ -31,17 +31,12 @@ from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
-from app.triton.connect import open_transport
-from app.triton.fleet.addresses import addresses_of, is_name
-from app.triton.fleet.balancer import Balancer, DirectEngine
-from app.triton.fleet.ejection import watch_servers
-from app.triton.fleet.member import TritonServer
-from app.triton.fleet.pool import ServerPool
-from app.triton.health.canaries import Canary
+from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, addresses_of, is_name, open_transport
+from app.triton.fleet.balancer import Balancer, TritonServer
+from app.triton.fleet.pool import ServerPool, watch_servers
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
-from app.triton.health.health_watch import HealthWatch, Restart, Turn, alone
+from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
-from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
 from app.triton.triton_engine import TritonEngine
 
 EXPORT_DELAY_MS = 100
@@ -116,10 +111,10 @@ class Declarations:
         entries = self.catalog.entries.values() if self.catalog is not None else ()
         return [entry.pipeline for entry in entries if entry.pipeline is not None]
 
-    def canaries(self) -> Sequence[Canary]:
+    def canaries(self) -> Mapping[str, Canary]:
         """Pipelines whose samples the gateway does not run have no canary."""
         found = (self._canary_of(pipeline) for pipeline in self._pipelines if pipeline.spec.runs_sample)
-        return list({canary.request.model: canary for canary in found if canary is not None}.values())
+        return {canary.request.model: canary for canary in found if canary is not None}
 
     def _canary_of(self, pipeline: Pipeline) -> Canary | None:
         assert self.catalog is not None
@@ -199,9 +194,8 @@ class Servers:
             credentials=credentials_of(settings),
         )
         async with transport_of as transport, self._shared_memory(transport, is_single=is_single) as shared_memory:
-            engine = (DirectEngine if is_single else TritonEngine)(transport, *common, shared_memory)
-            if isinstance(engine, DirectEngine):
-                engine.on_repeat = metrics.triton_repeats.inc
+            engine = TritonEngine(transport, *common, shared_memory)
+            engine.on_repeat = metrics.triton_repeats.inc if is_single else None
             watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
             self.health[address] = health
             try:

@@ -1,21 +1,31 @@
-"""Opens the transport to a Triton, with the gateway's own gRPC client or grpcio's, and the engine of a command."""
+"""How the gateway reaches a Triton: its address, the transport, and the methods that are not inference.
 
+Source: Triton's ``grpc_service.proto``.
+"""
+
+import ipaddress
+import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
-from app.core.engine import InferenceServer
-from app.core.errors import UpstreamUnavailable
+from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2
+
 from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
-from app.grpc.rpc import Transport
+from app.grpc.rpc import RpcError, Transport
+from app.shared_memory.leases import RegistryFailed
 from app.triton.credentials import NO_CREDENTIALS, Credentials, TokenTransport
-from app.triton.fleet.addresses import addresses_of
-from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.member import TritonServer
 from app.triton.grpcio import GrpcioTransport
-from app.triton.service import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind
-from app.triton.triton_engine import TritonEngine
 
+Kind = Literal["asyncio", "grpcio"]
+
+DEFAULT_KIND: Kind = "asyncio"
+"""The gateway's own client; grpcio's is the reference."""
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Size limit of each request and response, so that no model can fill the gateway's memory with one message."""
 SLOW_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
 """For servers with default settings, which close a connection (GOAWAY) that pings more often."""
 FAST_PINGS = KeepAlive(interval_s=2.0, timeout_s=1.0, without_calls=True)
@@ -50,7 +60,7 @@ async def open_transport(
         context = None if tls is None else tls.followed()
         transport = Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority or url))
     else:
-        transport = GrpcioTransport(url, pings, tls, "" if authority == url else authority)
+        transport = GrpcioTransport(url, pings, MAX_MESSAGE_BYTES, tls, "" if authority == url else authority)
     if credentials.token_file is not None:
         transport = TokenTransport(transport, credentials.token_file)
     try:
@@ -59,20 +69,79 @@ async def open_transport(
         await transport.close()
 
 
-@asynccontextmanager
-async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[InferenceServer]:
-    """Opens an engine for a command. ``url``: see ``GATEWAY_TRITON_URL``.
+def path_of(method: str) -> str:
+    return f"/inference.GRPCInferenceService/{method}"
 
-    If there are several addresses, their models are compared. Raises UpstreamUnavailable with
-    the address, ValueError or CredentialsUnusable.
-    """
-    balancer = Balancer()
-    async with AsyncExitStack() as stack:
-        for address in addresses_of(url):
-            transport = await stack.enter_async_context(open_transport(address, credentials=credentials))
-            balancer.servers.append(TritonServer(address, TritonEngine(transport)))
+
+async def call_control(transport: Transport, request: Message, timeout_s: float) -> Any:
+    """Calls a method other than inference, which follows from the message types. Raises RpcError or DecodeError."""
+    method = type(request).__name__.removesuffix("Request")
+    call = await transport.unary(path_of(method), request.SerializeToString(), timeout_s)
+    try:
+        return getattr(service_pb2, f"{method}Response").FromString(await call.response())
+    finally:
+        call.cancel()
+
+
+_REGISTRY_TIMEOUT_S = 1.0
+_COUNTS_USES = (2, 50)
+"""From this version on Triton does not unmap regions that a request uses. Older versions do, and crash."""
+
+
+class RegisteredRegions:
+    """Implements :class:`app.shared_memory.leases.Registry` for the Triton of a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def counts_uses(self) -> bool:
+        answer = await self._call(service_pb2.ServerMetadataRequest())
+        found = re.match(r"(\d+)\.(\d+)", answer.version)
+        return found is not None and (int(found[1]), int(found[2])) >= _COUNTS_USES
+
+    async def register(self, name: str, size: int) -> None:
+        await self._call(service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size))
+
+    async def unregister(self, name: str) -> None:
+        """While a request uses the region, Triton 2.50 and 2.51 refuse; newer ones unmap it later."""
+        await self._call(service_pb2.SystemSharedMemoryUnregisterRequest(name=name))
+
+    async def names(self) -> set[str]:
+        return set((await self._call(service_pb2.SystemSharedMemoryStatusRequest())).regions)
+
+    async def _call(self, request: Message) -> Any:
         try:
-            yield balancer.servers[0].engine if len(balancer.servers) == 1 else balancer
-        except UpstreamUnavailable as exc:
-            text = f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?"
-            raise UpstreamUnavailable(text) from exc
+            return await call_control(self._transport, request, _REGISTRY_TIMEOUT_S)
+        except (RpcError, DecodeError) as exc:
+            raise RegistryFailed(str(exc)) from exc
+
+
+def addresses_of(url: str) -> tuple[str, ...]:
+    """Splits addresses separated by commas: ``host:port`` or ``unix:/path``. Raises ValueError."""
+    found = tuple(dict.fromkeys(part.strip() for part in url.split(",")))
+    for address in found:
+        if not address.startswith("unix:"):
+            host_and_port(address)
+        elif address == "unix:":
+            raise ValueError("a path must follow `unix:`")
+    return found
+
+
+def is_name(address: str) -> bool:
+    """Whether the address is a DNS name that may have several IP addresses. ``localhost`` is not."""
+    if address.startswith("unix:"):
+        return False
+    host, _ = host_and_port(address)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"'{address[:100]}' is not an address; expected host:port or unix:/path")
+    return host.strip("[]"), int(port)

@@ -27,7 +27,7 @@ from app.core.errors import (
 )
 from app.core.inference import OpenSequence
 from app.grpc.rpc import BrokenExchange, RpcError
-from app.triton.service import MAX_MESSAGE_BYTES
+from app.triton.connect import MAX_MESSAGE_BYTES
 
 REPAIR_S = 3
 """``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""

@@ -1,4 +1,4 @@
-"""The transport over grpcio's asyncio client. See :mod:`app.triton.service`."""
+"""The transport over grpcio's asyncio client. See :mod:`app.grpc.rpc`."""
 
 import asyncio
 import re
@@ -12,29 +12,17 @@ import grpc
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import LATER_S, WAITED_S, BrokenExchange, Metadata, RpcError
 from app.triton.credentials import TlsFiles
-from app.triton.service import MAX_MESSAGE_BYTES
 
-RECONNECT_OPTIONS = (
+_OPTIONS = (
+    # The default backoff grows to two minutes, so the gateway would notice a recovered Triton late. The minimum is the
+    # time limit of an attempt to connect, which on a busy machine takes more than 100 ms.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
-)
-"""The default backoff of gRPC grows to two minutes, so the gateway would notice a recovered Triton late.
-
-The minimum is the time limit of an attempt to connect, which on a busy machine takes more than 100 ms.
-"""
-
-SIZE_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-)
-
-WINDOW_OPTIONS = (
+    # Limits how much of a response gRPC prefetches. The default grows to megabytes for each stream.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 16 * 1024),
 )
-"""Limits how much of a response gRPC prefetches. The default grows to megabytes for each stream."""
-
 _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
 _LONGEST_PAUSE_S = 1.0
@@ -49,13 +37,15 @@ class GrpcioTransport:
     ``authority``: the name of the server, if not that of the address. Changed files of ``tls`` are not reloaded.
     """
 
-    def __init__(self, url: str, pings: KeepAlive, tls: TlsFiles | None = None, authority: str = "") -> None:
+    def __init__(
+        self, url: str, pings: KeepAlive, max_message_bytes: int, tls: TlsFiles | None = None, authority: str = ""
+    ) -> None:
         """Raises CredentialsUnusable."""
         timeout_ms = round(1000 * pings.timeout_s)
         options: list[tuple[str, int | str]] = [
-            *RECONNECT_OPTIONS,
-            *SIZE_OPTIONS,
-            *WINDOW_OPTIONS,
+            *_OPTIONS,
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.keepalive_time_ms", round(1000 * pings.interval_s)),
             ("grpc.keepalive_timeout_ms", timeout_ms),
         ]

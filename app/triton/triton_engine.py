@@ -7,7 +7,7 @@ see the end of a stream. Each request has a gRPC stream of its own, so that the 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from google.protobuf.message import DecodeError, Message
@@ -32,6 +32,7 @@ from app.shared_memory.leases import Lease, SharedMemory
 from app.triton.cancellation import SELF_END_S, PacedCancels
 from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_parts, trace_metadata
 from app.triton.config import model_config_of
+from app.triton.connect import MAX_MESSAGE_BYTES, call_control, path_of
 from app.triton.grpc_errors import (
     cause_of_refusal,
     error_of_call,
@@ -40,7 +41,6 @@ from app.triton.grpc_errors import (
     request_too_large,
 )
 from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth
-from app.triton.service import MAX_MESSAGE_BYTES, call_control, path_of
 
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
@@ -95,8 +95,7 @@ class WatchedCall:
             return
         upstream = error.upstream
         if upstream is not None:
-            dead_part = health.dead_part(request.model, upstream.message)
-            health.suspect(request.model, dead_part, self._began, is_probe=request.is_probe)
+            dead_part = health.suspect(request.model, upstream.message, self._began, is_probe=request.is_probe)
             if type(error) is ModelError and dead_part == (ModelFault.ENGINE, request.model):
                 # Only the engine of this Triton is dead, which would say the same again.
                 text = f"The engine of model '{request.model}' has died."
@@ -143,27 +142,15 @@ class RunningStream:
     def __init__(self, model: str, call: StreamCall) -> None:
         self.model = model
         self.began = time.monotonic()
-        self.longest_s = 0.0
-        """The longest of the earlier silences that :meth:`sample` saw."""
         self.examined_s = 0.0
         """The silence at the last examination; 0 before the first of this silence."""
         self.call = call
-        self._sampled_since: float | None = None
-        self._sampled_s = 0.0
 
     @property
     def silent_s(self) -> float:
         """How long the reader has waited for the next response; 0 while it does not wait."""
         since = self.call.waits_since
         return 0.0 if since is None else time.monotonic() - since
-
-    def sample(self) -> None:
-        """Call this several times a second: it is cheaper than to measure each silence."""
-        since = self.call.waits_since
-        if since != self._sampled_since:
-            self.longest_s = max(self.longest_s, self._sampled_s)
-            self._sampled_since, self.examined_s = since, 0.0
-        self._sampled_s = self.silent_s
 
 
 CONTROL_TIMEOUT_S = 5.0
@@ -175,6 +162,17 @@ _INFER = path_of("ModelInfer")
 _STREAM_INFER = path_of("ModelStreamInfer")
 _PROVE_THE_END = {"ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND"}
 """Codes that gRPC never generates itself: Triton has ended the call."""
+
+
+def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
+    """Whether a failed request may be sent again, to the same Triton or to another.
+
+    That is so if Triton did not process it, or if it is idempotent. A request that failed because Triton is overloaded
+    is not repeated, and neither is one of a sequence.
+    """
+    if request.sequence is not None:
+        return False
+    return not error.was_sent or (request.idempotent and not error.was_answered)
 
 
 class TritonEngine(InferenceServer):
@@ -197,6 +195,8 @@ class TritonEngine(InferenceServer):
         self._health = health or TritonHealth()
         self._observer = observer
         self._cancels = cancels or PacedCancels()
+        self.on_repeat: Callable[[], None] | None = None
+        """Called before a failed call is repeated, once; None: the caller repeats calls."""
         self.streams: set[RunningStream] = set()
         """The running streams, without probes."""
         self._cancelling = BackgroundTasks()
@@ -273,31 +273,39 @@ class TritonEngine(InferenceServer):
             raise error from exc
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        timeout_s, shared_memory, response = _timeout_s(deadline, request.model), self._shared_memory, None
-        try:
-            with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
-                request = watched.request
-                if shared_memory is not None and (lease := await shared_memory.lease(request)) is not None:
-                    with lease:
-                        lease.fill(request)
-                        try:
-                            response = await self._answer(request, _timeout_s(deadline, request.model), lease)
-                        except RpcError as exc:
-                            if exc.code in _PROVE_THE_END:
-                                lease.settle()
-                            if not shared_memory.is_lost(lease, exc.details):
-                                raise
-                if response is None:  # over the wire
-                    if shared_memory is not None:
-                        timeout_s = _timeout_s(deadline, request.model)
-                    response = await self._answer(request, timeout_s)
-                watched.response(response)
-                return response
-        except ModelError as exc:
-            is_cancelled = exc.upstream is not None and exc.upstream.grpc_code == "CANCELLED"
-            if is_cancelled and deadline.remaining_s() <= EARLY_S:  # the model knows the deadline
-                raise DeadlineExceeded(f"Model '{request.model}' stopped at the deadline.") from exc
-            raise
+        """Repeats a failed call once if :func:`may_repeat` allows it, but not after a refusal by an open breaker."""
+        model, shared_memory, on_repeat = request.model, self._shared_memory, self.on_repeat
+        while True:
+            timeout_s, response = _timeout_s(deadline, model), None
+            try:
+                with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
+                    sent = watched.request
+                    if shared_memory is not None and (lease := await shared_memory.lease(sent)) is not None:
+                        with lease:
+                            lease.fill(sent)
+                            try:
+                                response = await self._answer(sent, _timeout_s(deadline, model), lease)
+                            except RpcError as exc:
+                                if exc.code in _PROVE_THE_END:
+                                    lease.settle()
+                                if not shared_memory.is_lost(lease, exc.details):
+                                    raise
+                    if response is None:  # over the wire
+                        if shared_memory is not None:
+                            timeout_s = _timeout_s(deadline, model)
+                        response = await self._answer(sent, timeout_s)
+                    watched.response(response)
+                    return response
+            except ModelError as exc:
+                is_cancelled = exc.upstream is not None and exc.upstream.grpc_code == "CANCELLED"
+                if is_cancelled and deadline.remaining_s() <= EARLY_S:  # the model knows the deadline
+                    raise DeadlineExceeded(f"Model '{model}' stopped at the deadline.") from exc
+                raise
+            except Unavailable as exc:
+                if on_repeat is None or exc.upstream is None or not may_repeat(exc, request) or deadline.has_passed:
+                    raise
+            on_repeat()
+            on_repeat = None
 
     async def _answer(
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
@@ -316,43 +324,58 @@ class TritonEngine(InferenceServer):
         return self._heads.response_of(request.model, service_pb2.ModelInferResponse.FromString(answer), lease)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        timeout_s, model = _timeout_s(deadline, request.model), request.model
+        """Repeats a stream once if Triton did not process it, but not after a refusal by an open breaker."""
+        model, on_repeat, health = request.model, self.on_repeat, self._health
         inputs, request = request.inputs, request.without_inputs()
-        with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, self._health) as watched:
-            message = _joined(request_parts(structs.replace(watched.request, inputs=inputs), streamed=True))
-            call = await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(watched.request))
-            del inputs, message  # frees the memory before the responses arrive
-            running, is_over = RunningStream(model, call), False
-            if not request.is_probe:
-                self.streams.add(running)
+        while True:
+            timeout_s = _timeout_s(deadline, model)
             try:
-                async for answer in call:
-                    parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
-                    if parsed.error_message:
-                        is_over = True  # whatever the final flag says
-                        is_repaired = self._health.may_reload
-                        raise gateway_error_of(None, parsed.error_message, model, is_repaired=is_repaired)
-                    response = self._streamed_heads.response_of(model, parsed.infer_response, streamed=True)
-                    del parsed
-                    is_over = response.is_final
-                    if call.is_behind:
-                        response = structs.replace(response, is_behind=True)
-                    watched.response(response)
-                    given = [response]
-                    del answer, response  # frees the memory while the response is read
-                    yield given.pop()
-                    if deadline.has_passed and not is_over:
-                        raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
-                if not is_over:
-                    raise UpstreamProtocol("Triton closed the stream without marking its end.")
-            finally:
-                self.streams.discard(running)
-                if call.done():
-                    call.close()
-                else:
-                    self_end_s = SELF_END_S if is_over or request.ends_by_hook else 0.0
-                    answers_s = self._health.models[model].recent_s
-                    self._cancelling.start(self._cancels.end_stream(call, model, running.began, answers_s, self_end_s))
+                with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, health) as watched:
+                    message = _joined(request_parts(structs.replace(watched.request, inputs=inputs), streamed=True))
+                    call = await self._transport.stream(
+                        _STREAM_INFER, message, timeout_s, trace_metadata(watched.request)
+                    )
+                    del message  # frees the memory before the responses arrive
+                    running, is_over = RunningStream(model, call), False
+                    if not request.is_probe:
+                        self.streams.add(running)
+                    try:
+                        async for answer in call:
+                            parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
+                            if parsed.error_message:
+                                is_over = True  # whatever the final flag says
+                                is_repaired = health.may_reload
+                                raise gateway_error_of(None, parsed.error_message, model, is_repaired=is_repaired)
+                            response = self._streamed_heads.response_of(model, parsed.infer_response, streamed=True)
+                            del parsed
+                            inputs, on_repeat, is_over = (), None, response.is_final
+                            if call.is_behind:
+                                response = structs.replace(response, is_behind=True)
+                            watched.response(response)
+                            given = [response]
+                            del answer, response  # frees the memory while the response is read
+                            yield given.pop()
+                            if deadline.has_passed and not is_over:
+                                raise RpcError("DEADLINE_EXCEEDED", "the deadline passed")
+                        if not is_over:
+                            raise UpstreamProtocol("Triton closed the stream without marking its end.")
+                        return
+                    finally:
+                        self.streams.discard(running)
+                        if call.done():
+                            call.close()
+                        else:
+                            self_end_s = SELF_END_S if is_over or request.ends_by_hook else 0.0
+                            answers_s = health.models[model].recent_s
+                            self._cancelling.start(
+                                self._cancels.end_stream(call, model, running.began, answers_s, self_end_s)
+                            )
+            except Unavailable as exc:
+                is_final = exc.upstream is None or exc.was_sent or request.sequence is not None
+                if on_repeat is None or is_final or deadline.has_passed:
+                    raise
+            on_repeat()
+            on_repeat = None
 
     async def close(self) -> None:
         """Waits until every abandoned call has ended or is cancelled."""

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.triton.service import Kind
+from app.triton.connect import Kind
 from tests.conftest import Require
 from tests.toolkit.certificates import Authority
 from tests.toolkit.nginx import running_nginx

@@ -16,8 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
-from app.triton.connect import open_transport
-from app.triton.service import call_control
+from app.triton.connect import call_control, open_transport
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.toolkit.waiting import PATIENCE_S, eventually

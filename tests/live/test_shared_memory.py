@@ -17,8 +17,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import Lease, SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
-from app.triton.connect import open_transport
-from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit import raw_http
 from tests.toolkit.processes import GatewayProcess, StartGateway

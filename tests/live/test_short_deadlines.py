@@ -22,8 +22,7 @@ from app.launcher.launch import EmbeddedOptions
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
-from app.triton.connect import open_transport
-from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.processes import running_triton
 

@@ -577,7 +577,7 @@ class TestWarmingUp:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, session: true, sample: {X: 1.5}}\n")
         assert catalog.is_ready
         assert engine.requests == []
-        assert Declarations(catalog).canaries() == []
+        assert Declarations(catalog).canaries() == {}
 
     async def test_a_failed_sample_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
         engine.answers = [ModelError("no")]

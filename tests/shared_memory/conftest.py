@@ -8,8 +8,7 @@ import pytest
 from app.shared_memory import regions
 from app.shared_memory.leases import SharedMemory
 from app.shared_memory.regions import SHARED_MEMORY
-from app.triton.connect import open_transport
-from app.triton.service import MAX_MESSAGE_BYTES, RegisteredRegions
+from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
 from app.triton.triton_engine import TritonEngine
 from tests.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage, sum_of
 from tests.toolkit.triton import FakeTriton, serving

@@ -12,8 +12,7 @@ import pytest
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
-from app.triton.connect import open_transport
-from app.triton.service import RegisteredRegions
+from app.triton.connect import RegisteredRegions, open_transport
 from tests.shared_memory.stage import MIB
 from tests.toolkit.triton import FakeTriton, serving
 

@@ -13,13 +13,11 @@ from app.core.engine import discard_stream
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest
 from app.triton import triton_engine as engine_module
-from app.triton.connect import open_transport
+from app.triton.connect import Kind, open_transport
 from app.triton.health import health as health_module
 from app.triton.health import health_watch as watch_module
-from app.triton.health.canaries import Canary
 from app.triton.health.health import ModelDeclaration, ModelFault, TritonHealth
-from app.triton.health.health_watch import HealthWatch
-from app.triton.service import Kind
+from app.triton.health.health_watch import Canary, HealthWatch
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, piece, serving
 
@@ -41,13 +39,12 @@ class Samples:
         self.steps = steps or {}
         self.deadline_s = deadline_s
 
-    def __call__(self) -> list[Canary]:
-        requests = [InferenceRequest(model, (), is_probe=True) for model in self.models]
-        return [self._canary(request) for request in requests]
+    def __call__(self) -> dict[str, Canary]:
+        return {model: self._canary(model) for model in self.models}
 
-    def _canary(self, request: InferenceRequest) -> Canary:
-        models = frozenset({request.model, *self.steps.get(request.model, ())})
-        return Canary(request, request.model == "decoupled", models, self.deadline_s)
+    def _canary(self, model: str) -> Canary:
+        models = frozenset({model, *self.steps.get(model, ())})
+        return Canary(InferenceRequest(model, (), is_probe=True), model == "decoupled", models, self.deadline_s)
 
 
 class ScriptedTriton(FakeTriton):

@@ -14,9 +14,8 @@ from pathlib import Path
 from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import RpcError, Transport
-from app.triton.connect import SLOW_PINGS
+from app.triton.connect import MAX_MESSAGE_BYTES, SLOW_PINGS
 from app.triton.grpcio import GrpcioTransport
-from app.triton.service import MAX_MESSAGE_BYTES
 from tests.triton.test_transports import Script, called, serving
 
 DEADLINE_S = 2.0
@@ -26,7 +25,7 @@ ESTABLISHED = "01"
 
 def opened(kind: str, url: str, network_s: float) -> Transport:
     if kind == "grpcio":
-        return GrpcioTransport(url, SLOW_PINGS)
+        return GrpcioTransport(url, SLOW_PINGS, MAX_MESSAGE_BYTES)
     return Client(url, Options(KeepAlive(300.0, 20.0, network_s=network_s), MAX_MESSAGE_BYTES))
 
 

@@ -11,9 +11,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.triton.cancellation import LONGEST_SETTLE_S, SETTLE_S, PacedCancels
-from app.triton.connect import open_transport
+from app.triton.connect import Kind, open_transport, path_of
 from app.triton.grpcio import GrpcioStreamCall
-from app.triton.service import Kind, path_of
 from tests.toolkit.simulated_clock import simulated, stall
 from tests.toolkit.triton import FakeTriton, piece, serving
 

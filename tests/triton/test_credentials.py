@@ -13,10 +13,9 @@ import pytest
 from app.grpc import connection
 from app.grpc.rpc import RpcError
 from app.triton import credentials as module
-from app.triton.connect import open_transport
+from app.triton.connect import Kind, open_transport
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.grpc_errors import cause_of_refusal
-from app.triton.service import Kind
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.certificates import Authority
 from tests.toolkit.triton import FakeTriton, serving

@@ -26,8 +26,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Te
 from app.core.model import ModelState
 from app.core.trace import TraceContext
 from app.triton.cancellation import QUIET_S
-from app.triton.connect import open_transport
-from app.triton.service import MAX_MESSAGE_BYTES, Kind
+from app.triton.connect import MAX_MESSAGE_BYTES, Kind, open_transport
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, Streamed, answering, piece, serving
 

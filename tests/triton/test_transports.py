@@ -14,9 +14,8 @@ import pytest
 
 from app.grpc.client import Client, Options
 from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
-from app.triton.connect import SLOW_PINGS
-from app.triton.grpcio import SIZE_OPTIONS, GrpcioTransport
-from app.triton.service import MAX_MESSAGE_BYTES
+from app.triton.connect import MAX_MESSAGE_BYTES, SLOW_PINGS
+from app.triton.grpcio import GrpcioTransport
 from tests.toolkit.short_paths import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
@@ -85,7 +84,8 @@ def sending(*messages: bytes, then_s: float = 0.0) -> Answer:
 async def serving(
     script: Script, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[str]:
-    server = grpc.aio.server(options=[*SIZE_OPTIONS, ("grpc.so_reuseport", 0)])
+    sizes = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("send", "receive")]
+    server = grpc.aio.server(options=[*sizes, ("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((script,))
     add = (
         server.add_insecure_port
@@ -105,7 +105,7 @@ def by_asyncio(url: str) -> Transport:
 
 
 def by_grpcio(url: str) -> Transport:
-    return GrpcioTransport(url, SLOW_PINGS)
+    return GrpcioTransport(url, SLOW_PINGS, MAX_MESSAGE_BYTES)
 
 
 @pytest.fixture(params=[by_asyncio, by_grpcio], ids=["asyncio", "grpcio"])

@@ -1,7 +1,6 @@
 """Distributes requests over several Tritons. If a server did not receive its request, another server gets it.
 
-``Balancer`` is an engine over several engines, which answers for their models as one. ``DirectEngine`` is the engine
-for a single Triton, without a balancer; it repeats failed calls at the same Triton.
+``Balancer`` is an engine over several engines, which answers for their models as one.
 docs/decisions/0014-health-of-triton.md has the reasons.
 """
 
@@ -9,40 +8,106 @@ import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from app.core.aio import Backoff
 from app.core.engine import Document, InferenceServer, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelKey, ModelState
-from app.triton.fleet.member import TritonServer
-from app.triton.triton_engine import TritonEngine
+from app.triton.health.health import TritonHealth
+from app.triton.triton_engine import may_repeat
 
 T = TypeVar("T")
 Signature = tuple[object, ...]
-OTHER_SIGNATURE = "other_signature"
+NOT_READY, OTHER_SIGNATURE = "not_ready", "other_signature"
+"""Why a model is not called on a server."""
 ANSWER_S = 3.0
 """Timeout of a query about a model."""
 LIVE_S = 1.0
 """Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
 MOST = 10_000
 """The number of requests to remember, including ended requests, whose cancellation may arrive later."""
+SLOW_START_S = 5.0
+"""Duration of the slow start: a Triton that joins or returns gets its full share of requests after this time."""
+LEAST_SHARE = 0.1
+SAMPLES = 32
+"""The number of latencies to remember for each model."""
 _log = logging.getLogger(__name__)
 
 
-def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
-    """Whether a failed request may be sent again, to the same Triton or to another.
+@dataclass(slots=True)
+class Slow:
+    """A longer latency of the model than ``limit_s`` is too slow. ``probes``: when to probe the server."""
 
-    That is so if Triton did not process it, or if it is idempotent. A request that failed because Triton is overloaded
-    is not repeated, and neither is one of a sequence.
-    """
-    if request.sequence is not None:
-        return False
-    return not error.was_sent or (request.idempotent and not error.was_answered)
+    model: str
+    limit_s: float
+    probes: Backoff
+
+
+class TritonServer:
+    """``engine`` calls the Triton at ``address``, and reports its calls to ``health``."""
+
+    def __init__(self, address: str, engine: InferenceServer, health: TritonHealth | None = None) -> None:
+        self.address = address
+        self.engine = engine
+        self.health = health or TritonHealth()
+        self.in_flight = 0
+        self.is_up = True
+        self.is_leaving = False
+        """Whether the address was removed from the configuration. Running requests may finish."""
+        self.slow: Slow | None = None
+        """Set while the server is ejected because it answers much slower than the others."""
+        self.joined_at = 0.0
+        """When its slow start began, in monotonic seconds; 0 without a slow start."""
+        self.absences: dict[ModelKey, str] = {}
+        """Models that must not be called on this server -> the reason."""
+        self.configs: dict[ModelKey, ModelConfig] = {}
+        """The latest configuration of each model on this server."""
+        self.latencies: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
+        """The latest latencies of each model, in seconds."""
+        self.movable: set[asyncio.Timeout] = set()
+        """Ends the wait for requests that may be repeated on another server."""
+
+    @property
+    def state(self) -> str:
+        if self.is_leaving:
+            return "leaving"
+        if not self.is_up:
+            return "stuck" if self.health.is_stuck else "down"
+        return "slow" if self.slow else "up"
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_up and self.slow is None and not self.is_leaving
+
+    def note_readiness(self, key: ModelKey, *, is_ready: bool) -> None:
+        if not is_ready:
+            self.absences[key] = NOT_READY
+            self.configs.pop(key, None)
+        elif self.absences.get(key) == NOT_READY:
+            del self.absences[key]
+
+    def has(self, request: InferenceRequest) -> bool:
+        """Whether the model of the request may be called on this server; True if unknown."""
+        return not self.absences or (request.model, request.version) not in self.absences
+
+    def load(self, now: float) -> float:
+        """The number of running requests, scaled up during a slow start."""
+        if not self.joined_at:
+            return self.in_flight
+        share = (now - self.joined_at) / SLOW_START_S
+        if share >= 1.0:
+            self.joined_at = 0.0
+        return (self.in_flight + 1) / min(max(share, LEAST_SHARE), 1.0) - 1
+
+    def start_slowly(self) -> None:
+        self.joined_at = time.monotonic()
+        self.latencies.clear()
 
 
 def signature_of(config: ModelConfig) -> Signature:
@@ -51,7 +116,7 @@ def signature_of(config: ModelConfig) -> Signature:
 
 
 class Balancer(InferenceServer):
-    """Distributes requests over servers. :mod:`app.triton.fleet.ejection` updates the states of the servers."""
+    """Distributes requests over servers. :func:`app.triton.fleet.pool.watch_servers` updates their states."""
 
     def __init__(
         self,
@@ -350,40 +415,3 @@ async def _in_time(answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError as exc:
         raise UpstreamUnavailable("A Triton does not answer.") from exc
-
-
-class DirectEngine(TritonEngine):
-    """Calls a single Triton without a balancer."""
-
-    on_repeat: Callable[[], None] = staticmethod(lambda: None)
-    """Called before each call that is repeated."""
-
-    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Repeats a failed call once if :func:`may_repeat` allows it, but not after a refusal by an open breaker."""
-        try:
-            return await super().infer(request, deadline)
-        except Unavailable as exc:
-            if exc.upstream is None or not may_repeat(exc, request) or deadline.has_passed:
-                raise
-        self.on_repeat()
-        return await super().infer(request, deadline)
-
-    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        """Repeats a stream once if Triton did not process it, but not after a refusal by an open breaker."""
-        is_repeat = False
-        while True:
-            try:
-                async with aclosing(super().infer_stream(request, deadline)) as responses:
-                    async for response in responses:
-                        if request.inputs:
-                            request = request.without_inputs()
-                        given = [response]
-                        del response  # frees the memory while the response is read
-                        yield given.pop()
-                return
-            except Unavailable as exc:
-                is_final = is_repeat or exc.upstream is None or exc.was_sent or request.sequence is not None
-                if is_final or deadline.has_passed:
-                    raise
-            is_repeat = True
-            self.on_repeat()

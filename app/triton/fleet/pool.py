@@ -1,17 +1,23 @@
-"""Adds servers to a balancer and removes them when the addresses of Triton change."""
+"""Which Tritons a balancer has, as their addresses change, and which of them it uses: those neither down nor slow."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
-from app.triton.fleet.addresses import host_and_port
-from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.member import TritonServer
+from app.core.aio import BackgroundTasks, Backoff
+from app.core.engine import InferenceServer
+from app.core.errors import GatewayError, UpstreamUnavailable
+from app.triton.connect import addresses_of, host_and_port, open_transport
+from app.triton.credentials import Credentials
+from app.triton.fleet.balancer import Balancer, Slow, TritonServer
+from app.triton.health.health_watch import Canaries, is_answered
+from app.triton.triton_engine import TritonEngine
 
 DRAIN_POLL_S = 0.1
-_log = logging.getLogger(__name__)
 
 OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
 RESOLVE_S = 5.0
@@ -102,3 +108,95 @@ class ServerPool:
             self._balancer.servers.remove(server)
             self._balancer.tell()
         await self._stacks.pop(server).aclose()
+
+
+@asynccontextmanager
+async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[InferenceServer]:
+    """Opens an engine for a command. ``url``: see ``GATEWAY_TRITON_URL``.
+
+    If there are several addresses, their models are compared. Raises UpstreamUnavailable with
+    the address, ValueError or CredentialsUnusable.
+    """
+    balancer = Balancer()
+    async with AsyncExitStack() as stack:
+        for address in addresses_of(url):
+            transport = await stack.enter_async_context(open_transport(address, credentials=credentials))
+            balancer.servers.append(TritonServer(address, TritonEngine(transport)))
+        try:
+            yield balancer.servers[0].engine if len(balancer.servers) == 1 else balancer
+        except UpstreamUnavailable as exc:
+            text = f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?"
+            raise UpstreamUnavailable(text) from exc
+
+
+POLL_S = 0.25
+SHORTEST_S = 0.05
+SILENCE_S = 1.0
+"""After this time without an answer to its running calls, a server gets a liveness check."""
+ENOUGH = 16
+"""The number of latencies of a model that is needed to compare two servers."""
+TIMES = 5.0
+"""A server is slow if its median latency of a model is this many times that of the others,"""
+LEAST_S = 0.05
+"""and at least this much longer."""
+FIRST_RETURN_S = 10.0
+LONGEST_RETURN_S = 120.0
+"""Longest time until a slow server is probed. The time doubles with each unsuccessful probe."""
+_log = logging.getLogger(__name__)
+
+
+async def watch_servers(balancer: Balancer, canaries: Canaries) -> None:
+    """Ejects servers that are down or slow, until cancelled. One check of a server at a time."""
+    checked, tasks = set[TritonServer](), BackgroundTasks()
+
+    async def check(server: TritonServer, *, is_suspect: bool) -> None:
+        try:
+            if is_suspect:
+                await balancer.look_at(server)
+            if (slow := server.slow) is not None and slow.probes.is_due:
+                slow.probes.fail()
+                canary, began = canaries().get(slow.model), time.monotonic()
+                is_fast = server.is_up
+                if canary is not None:
+                    is_fast = await is_answered(server.engine, canary, 2 * slow.limit_s)
+                if is_fast and time.monotonic() - began < slow.limit_s:
+                    server.slow = None
+                    server.start_slowly()
+                    balancer.tell()
+                    _log.info("Triton at %s is used again", server.address)
+        except GatewayError:
+            pass
+        finally:
+            checked.discard(server)
+
+    while True:
+        await asyncio.sleep(SHORTEST_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(balancer.suspected.wait(), POLL_S - SHORTEST_S)
+        is_suspected = balancer.suspected.is_set()
+        balancer.suspected.clear()
+        for server in balancer.servers:
+            is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
+            is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
+            if (is_suspect or server.slow is not None) and server not in checked:
+                checked.add(server)
+                tasks.start(check(server, is_suspect=is_suspect))
+        eject_slow(balancer)
+
+
+def eject_slow(balancer: Balancer) -> None:
+    """Ejects servers that answer a model much slower than the others, but never more than half of all servers."""
+    usable = [server for server in balancer.servers if server.is_usable]
+    for model in {model for server in usable for model in server.latencies}:
+        latencies = {server: server.latencies[model] for server in usable}
+        medians = {server: statistics.median(found) for server, found in latencies.items() if len(found) >= ENOUGH}
+        for server, median_s in medians.items() if len(medians) > 1 else ():
+            usual_s = statistics.median(each for other, each in medians.items() if other is not server)
+            limit_s = max(TIMES * usual_s, usual_s + LEAST_S)
+            if median_s <= limit_s or not server.is_usable:
+                continue
+            if 2 * (sum(each.is_usable for each in usable) - 1) < len(balancer.servers):
+                return
+            server.slow = Slow(model, limit_s, Backoff(FIRST_RETURN_S, LONGEST_RETURN_S))
+            server.slow.probes.fail()
+            balancer.eject(server)

@@ -202,11 +202,11 @@ class TritonHealth:
         """Stores which models this model runs."""
         self._configs[config.name] = config
 
-    def run_by(self, model: str) -> set[str]:
-        """The model itself, and the models that it runs, at any depth."""
+    def run_by(self, model: str) -> list[str]:
+        """The models that the model runs, at any depth, and itself at the end."""
         config = self._configs.get(model)
         below = () if config is None else reached(config, self._configs)
-        return {model}.union(*(each.calls for each in below))
+        return [*sorted(set[str]().union(*(each.calls for each in below)) - {model}), model]
 
     def instances(self, called: str) -> int:
         """The largest number of instances among the models that a call of ``called`` runs."""
@@ -311,35 +311,37 @@ class TritonHealth:
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.
 
-    def dead_part(self, called: str, message: str) -> DeadPart | None:
-        """The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
+    def suspect(self, called: str, message: str, began: float, *, is_probe: bool = False) -> DeadPart | None:
+        """Notes what the error of a call to the model ``called`` is about.
 
         Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``. A pipeline
-        declares which messages mean that an engine has died.
-        """
-        message = message[:_LONGEST_MESSAGE]
-        if (found := _DEAD_STUB.search(message)) is None:
-            is_engine_error = any(re.search(pattern, message) for pattern in self._declared(called).engine_errors)
-            return (ModelFault.ENGINE, called) if is_engine_error else None
-        if found[1] is None:
-            return ModelFault.PROCESS, called
-        owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]
-        return (ModelFault.PROCESS, max(owners, key=len)) if owners else None
-
-    def suspect(self, called: str, part: DeadPart | None, began: float, *, is_probe: bool = False) -> None:
-        """Notes what the error of a call to the model ``called`` is about. No-op without a dead part.
-
-        The error of a canary is a proof. Another may contain text from a caller, so it is only a suspicion.
+        declares which messages mean that an engine has died. The error of a canary is a proof. Another may contain text
+        from a caller, so it is only a suspicion.
 
         ``began``: start of the call, in monotonic seconds. A call from before the repair of the model is ignored,
         because its error, which may be seconds late, is about the process that the repair replaced.
+
+        Returns:
+            The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
         """
-        if part is None or began < self.models[part[1]].repaired_at:
-            return
-        if is_probe:
-            self.begin(*part)
+        message, owner = message[:_LONGEST_MESSAGE], called
+        if (found := _DEAD_STUB.search(message)) is not None:
+            fault = ModelFault.PROCESS
+            if found[1] is not None:
+                owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]
+                owner = max(owners, key=len, default="")
         else:
-            self.suspects.setdefault(called, Counter())[part] += 1
+            fault = ModelFault.ENGINE
+            if not any(re.search(pattern, message) for pattern in self._declared(called).engine_errors):
+                return None
+        if not owner:
+            return None
+        if began >= self.models[owner].repaired_at:
+            if is_probe:
+                self.begin(fault, owner)
+            else:
+                self.suspects.setdefault(called, Counter())[fault, owner] += 1
+        return fault, owner
 
     def succeeded(self, called: str) -> None:
         """The engine of a model with one instance works."""

@@ -1,18 +1,21 @@
-"""The loop that watches one Triton. It acts on the table of :mod:`app.triton.health.health`."""
+"""The loop that watches one Triton. It acts on the table of :mod:`app.triton.health.health`.
+
+It sends canaries: requests that a model should be able to answer.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 from app.core.aio import Backoff
-from app.core.engine import discard_stream
-from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
-from app.core.inference import Deadline
+from app.core.engine import Engine, discard_stream, responses_of
+from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest
 from app.triton.grpc_errors import REPAIR_S
-from app.triton.health.canaries import Canaries, Canary, canary_of, is_answered, works
 from app.triton.health.health import DEAD, FAILURES, FIRST_DELAY_S, REPEATED, ModelFault, TritonHealth
 from app.triton.triton_engine import RunningStream, TritonEngine
 
@@ -42,7 +45,7 @@ DEAD_S = 0.5
 SILENT_S = 2.0
 """A stream that has begun is examined after this silence,"""
 TIMES = 5.0
-"""and this many times its longest silence so far."""
+"""and this many times the longest recent answer time of its model."""
 COUNT_S = 2.0
 """How often the statistics of models with running streams are read."""
 _MOST_CANARIES = 8
@@ -51,10 +54,24 @@ _MOST_MODELS = 4
 _REFUSED = "explicit model load / unload is not allowed"
 _log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A request that the model should be able to answer, made from a pipeline's ``sample``."""
+
+    request: InferenceRequest
+    is_decoupled: bool
+    models: frozenset[str]
+    """The models that the request uses: the called one, and the models that it runs."""
+    deadline_s: float
+    """The longest deadline of a pipeline that uses one of these models."""
+
+
+Canaries = Callable[[], Mapping[str, Canary]]
+"""Returns a new canary for each model whose pipeline has a sample."""
 Restart = Callable[[], Awaitable[None]]
 Turn = Callable[[], AbstractContextManager[bool]]
 """A block in which no other process of the gateway repairs Triton. Its value is false if another one does now."""
-Work = Callable[[], Awaitable[None]]
 
 
 def alone() -> AbstractContextManager[bool]:
@@ -79,51 +96,51 @@ class HealthWatch:
         self._canaries = canaries
         self._restart = restart
         self._turn = turn
-        self._running: set[object] = set()
         self._restarts = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S, forgiven_s=LONGEST_RESTART_S)
         self._reloading = asyncio.Lock()
         self._counts: dict[str, tuple[float, int]] = {}
         """Model -> when its statistics were read, in monotonic seconds, and its number of requests then."""
-        self._count_at = 0.0
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        health, engine, running, count_at = self._health, self._engine, set[object](), 0.0
 
-        async def finish(subject: object, work: Work) -> None:
+        async def finish(subject: object, work: Coroutine[Any, Any, None]) -> None:
             try:
-                await work()
+                await work
             except Exception:  # such as statistics that are not Triton's
                 _log.exception("a part of the watch of Triton failed; it is tried again")
             finally:
-                self._running.discard(subject)
+                running.discard(subject)
 
         async with asyncio.TaskGroup() as group:
+
+            def start(subject: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: str) -> None:
+                if subject not in running:
+                    running.add(subject)
+                    group.create_task(finish(subject, work(*arguments)))
+
             while True:
                 await asyncio.sleep(POLL_S)
-                for subject, work in self._due():
-                    if subject not in self._running:
-                        self._running.add(subject)
-                        group.create_task(finish(subject, work))
-
-    def _due(self) -> Iterator[tuple[object, Work]]:
-        health, now = self._health, time.monotonic()
-        for model in health.with_fault(ModelFault.OPEN):
-            if health.models[model].probes.is_due:
-                yield ("open", model), partial(self._probe, model)
-        if health.suspects or health.with_fault(*DEAD):
-            yield "dead", self._confirm_and_repair
-        for (model, method), calls in list(health.calls.items()):
-            if calls.unanswered >= UNANSWERED and not health.may_be_busy(model, calls):
-                if not (canaries := self._canaries_by(method, model)):
-                    canaries = self._canaries_by(method)  # only other models can tell whether Triton is stuck
-                    calls.unanswered = 0
-                for canary in canaries:
-                    yield ("silent", canary.request.model), partial(self._examine, canary.request.model, method)
-        for stream in list(self._engine.streams):
-            if self._is_silent_stream(stream):
-                yield ("stream", stream.model), partial(self._examine_streams, stream.model)
-        if self._engine.streams and now >= self._count_at:
-            yield "counts", self._count
+                for model in health.with_fault(ModelFault.OPEN):
+                    if health.models[model].probes.is_due:
+                        start(("open", model), self._probe, model)
+                if health.suspects or health.with_fault(*DEAD):
+                    start("dead", self._confirm_and_repair)
+                for (model, method), calls in list(health.calls.items()):
+                    if calls.unanswered >= UNANSWERED and not health.may_be_busy(model, calls):
+                        if not (canaries := self._canaries_by(method, model)):
+                            canaries = self._canaries_by(method)  # only other models can tell whether Triton is stuck
+                            calls.unanswered = 0
+                        for canary in canaries:
+                            called = canary.request.model
+                            start(("silent", called), self._examine, called, method)
+                for stream in list(engine.streams):
+                    if self._is_silent_stream(stream):
+                        start(("stream", stream.model), self._examine_streams, stream.model)
+                if engine.streams and time.monotonic() >= count_at:
+                    count_at = time.monotonic() + COUNT_S
+                    start("counts", self._count)
 
     async def _probe(self, model: str) -> None:
         """Without a sample, or while Triton is unreachable, checks if the model is ready."""
@@ -131,7 +148,7 @@ class HealthWatch:
         is_reached = state.probes.longest_s > state.probes.first_s
         try:
             is_working = await self._engine.model_ready(model)
-            canary = canary_of(self._canaries, model) if is_working and is_reached else None
+            canary = self._canaries().get(model) if is_working and is_reached else None
             if canary is not None:
                 is_working = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
         except GatewayError as exc:
@@ -181,10 +198,10 @@ class HealthWatch:
         is_engine = ModelFault.ENGINE in health.faults[model]
         if health.may_reload:
             # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
-            names = filter(health.runs_itself, self._bottom_up(model)) if is_engine else [model]
+            names = [each for each in health.run_by(model) if health.runs_itself(each)] if is_engine else [model]
             if not all([await self._reloads(name) for name in names]):
                 return
-        sampled = [called for canary in self._canaries() if model in health.run_by(called := canary.request.model)]
+        sampled = [called for called in self._canaries() if model in health.run_by(called)]
         is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
         if not is_dead or not (is_engine or health.models[model].died_at > asked_at):
             health.revive(model, is_proven=is_dead is not None)
@@ -193,17 +210,13 @@ class HealthWatch:
         """Whether a canary meets a dead process or engine; None without a canary. Each canary tests one instance."""
         asked_at = time.monotonic()
         for _ in range(min(2 * self._health.instances(called), _MOST_CANARIES)):
-            canary = canary_of(self._canaries, called)
-            if canary is None:
+            if (canary := self._canaries().get(called)) is None:
                 return None
             with suppress(GatewayError):
                 await discard_stream(self._engine, canary.request, Deadline.after(CANARY_S))
             if self._health.has_died_since(asked_at, called):
                 return True
         return False
-
-    def _bottom_up(self, model: str) -> list[str]:
-        return [*sorted(self._health.run_by(model) - {model}), model]
 
     async def _reloads(self, model: str, timeout_s: float | None = None) -> bool:
         """Whether the model could be loaded again."""
@@ -231,31 +244,29 @@ class HealthWatch:
         A slow model or a full queue is not a hung model: requests that nobody waits for count too.
         """
         health, state, began = self._health, self._health.models[model], time.monotonic()
-        hangs, is_reloaded = False, False
+        hangs, is_reloaded, since = False, False, began
         try:
             if not await self._stays_silent(model, method, began + state.usual_silence_s):
                 return
             health.begin(ModelFault.HUNG, model)
-            hangs_at = began + self._hung_after_s(method, model)
-            while await self._stays_silent(model, method, hangs_at):
+            while await self._stays_silent(model, method, since + self._hung_after_s(method, model)):
                 hangs = True
                 silent_s = round(time.monotonic() - began)
                 _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
-                if not await self._recovers_if_stuck(method, began):
-                    if health.may_reload and not is_reloaded:
-                        is_reloaded = True
-                        async with self._reloading:
-                            with self._turn() as is_own:
-                                # without the models below it whose own canary is answered
-                                for name in self._bottom_up(model) if is_own else ():
-                                    if name == model or not await self._look("ModelStreamInfer", name):
-                                        await self._reloads(name, RELOAD_S)
-                    else:
-                        health.restart_wanted_by.add(model)
-                        if self._restarts.is_due:
-                            self._restarts.fail()
-                            await self._restart_triton(f"model '{model}' hangs")
-                hangs_at = time.monotonic() + self._hung_after_s(method, model)
+                if await self._recovers_if_stuck(method, began):
+                    pass
+                elif health.may_reload and not is_reloaded:
+                    is_reloaded = True
+                    async with self._reloading:
+                        with self._turn() as is_own:
+                            # without the models below it whose own canary is answered
+                            for name in health.run_by(model) if is_own else ():
+                                if name == model or not await self._look("ModelStreamInfer", name):
+                                    await self._reloads(name, RELOAD_S)
+                else:
+                    health.restart_wanted_by.add(model)
+                    await self._restart_triton(f"model '{model}' hangs")
+                since = time.monotonic()
             if not hangs and not health.is_stuck:
                 state.usual_silence_s = 2 * (time.monotonic() - began)
         finally:
@@ -284,51 +295,88 @@ class HealthWatch:
             return False
         health.is_stuck = True
         _log.error("Triton is stuck: it is live, but answers no %s call", method)
-        delays, restart_at = Backoff(longest_s=LONGEST_RECOVERY_S), 0.0
+        delays = Backoff(longest_s=LONGEST_RECOVERY_S)
         is_working: bool | None = False
         while not is_working:
-            is_due = time.monotonic() >= restart_at
-            if is_due and is_working is False:
+            if is_working is False:
                 await self._restart_triton("it is stuck")
-            if is_due or is_working is None:
-                restart_at = time.monotonic() + after_s
+            else:  # it starts
+                self._restarts.due_at = max(self._restarts.due_at, time.monotonic() + after_s)
             await asyncio.sleep(delays.fail())
             is_working = await self._look(method)
         health.is_stuck = False
         _log.info("Triton answers %s calls again", method)
         return True
 
-    async def _look(self, method: str, model: str = "") -> bool | None:
-        """Sends canaries to the model; without one, to several models. One that works is enough.
+    async def _restart_triton(self, reason: str) -> None:
+        """No-op soon after the last one, and for a Triton that the gateway did not start.
 
-        None: it is unknown whether one works.
+        Then `/health/triton` shows that a restart is needed.
         """
-        began, models = time.monotonic(), self._health.models
-        canaries = self._canaries_by(method, model)
-        looks = (works(self._engine, each, models[each.request.model].canary_s, method) for each in canaries)
-        found = await asyncio.gather(*looks)
-        if True in found or self._health.is_heard_since(began, method, model):
-            return True
-        return None if None in found or not found else False
+        if self._restart is not None and self._restarts.is_due:
+            self._restarts.fail()
+            _log.error("the embedded Triton is restarted, because %s", reason)
+            await self._restart()
+
+    def _hung_after_s(self, method: str, model: str = "") -> float:
+        canaries, models = self._canaries_by(method, model), self._health.models
+        return max(HUNG_S, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries), 0.0)
 
     def _canaries_by(self, method: str, model: str = "") -> Sequence[Canary]:
         """Those of models that have answered before; without a model, several.
 
         Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled.
         """
-        known = [canary for canary in self._canaries() if self._health.models[canary.request.model].heard_at]
-        fitting = [canary for canary in known if not (canary.is_decoupled and method == "ModelInfer")]
-        return [canary for canary in fitting if model in {"", canary.request.model}][:_MOST_MODELS]
+        found = self._canaries()
+        named = (found[name] for name in found if model in {"", name} and self._health.models[name].heard_at)
+        return [each for each in named if not (each.is_decoupled and method == "ModelInfer")][:_MOST_MODELS]
 
-    def _hung_after_s(self, method: str, model: str = "") -> float:
-        canaries, models = self._canaries_by(method, model), self._health.models
-        return max(HUNG_S, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries), 0.0)
+    async def _look(self, method: str, model: str = "") -> bool | None:
+        """Sends canaries to the model; without one, to several models. One that works is enough.
 
-    async def _restart_triton(self, reason: str) -> None:
-        """No-op for a Triton that the gateway did not start: `/health/triton` shows that a restart is needed."""
-        if self._restart is not None:
-            _log.error("the embedded Triton is restarted, because %s", reason)
-            await self._restart()
+        None: it is unknown whether one works.
+        """
+        began, canaries = time.monotonic(), self._canaries_by(method, model)
+        found = await asyncio.gather(*(self._works(each, method) for each in canaries))
+        if True in found or self._health.is_heard_since(began, method, model):
+            return True
+        return None if None in found or not found else False
+
+    async def _works(self, canary: Canary, method: str) -> bool | None:
+        """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
+
+        Triton executes requests although their callers do not wait any more. So a model that answers nothing in time
+        may be busy for minutes. Triton's statistics count the requests that it completes in this time.
+
+        Returns:
+            None if Triton, its statistics or the model cannot be reached.
+        """
+        model, is_streamed = canary.request.model, method == "ModelStreamInfer"
+        timeout_s = self._health.models[model].canary_s
+
+        async def completed() -> dict[str, tuple[int, int, int]]:
+            """Model -> its executions since it was loaded, its successful requests, and their nanoseconds in Triton."""
+            found = {}
+            for name in canary.models:
+                versions = (await self._engine.document("stats", name))["model_stats"]
+                done = [version["inference_stats"]["success"] for version in versions]
+                executions = sum(version["execution_count"] for version in versions)
+                found[name] = executions, sum(each["count"] for each in done), sum(each["ns"] for each in done)
+            return found
+
+        try:
+            before = await completed()
+            if await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s):
+                return True
+            after = await completed()
+        except GatewayError:
+            return None
+        # The canary itself counts as an execution of an ensemble's steps and, before its response, of a decoupled
+        # model. So these are busy only if the completed requests took about as long as the canary waited.
+        if not is_streamed and after[model][0] != before[model][0]:
+            return True
+        gained = [(after[name][1] - before[name][1], after[name][2] - before[name][2]) for name in after]
+        return sum(ns / requests / 1e9 for requests, ns in gained if requests > 0) >= timeout_s / 2
 
     # Lost streams. Triton 2.51 does not end a stream whose model process died, not even when the model is loaded again.
     # And a connection to a host that is gone stays open for a long time.
@@ -338,7 +386,6 @@ class HealthWatch:
 
         Another instance of the model may be alive, so with several instances the stream gets more time.
         """
-        stream.sample()
         health, silent_s, canary_s = self._health, stream.silent_s, self._health.models[stream.model].canary_s
         if health.has_died_since(stream.began, stream.model) and silent_s >= (
             DEAD_S if health.instances(stream.model) == 1 else canary_s
@@ -346,6 +393,8 @@ class HealthWatch:
             text = "The process of the model died before the stream was complete."
             stream.call.interrupt(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
+        if silent_s < stream.examined_s:  # a response arrived since the last examination
+            stream.examined_s = 0.0
         if silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
             return False
         stream.examined_s = silent_s
@@ -353,8 +402,9 @@ class HealthWatch:
 
     def _limit_s(self, stream: RunningStream) -> float:
         """The silence after which a stream is examined."""
-        canary_s = self._health.models[stream.model].canary_s
-        return min(canary_s, max(SILENT_S, TIMES * stream.longest_s)) if stream.call.arrived is not None else canary_s
+        state = self._health.models[stream.model]
+        has_begun = stream.call.arrived is not None
+        return min(state.canary_s, max(SILENT_S, TIMES * state.recent_s)) if has_begun else state.canary_s
 
     async def _examine_streams(self, model: str) -> None:
         """Finds out why streams are silent. A canary may meet a dead process."""
@@ -366,13 +416,12 @@ class HealthWatch:
                 stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
             elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
                 stream.call.interrupt(ModelNotReady("The model was loaded again before the stream was complete."))
-        if not is_down and (canary := canary_of(self._canaries, model)) is not None:
+        if not is_down and (canary := self._canaries().get(model)) is not None:
             with suppress(GatewayError):
                 await is_answered(self._engine, canary, CANARY_S)
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
-        self._count_at = time.monotonic() + COUNT_S
         for model in {name for stream in self._engine.streams for name in self._health.run_by(stream.model)}:
             now = time.monotonic()
             with suppress(GatewayError):
@@ -382,3 +431,18 @@ class HealthWatch:
                 if count < counted:
                     self._health.models[model].reloaded_at = counted_at
                 self._counts[model] = now, count
+
+
+async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool:
+    """Waits for the first response. An error of the model is an answer. Raises Unavailable."""
+    deadline = Deadline.after(timeout_s)
+    try:
+        async with aclosing(responses_of(engine, [canary.request], deadline, decoupled=canary.is_decoupled)) as found:
+            await anext(found, None)
+    except DeadlineExceeded:
+        return False
+    except Unavailable:
+        raise
+    except GatewayError:
+        pass
+    return True

@@ -20,8 +20,7 @@ from app.core.errors import (
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import ModelConfig
 from app.triton.fleet import balancer as module
-from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.member import TritonServer
+from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.health.health import FAILURES
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model

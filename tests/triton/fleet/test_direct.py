@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -14,12 +14,12 @@ from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.grpc import frames
 from app.grpc.frames import REFUSED_STREAM, frame_bytes
-from app.triton.connect import open_transport
-from app.triton.fleet.balancer import DirectEngine
+from app.grpc.rpc import Transport
+from app.triton.connect import Kind, open_transport
 from app.triton.health import health as health_module
 from app.triton.health.health import FAILURES, ModelFault, TritonHealth
 from app.triton.health.health_watch import HealthWatch
-from app.triton.service import Kind
+from app.triton.triton_engine import TritonEngine
 from tests.grpc import test_client as h2
 from tests.toolkit.triton import FakeTriton, piece, serving
 from tests.toolkit.watches import Samples, eventually, running
@@ -51,18 +51,23 @@ class Scripted(FakeTriton):
 
 @asynccontextmanager
 async def calling(
-    triton: FakeTriton, kind: Kind = "asyncio"
-) -> AsyncIterator[tuple[DirectEngine, TritonHealth, dict[str, int]]]:
+    triton: Scripted, kind: Kind = "asyncio"
+) -> AsyncIterator[tuple[TritonEngine, TritonHealth, dict[str, int]]]:
     opened: dict[str, int] = {}
     health = TritonHealth(changed=lambda _, model, change: opened.update({model: opened.get(model, 0) + change}))
     async with serving(triton) as server, open_transport(server.url, kind=kind) as transport:
-        engine = DirectEngine(transport, health=health)
-        if isinstance(triton, Scripted):
-            engine.on_repeat = triton.count_repeat
-        yield engine, health, opened
+        yield repeating(transport, health, triton.count_repeat), health, opened
 
 
-async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
+def repeating(
+    transport: Transport, health: TritonHealth | None = None, on_repeat: Callable[[], None] = lambda: None
+) -> TritonEngine:
+    engine = TritonEngine(transport, health=health)
+    engine.on_repeat = on_repeat
+    return engine
+
+
+async def ask(engine: TritonEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
     """Returns the name of the error, or ``ok``."""
     request = InferenceRequest("m", (), idempotent=idempotent, is_probe=probe)
     try:
@@ -119,8 +124,7 @@ class TestRepeatedStreams:
     async def test_a_refused_stream_is_repeated(self, talk: h2.Talk) -> None:
         repeats: list[int] = []
         async with h2.server(talk, ANSWERING) as url, open_transport(url) as transport:
-            engine = DirectEngine(transport)
-            engine.on_repeat = lambda: repeats.append(1)
+            engine = repeating(transport, on_repeat=lambda: repeats.append(1))
             request = InferenceRequest("m", ())
             responses = [each async for each in engine.infer_stream(request, Deadline.after(5))]
         assert [each.outputs["Y"].array.tolist() for each in responses] == [[7]]
@@ -129,7 +133,7 @@ class TestRepeatedStreams:
     async def test_a_stream_is_repeated_only_once(self) -> None:
         async with h2.server(_going_away) as url, open_transport(url) as transport:
             with pytest.raises(UpstreamUnavailable):
-                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
+                await anext(repeating(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
 
     async def test_a_stream_that_triton_may_have_processed_is_not_repeated(self) -> None:
         async def lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +141,7 @@ class TestRepeatedStreams:
 
         async with h2.server(lost, ANSWERING) as url, open_transport(url) as transport:
             with pytest.raises(UpstreamUnavailable):
-                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
+                await anext(repeating(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
 
 
 class TestBreaker:

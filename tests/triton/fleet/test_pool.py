@@ -1,4 +1,4 @@
-"""The servers of a balancer follow the addresses of a scripted resolver."""
+"""The servers of a balancer follow the addresses of a scripted resolver; those that are down or slow are ejected."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,13 +6,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from app.core.inference import Deadline, InferenceRequest
+from app.triton.connect import addresses_of, is_name
 from app.triton.fleet import pool as module
-from app.triton.fleet.addresses import addresses_of, is_name
-from app.triton.fleet.balancer import Balancer
-from app.triton.fleet.member import TritonServer
-from app.triton.fleet.pool import ServerPool, resolve_by_system
+from app.triton.fleet.balancer import Balancer, TritonServer
+from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve_by_system, watch_servers
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.watches import eventually, running
+from tests.toolkit.watches import Samples, eventually, running
+from tests.triton.fleet.test_balancer import ANSWER, balanced, working
 
 
 class Addresses:
@@ -41,8 +42,15 @@ class Addresses:
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESOLVE_S", 0.02)
-    monkeypatch.setattr(module, "DRAIN_POLL_S", 0.005)
+    for name, value in {
+        "RESOLVE_S": 0.02,
+        "DRAIN_POLL_S": 0.005,
+        "POLL_S": 0.01,
+        "SHORTEST_S": 0.001,
+        "SILENCE_S": 0.02,
+        "FIRST_RETURN_S": 0.03,
+    }.items():
+        monkeypatch.setattr(module, name, value)
 
 
 def named(addresses: Addresses) -> tuple[ServerPool, Balancer]:
@@ -159,3 +167,77 @@ async def test_ipv6_addresses_are_written_in_brackets() -> None:
 async def test_the_system_resolves_one_family() -> None:
     """``localhost`` has addresses of both families, which belong to one machine."""
     assert await resolve_by_system("localhost", 1) in (["127.0.0.1"], ["::1"])
+
+
+@asynccontextmanager
+async def watched(balancer: Balancer, *samples: str) -> AsyncIterator[None]:
+    async with running(watch_servers(balancer, Samples(*samples))):
+        yield
+
+
+def measured(server: TritonServer, latency_s: float, count: int = ENOUGH, model: str = "m") -> None:
+    server.latencies[model].extend([latency_s] * count)
+
+
+async def test_a_down_server_returns_when_it_is_live(caplog: pytest.LogCaptureFixture) -> None:
+    engines = working(), working()
+    balancer, seen = balanced(*engines)
+    engines[0].is_up = False
+    async with watched(balancer):
+        balancer.suspected.set()
+        await eventually(lambda: not balancer.servers[0].is_up)
+        engines[0].is_up = True
+        await eventually(lambda: balancer.servers[0].is_up)
+    assert seen.ejections == [("triton-0:1", "down")]
+    assert caplog.text.count("Triton at triton-0:1 is not used: it is down") == 1
+    assert balancer.servers[0].joined_at > 0
+
+
+async def test_a_silent_server_with_requests_is_checked() -> None:
+    engines = working(), working()
+    balancer, _ = balanced(*engines)
+    engines[0].is_up = False
+    balancer.servers[0].in_flight = 1
+    async with watched(balancer):
+        await eventually(lambda: not balancer.servers[0].is_up)
+
+
+async def test_a_slow_server_is_ejected_and_returns() -> None:
+    engines = working(), working(), working()
+    balancer, seen = balanced(*engines)
+    measured(balancer.servers[0], 0.5)
+    measured(balancer.servers[1], 0.02)
+    measured(balancer.servers[2], 0.02)
+    engines[0].answers = [1.0, ANSWER]
+    async with watched(balancer, "m"):
+        await eventually(lambda: balancer.states()["triton-0:1"] == "slow")
+        await balancer.infer(InferenceRequest("m", ()), Deadline.after(1))
+        await eventually(lambda: len(engines[0].requests) > 0)  # the probe is slow too
+        assert balancer.states()["triton-0:1"] == "slow"
+        engines[0].answers = [ANSWER]
+        await eventually(lambda: balancer.states()["triton-0:1"] == "up")
+    assert seen.ejections == [("triton-0:1", "slow")]
+
+
+async def test_at_most_half_of_the_servers_are_ejected() -> None:
+    balancer, seen = balanced(working(), working())
+    measured(balancer.servers[0], 0.5)
+    measured(balancer.servers[1], 0.02)
+    async with watched(balancer):
+        await eventually(lambda: seen.ejections == [("triton-0:1", "slow")])
+        measured(balancer.servers[1], 9.0)
+        await asyncio.sleep(0.05)
+    assert len(seen.ejections) == 1
+
+
+@pytest.mark.parametrize(
+    ("latencies", "count"),
+    [((0.06, 0.02, 0.02), ENOUGH), ((0.0005, 0.0001, 0.0001), ENOUGH), ((0.5, 0.02, 0.02), ENOUGH - 1)],
+    ids=["three times", "far below a millisecond", "too few samples"],
+)
+def test_a_server_of_similar_speed_is_not_ejected(latencies: tuple[float, ...], count: int) -> None:
+    balancer, seen = balanced(working(), working(), working())
+    for server, latency_s in zip(balancer.servers, latencies, strict=True):
+        measured(server, latency_s, count)
+    eject_slow(balancer)
+    assert seen.ejections == []

@@ -225,31 +225,31 @@ class TestSuspicion:
     def test_the_error_names_a_model_that_the_called_model_runs(
         self, health: TritonHealth, text: str, stub: str, owner: str | None
     ) -> None:
-        found = health.dead_part("whole", text.format(DEAD.format(stub) if stub else "Stub process is not healthy."))
+        message = text.format(DEAD.format(stub) if stub else "Stub process is not healthy.")
+        found = health.suspect("whole", message, time.monotonic())
         assert found == (None if owner is None else (ModelFault.PROCESS, owner))
-        health.suspect("whole", found, time.monotonic())
         assert list(health.suspects) == ([] if owner is None else ["whole"])
 
     def test_errors_of_calls_before_a_repair_are_ignored(self, health: TritonHealth) -> None:
         """Triton answers a call to the old process up to 5 s later, when the model already has a new one."""
         began = time.monotonic()
         health.begin(ModelFault.PROCESS, "part")
-        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), began)
+        health.suspect("whole", DEAD.format("part_0_0"), began)
         health.revive("part")
         assert not health.suspects
-        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), began)
+        health.suspect("whole", DEAD.format("part_0_0"), began)
         assert not health.suspects
-        health.suspect("whole", health.dead_part("whole", DEAD.format("part_0_0")), time.monotonic())
+        health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
         assert health.suspects == {"whole": Counter({(ModelFault.PROCESS, "part"): 1})}
 
     async def test_repeated_errors_name_one_model(self, dying: Dying) -> None:
         dying.health.learn(config("whole", "part", "inner"))
         for stub in ("part_0_0", "part_0_0", "inner_0_0"):
-            dying.health.suspect("whole", dying.health.dead_part("whole", DEAD.format(stub)), time.monotonic())
+            dying.health.suspect("whole", DEAD.format(stub), time.monotonic())
         async with dying.watching():
             await asyncio.sleep(0.05)
             assert dying.deaths == []
-            dying.health.suspect("whole", dying.health.dead_part("whole", DEAD.format("part_0_0")), time.monotonic())
+            dying.health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
             await eventually(lambda: dying.deaths == [(ModelFault.PROCESS, "part")])
 
     def test_a_dead_step_fails_every_model_that_uses_it(self, health: TritonHealth) -> None:
@@ -266,4 +266,4 @@ class TestSuspicion:
         health = TritonHealth()
         health.learn(config("a", "b"))
         health.learn(config("b", "a"))
-        assert health.run_by("a") == {"a", "b"}
+        assert health.run_by("a") == ["b", "a"]

@@ -31,7 +31,7 @@ from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
-from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, addresses_of, is_name, open_transport
+from app.triton.connect import MAX_MESSAGE_BYTES, addresses_of, is_name, open_transport, registry_of
 from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.fleet.pool import ServerPool, watch_servers
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
@@ -212,7 +212,7 @@ class Servers:
             yield None
             return
         shared_memory = SharedMemory(
-            RegisteredRegions(transport), limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(self.metrics)
+            registry_of(transport), limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(self.metrics)
         )
         async with self.supervisor.running("shared memory", shared_memory.run()):
             yield shared_memory

@@ -7,40 +7,27 @@ retired: it is never used again, but unregistered, and dropped when Triton no lo
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from app.core.aio import Backoff
-from app.core.inference import BYTES, InferenceRequest, Tensor, raw_parts
+from app.core.inference import BYTES, ELEMENT, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig
-from app.shared_memory.layout import ByteRange, Layout, Layouts
-from app.shared_memory.received_bodies import Bodies
+from app.shared_memory.layout import ALIGNMENT, LARGE_BYTES, ByteRange, Layout, Layouts
 from app.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
 
 
-class RegistryFailed(Exception):
+class RegistryFailed(OSError):
     """Triton did not answer in time, or refused."""
 
 
-class Registry(Protocol):
-    """Triton's list of registered regions. Every method raises :class:`RegistryFailed`."""
-
-    async def counts_uses(self) -> bool:
-        """Whether it is safe to unregister a region that may be in use."""
-
-    async def register(self, name: str, size: int) -> None: ...
-
-    async def unregister(self, name: str) -> None:
-        """Fails while a request uses the region, or unmaps it after that request."""
-
-    async def names(self) -> set[str]:
-        """The regions that Triton maps."""
-
-
+Ask = Callable[..., Awaitable[Any]]
+"""Calls a method of Triton, given its name and the fields of its request. Raises :class:`RegistryFailed`."""
 OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
 """Called with the call's own region, all its regions, and whether Triton has certainly ended the call."""
 
@@ -79,8 +66,15 @@ class Lease:
     def fill(self, request: InferenceRequest) -> None:
         """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
         for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
-            if self._own is not None and slot is not None and position not in self._in_place:
-                _write(tensor, self._own.view, slot.offset)
+            if self._own is None or slot is None or position in self._in_place:
+                continue
+            view, start, array = self._own.view, slot.offset, tensor.array
+            if tensor.datatype != BYTES:
+                np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
+                continue
+            for part in raw_parts(tensor):
+                view[start : start + len(part)] = part
+                start += len(part)
 
     def settle(self) -> None:
         """Call this when Triton has certainly ended the call."""
@@ -98,15 +92,79 @@ def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
     return None if region is None or span is None else TensorSlot(region.name, *span)
 
 
-def _write(tensor: Tensor, view: memoryview, start: int) -> None:
-    """Writes the raw form of a tensor."""
-    array = tensor.array
-    if tensor.datatype != BYTES:
-        np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
-        return
-    for part in raw_parts(tensor):
-        view[start : start + len(part)] = part
-        start += len(part)
+class BodyLocation(NamedTuple):
+    """The location of a tensor in its raw form."""
+
+    region: Region
+    offset: int
+
+
+class Bodies:
+    """Implements :class:`app.core.inference.TensorMemory`. ``limit``: total bytes of the regions.
+
+    Request bodies are received directly into regions, so that their tensors need no copy before the call. Only free
+    regions are used, and at most half of the limit, because a slow client occupies its region while it sends.
+
+    ``on_change`` is called when a region is taken or returned.
+    """
+
+    def __init__(self, pool: RegionPool, limit: int, on_change: Callable[[], None]) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._on_change = on_change
+        self._bodies: dict[int, tuple[int, BodyLocation]] = {}
+        """Address of the first byte -> the size, and where the body begins."""
+
+    def take(self, size: int, tensor_at: int) -> memoryview | None:
+        start = ALIGNMENT + -tensor_at % ALIGNMENT
+        held = sum(place.region.size for _, place in self._bodies.values())
+        region = self._pool.take(start + size, self._limit - held) if size >= LARGE_BYTES else None
+        if region is None:
+            return None
+        view = region.view
+        if tensor_at == ELEMENT:
+            view[start + ELEMENT : start] = _length(size)
+        body = view[start : start + size]
+        self._bodies[_address_of(body)] = size, BodyLocation(region, start)
+        self._on_change()
+        return body
+
+    def give_back(self, memory: memoryview) -> None:
+        _, place = self._bodies.pop(_address_of(memory))
+        self._pool.give_back(place.region)
+        self._on_change()
+
+    def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, BodyLocation]:
+        """Returns the position of each large tensor that is in a body in its raw form -> its location."""
+        places = {}
+        for position, tensor in enumerate(tensors) if self._bodies else ():
+            array = tensor.array
+            if tensor.datatype == BYTES:  # one element, which follows its length
+                element = array.flat[0] if array.size == 1 else None
+                if not isinstance(element, memoryview) or not element:
+                    continue
+                address, size = _address_of(element), len(element)
+            else:
+                address, size = array.__array_interface__["data"][0], array.nbytes * array.flags.c_contiguous
+            for first, (length, body) in self._bodies.items() if size >= LARGE_BYTES else ():
+                if first <= address and address + size <= first + length:
+                    offset = body.offset + address - first
+                    if tensor.datatype == BYTES:
+                        is_raw = body.region.view[offset + ELEMENT : offset] == _length(size)
+                        offset += ELEMENT
+                    else:
+                        is_raw = offset % ALIGNMENT == 0
+                    if is_raw:
+                        places[position] = BodyLocation(body.region, offset)
+        return places
+
+
+def _length(size: int) -> bytes:
+    return size.to_bytes(-ELEMENT, "little")
+
+
+def _address_of(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
 Way = Literal["shared_memory", "full", "unavailable", "lost"]
@@ -116,8 +174,9 @@ IDLE_S = 60.0
 """A region that was idle for this time is returned to the system."""
 _FIRST_LOOK_S = 0.05
 _LONGEST_LOOK_S = 5.0
-_FAILURES = (OSError, RegistryFailed)
 _LOST = "Unable to find shared memory region"
+_COUNTS_USES = (2, 50)
+"""From this version on Triton does not unmap regions that a request uses. Older versions do, and crash."""
 _log = logging.getLogger(__name__)
 
 
@@ -135,8 +194,8 @@ class SharedMemory:
     ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call.
     """
 
-    def __init__(self, registry: Registry, limit: int, max_call_bytes: int, observer: SharedMemoryObserver) -> None:
-        self._registry = registry
+    def __init__(self, ask: Ask, limit: int, max_call_bytes: int, observer: SharedMemoryObserver) -> None:
+        self._ask = ask
         self._pool = RegionPool(limit)
         self._owner = Owner()
         self._layouts = Layouts(max_call_bytes)
@@ -178,9 +237,9 @@ class SharedMemory:
         lost = [region for region in lease.regions if region.name in message]
         if _LOST not in message or not lost:
             return False
-        if lost[0] not in self._pool.retired:
+        if lost[0] not in self._pool.those("retired"):
             self._counts_uses = None
-            self._pool.retire_all()
+            self._pool.retire(*self._pool.those("free", "used"))
             self._has_work.set()
         self._observer.called("lost")
         return True
@@ -204,15 +263,14 @@ class SharedMemory:
     async def close(self) -> None:
         """Releases all regions. Call this when no call is running."""
         if self._counts_uses:
-            self._pool.retire_free(time.monotonic())
+            self._pool.retire_free()
             await self._cleaned()
         self._owner.release()
 
     def _ended(self, own: Region | None, regions: Sequence[Region], is_answered: bool) -> None:
         """Frees or retires the regions of a call. Regions of bodies (all but ``own``) are returned later."""
         if not is_answered:
-            for region in regions:
-                self._pool.retire(region)
+            self._pool.retire(*regions)
             self._has_work.set()
         elif own is not None:
             self._pool.give_back(own)
@@ -224,13 +282,13 @@ class SharedMemory:
             self._observer.called("unavailable")
         elif not self._pool.has_room(size):
             if self._counts_uses:  # retires free regions, because they are too small
-                self._pool.retire_free(time.monotonic())
+                self._pool.retire_free()
                 self._has_work.set()
             self._observer.called("full")
         else:
             try:
                 return await self._registered(size)
-            except _FAILURES as exc:
+            except OSError as exc:
                 self._backoff.fail()
                 if not self._is_failing:
                     self._is_failing = True
@@ -239,13 +297,15 @@ class SharedMemory:
         return None
 
     async def _registered(self, size: int) -> Region:
-        """Creates and registers a region. Raises OSError or RegistryFailed."""
+        """Creates and registers a region. Raises OSError."""
         region = Region(self._owner.next_name(), size)
         self._pool.add(region)
         try:
             region.allocate()
             await self._may_unregister()
-            await self._registry.register(region.name, region.size)
+            await self._ask(
+                "SystemSharedMemoryRegister", name=region.name, key=f"/{region.name}", byte_size=region.size
+            )
         except BaseException:
             self._pool.drop(region)
             raise
@@ -268,26 +328,29 @@ class SharedMemory:
         Unneeded are those that are retired, are left from a failed registration, or belong to a gateway that was
         killed.
         """
-        retired, owner = self._pool.retired, self._owner
+        retired, owner = self._pool.those("retired"), self._owner
         try:
             if self._is_proven:
                 remove_leftovers()
                 if await self._may_unregister():
-                    for name in await self._registry.names():
-                        if name not in self._pool.names if owner.owns(name) else is_abandoned(name):
-                            with suppress(RegistryFailed):  # a request uses the region
-                                await self._registry.unregister(name)
-                names = await self._registry.names()
+                    for name in (await self._ask("SystemSharedMemoryStatus")).regions:
+                        kept = {region.name for region in self._pool.those("free", "used")}
+                        if name not in kept if owner.owns(name) else is_abandoned(name):
+                            # While a request uses the region, Triton 2.50 and 2.51 refuse; newer ones unmap it later.
+                            with suppress(RegistryFailed):
+                                await self._ask("SystemSharedMemoryUnregister", name=name)
+                names = (await self._ask("SystemSharedMemoryStatus")).regions
                 for region in retired:
                     if region.name not in names:
                         self._pool.drop(region)
-        except _FAILURES as exc:
+        except OSError as exc:
             _log.debug("Triton's regions could not be listed: %s", exc)
             return False
         self._tell()
-        return not self._pool.retired
+        return not self._pool.those("retired")
 
     async def _may_unregister(self) -> bool:
         if self._counts_uses is None:
-            self._counts_uses = await self._registry.counts_uses()
+            found = re.match(r"(\d+)\.(\d+)", (await self._ask("ServerMetadata")).version)
+            self._counts_uses = found is not None and (int(found[1]), int(found[2])) >= _COUNTS_USES
         return self._counts_uses

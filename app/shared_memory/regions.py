@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 SHARED_MEMORY = Path("/dev/shm")
 """Triton opens a region with ``shm_open``, which uses only this folder."""
@@ -161,6 +162,9 @@ def _token_of(name: str) -> str:
     return name.removeprefix(PREFIX).partition("_")[0].partition(".")[0]
 
 
+State = Literal["free", "used", "retired"]
+
+
 class RegionPool:
     """Tracks all regions and their states; no I/O.
 
@@ -170,67 +174,46 @@ class RegionPool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._free: list[Region] = []
-        self._used: set[Region] = set()
-        self._retired: set[Region] = set()
+        self._states: dict[Region, State] = {}
+
+    def those(self, *states: State) -> list[Region]:
+        return [region for region, state in self._states.items() if state in states]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The bytes that are free, in use, and retired."""
-        free, used, retired = (
-            sum(region.size for region in regions) for regions in (self._free, self._used, self._retired)
-        )
+        states: tuple[State, State, State] = "free", "used", "retired"
+        free, used, retired = (sum(region.size for region in self.those(state)) for state in states)
         return free, used, retired
-
-    @property
-    def retired(self) -> list[Region]:
-        return list(self._retired)
-
-    @property
-    def names(self) -> set[str]:
-        """The names of the regions that are free or in use."""
-        return {region.name for region in (*self._free, *self._used)}
 
     def has_room(self, size: int) -> bool:
         return sum(self.sizes) + size <= self._limit
 
     def add(self, region: Region) -> None:
         """Adds a new region, in use by a call."""
-        self._used.add(region)
+        self._states[region] = "used"
 
     def take(self, size: int, most: float = math.inf) -> Region | None:
         """Takes the smallest free region that is large enough and has at most ``most`` bytes."""
-        fitting = [region for region in self._free if size <= region.size <= most]
-        if not fitting:
-            return None
-        region = min(fitting, key=lambda region: region.size)
-        self._free.remove(region)
-        self._used.add(region)
+        fitting = [region for region in self.those("free") if size <= region.size <= most]
+        region = min(fitting, key=lambda region: region.size, default=None)
+        if region is not None:
+            self._states[region] = "used"
         return region
 
     def give_back(self, region: Region) -> None:
         """Frees a region after Triton has answered the call. A no-op for a region that was retired in the meantime."""
-        if region in self._used:
-            self._used.remove(region)
+        if self._states.get(region) == "used":
             region.used_at = time.monotonic()
-            self._free.append(region)
+            self._states[region] = "free"
 
-    def retire(self, region: Region) -> None:
-        self._used.discard(region)
-        self._retired.add(region)
+    def retire(self, *regions: Region) -> None:
+        self._states.update(dict.fromkeys(regions, "retired"))
 
-    def retire_free(self, since: float) -> None:
+    def retire_free(self, since: float = math.inf) -> None:
         """Retires the free regions that no call has used since then."""
-        kept = [region for region in self._free if region.used_at > since]
-        self._retired.update(set(self._free).difference(kept))
-        self._free = kept
-
-    def retire_all(self) -> None:
-        self._retired |= self._used | set(self._free)
-        self._used.clear()
-        self._free.clear()
+        self.retire(*(region for region in self.those("free") if region.used_at <= since))
 
     def drop(self, region: Region) -> None:
         """Removes a region that Triton can no longer access, or that no call ever used."""
-        self._used.discard(region)
-        self._retired.discard(region)
+        self._states.pop(region, None)

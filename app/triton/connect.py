@@ -4,7 +4,6 @@ Source: Triton's ``grpc_service.proto``.
 """
 
 import ipaddress
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from app.grpc.client import Client, Options
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import RpcError, Transport
-from app.shared_memory.leases import RegistryFailed
+from app.shared_memory.leases import Ask, RegistryFailed
 from app.triton.credentials import NO_CREDENTIALS, Credentials, TokenTransport
 from app.triton.grpcio import GrpcioTransport
 
@@ -84,36 +83,19 @@ async def call_control(transport: Transport, request: Message, timeout_s: float)
 
 
 _REGISTRY_TIMEOUT_S = 1.0
-_COUNTS_USES = (2, 50)
-"""From this version on Triton does not unmap regions that a request uses. Older versions do, and crash."""
 
 
-class RegisteredRegions:
-    """Implements :class:`app.shared_memory.leases.Registry` for the Triton of a transport."""
+def registry_of(transport: Transport) -> Ask:
+    """Asks Triton about regions of shared memory."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    async def counts_uses(self) -> bool:
-        answer = await self._call(service_pb2.ServerMetadataRequest())
-        found = re.match(r"(\d+)\.(\d+)", answer.version)
-        return found is not None and (int(found[1]), int(found[2])) >= _COUNTS_USES
-
-    async def register(self, name: str, size: int) -> None:
-        await self._call(service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size))
-
-    async def unregister(self, name: str) -> None:
-        """While a request uses the region, Triton 2.50 and 2.51 refuse; newer ones unmap it later."""
-        await self._call(service_pb2.SystemSharedMemoryUnregisterRequest(name=name))
-
-    async def names(self) -> set[str]:
-        return set((await self._call(service_pb2.SystemSharedMemoryStatusRequest())).regions)
-
-    async def _call(self, request: Message) -> Any:
+    async def ask(method: str, **fields: Any) -> Any:
+        request = getattr(service_pb2, f"{method}Request")(**fields)
         try:
-            return await call_control(self._transport, request, _REGISTRY_TIMEOUT_S)
+            return await call_control(transport, request, _REGISTRY_TIMEOUT_S)
         except (RpcError, DecodeError) as exc:
             raise RegistryFailed(str(exc)) from exc
+
+    return ask
 
 
 def addresses_of(url: str) -> tuple[str, ...]:

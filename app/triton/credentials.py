@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from app.config.document import ConfigError
 from app.config.watch import FollowedFile, stamp_of
@@ -36,7 +36,7 @@ class TlsFiles:
     def followed(self) -> Callable[[], ssl.SSLContext]:
         """Returns a function that creates the context, and reloads changed files. Raises CredentialsUnusable."""
         if paths := [path for path in (self.authorities, self.certificate, self.key) if path is not None]:
-            return Followed(paths, lambda: self.context("h2"))
+            return followed(paths, lambda: self.context("h2"))
         context = self.context("h2")
         return lambda: context
 
@@ -61,30 +61,28 @@ class TlsFiles:
         return context
 
 
-class Followed(Generic[Content]):
+def followed(paths: Sequence[Path], read: Callable[[], Content]) -> Callable[[], Content]:
     """Content of files, for callers that cannot wait. Changed files are read again; if invalid, the old value is kept.
 
-    ``read`` may raise CredentialsUnusable.
+    ``read`` may raise CredentialsUnusable; this function raises it too.
     """
+    file = FollowedFile(
+        paths[0],
+        lambda _: ({path: stamp_of(path) for path in paths}, read()),
+        "a file of credentials for Triton",
+        others_of=lambda found: found[0],
+    )
+    content, checked_at = file.read_first()[1], time.monotonic()
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[], Content]) -> None:
-        """Raises CredentialsUnusable."""
-        self._file = FollowedFile(
-            paths[0],
-            lambda _: ({path: stamp_of(path) for path in paths}, read()),
-            "a file of credentials for Triton",
-            others_of=lambda found: found[0],
-        )
-        self._content = self._file.read_first()[1]
-        self._checked_at = time.monotonic()
+    def newest() -> Content:
+        nonlocal content, checked_at
+        if (now := time.monotonic()) - checked_at >= CHECK_S:
+            checked_at = now
+            if (found := file.look()) is not None:
+                content = found[1]
+        return content
 
-    def __call__(self) -> Content:
-        now = time.monotonic()
-        if now - self._checked_at >= CHECK_S:
-            self._checked_at = now
-            if (found := self._file.look()) is not None:
-                self._content = found[1]
-        return self._content
+    return newest
 
 
 def token_in(path: Path) -> str:
@@ -116,7 +114,7 @@ class TokenTransport:
     def __init__(self, transport: Transport, token_file: Path) -> None:
         """Raises CredentialsUnusable."""
         self._transport = transport
-        self._metadata = Followed([token_file], lambda: (("authorization", f"Bearer {token_in(token_file)}"),))
+        self._metadata = followed([token_file], lambda: (("authorization", f"Bearer {token_in(token_file)}"),))
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
         return await self._transport.unary(path, message, timeout_s, (*metadata, *self._metadata()))

@@ -129,7 +129,7 @@ _DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
 _NOT_STARTED = re.compile(
     _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
 )
-_TOO_LARGE = f"The request's tensors are larger than {_LIMIT}, the limit of a message to Triton."
+TOO_LARGE = f"The request's tensors are larger than {_LIMIT}, the limit of a message to Triton."
 _TEXTS: tuple[tuple[str, str, Callable[[re.Match[str]], GatewayError]], ...] = (
     (
         "UNAVAILABLE",
@@ -207,7 +207,7 @@ _TEXTS: tuple[tuple[str, str, Callable[[re.Match[str]], GatewayError]], ...] = (
             hint="Make the outputs smaller, or send them in several responses of a decoupled model.",
         ),
     ),
-    ("RESOURCE_EXHAUSTED", r"(?:Received|Sent) message larger than max", lambda _: PayloadTooLarge(_TOO_LARGE)),
+    ("RESOURCE_EXHAUSTED", r"(?:Received|Sent) message larger than max", lambda _: PayloadTooLarge(TOO_LARGE)),
 )
 """The codes of an error, Triton's or gRPC's text, and the error of the gateway."""
 _ERRORS = tuple((frozenset(codes.split()), re.compile(pattern), error) for codes, pattern, error in _TEXTS)
@@ -261,10 +261,6 @@ def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: b
     return ModelError(f"Model '{model}' failed.")
 
 
-def request_too_large() -> GatewayError:
-    return PayloadTooLarge(_TOO_LARGE)
-
-
 def is_dead_process(error: GatewayError) -> bool:
     """Whether Triton answered that the Python process of a model is dead, also of one that a script called."""
     return error.upstream is not None and _DEAD_SOMEWHERE.search(error.upstream.message) is not None
@@ -289,25 +285,12 @@ def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:
 
 
 _OF_TLS = re.compile(r"\bssl\b|\btls|handshake|certificate|verification", re.IGNORECASE)
-_CAUSES = (
-    (r"has expired|certificate_expired", "the certificate of the server or of the gateway has expired"),
-    (
-        r"mismatch|hostname verification",
-        "the certificate of the server does not match the name in GATEWAY_TRITON_URL",
-    ),
-    (r"certificate.?required|bad.?certificate|handshake.?failure", "set GATEWAY_TRITON_CERT and GATEWAY_TRITON_KEY"),
-    (r"wrong.?version", "the server does not speak TLS at this port"),
-    (r"unknown.?ca", "the server does not trust the certificate in GATEWAY_TRITON_CERT"),
-    (r"verify.?failed", "no authority in GATEWAY_TRITON_CA signed the certificate of the server"),
-    ("", "the TLS connection failed"),
-)
-"""Error texts of OpenSSL and grpcio, most specific first -> the cause or the remedy."""
 
 
 def cause_of_refusal(error: RpcError) -> str:
     """Why Triton, or a proxy in front of it, refuses the gateway's connection or token; empty for another error."""
     if error.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
         return "the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
-    if error.code != "UNAVAILABLE" or not _OF_TLS.search(error.details):
-        return ""
-    return next(cause for pattern, cause in _CAUSES if re.search(pattern, error.details, re.IGNORECASE))
+    if error.code == "UNAVAILABLE" and _OF_TLS.search(error.details):
+        return "TLS failed; check GATEWAY_TRITON_CA, _CERT and _KEY, and the name and the port in GATEWAY_TRITON_URL"
+    return ""

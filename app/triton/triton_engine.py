@@ -21,6 +21,7 @@ from app.core.errors import (
     GatewayError,
     ModelError,
     ModelNotReady,
+    PayloadTooLarge,
     Unavailable,
     UnknownModel,
     UpstreamProtocol,
@@ -33,13 +34,7 @@ from app.triton.cancellation import SELF_END_S, PacedCancels
 from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_parts, trace_metadata
 from app.triton.config import model_config_of
 from app.triton.connect import MAX_MESSAGE_BYTES, call_control, path_of
-from app.triton.grpc_errors import (
-    cause_of_refusal,
-    error_of_call,
-    gateway_error_of,
-    note_lost_sequence,
-    request_too_large,
-)
+from app.triton.grpc_errors import TOO_LARGE, cause_of_refusal, error_of_call, gateway_error_of, note_lost_sequence
 from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth
 
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
@@ -385,7 +380,7 @@ class TritonEngine(InferenceServer):
 def _joined(parts: Sequence[Buffer]) -> bytes:
     """Joins the parts of a message. Raises PayloadTooLarge if Triton would not accept the message."""
     if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-        raise request_too_large()
+        raise PayloadTooLarge(TOO_LARGE)
     return b"".join(parts)
 
 

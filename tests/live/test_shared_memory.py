@@ -17,7 +17,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import Lease, SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
-from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
+from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit import raw_http
 from tests.toolkit.processes import GatewayProcess, StartGateway
@@ -161,7 +161,7 @@ async def test_an_output_that_is_too_large_is_a_contract_violation(triton: Embed
 async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemory]]:
     async with open_transport(triton.grpc_url) as transport:
         shared_memory = SharedMemory(
-            RegisteredRegions(transport), 64 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
+            registry_of(transport), 64 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
         )
         engine = TritonEngine(transport, shared_memory=shared_memory)
         await engine.model_config("scripted_large")

@@ -22,7 +22,7 @@ from app.launcher.launch import EmbeddedOptions
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
-from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
+from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.processes import running_triton
 
@@ -69,9 +69,7 @@ class Caller:
 async def caller(request: pytest.FixtureRequest, own_triton: EmbeddedTriton) -> AsyncIterator[Caller]:
     async with open_transport(own_triton.grpc_url) as transport:
         shared_memory = (
-            SharedMemory(
-                RegisteredRegions(transport), 256 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
-            )
+            SharedMemory(registry_of(transport), 256 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test")))
             if request.param == "shared memory"
             else None
         )

@@ -8,7 +8,7 @@ import pytest
 from app.shared_memory import regions
 from app.shared_memory.leases import SharedMemory
 from app.shared_memory.regions import SHARED_MEMORY
-from app.triton.connect import MAX_MESSAGE_BYTES, RegisteredRegions, open_transport
+from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
 from tests.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage, sum_of
 from tests.toolkit.triton import FakeTriton, serving
@@ -27,7 +27,7 @@ async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
     observed = Observed()
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         triton.unary = sum_of(triton)
-        shared_memory = SharedMemory(RegisteredRegions(transport), 4 * MIB, MAX_MESSAGE_BYTES, observed)
+        shared_memory = SharedMemory(registry_of(transport), 4 * MIB, MAX_MESSAGE_BYTES, observed)
         for config in (CONFIG, FIXED):
             shared_memory.learn(config, "")
         running = asyncio.create_task(shared_memory.run())

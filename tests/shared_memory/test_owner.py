@@ -12,7 +12,7 @@ import pytest
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
-from app.triton.connect import RegisteredRegions, open_transport
+from app.triton.connect import open_transport, registry_of
 from tests.shared_memory.stage import MIB
 from tests.toolkit.triton import FakeTriton, serving
 
@@ -84,7 +84,7 @@ async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[]
         (SHARED_MEMORY / f"{PREFIX}dead.lock").touch()
         (SHARED_MEMORY / f"{PREFIX}dead_1").touch()
         running = asyncio.create_task(
-            SharedMemory(RegisteredRegions(transport), MIB, MIB, SharedMemoryMetrics(Metrics("test"))).run()
+            SharedMemory(registry_of(transport), MIB, MIB, SharedMemoryMetrics(Metrics("test"))).run()
         )
         async with asyncio.timeout(5):
             while own_files():

@@ -109,7 +109,7 @@ MOST_LINES = {
     "sessions": 600,
     "shared_memory": 790,
     "starter": 70,
-    "streams": 1740,
+    "streams": 1750,
     "triton": 3960,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""

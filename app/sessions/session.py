@@ -24,14 +24,8 @@ MOST_WAITING = 8
 """Steps of one session that may wait for their turn."""
 LARGEST_KEPT_BYTES = 1024 * 1024
 """A larger answer is not kept for a repeated step."""
-_LATE = (
-    "The step was not answered before the deadline.",
-    "The step goes on. Send it again with the same X-Session-Step to get its answer.",
-)
-_LATE_STREAM = (
-    "The step had no output before the deadline.",
-    "If the step was sent to Triton, it runs to its end, and its outputs are dropped.",
-)
+_LATE_HINT = "The step goes on. Send it again with the same X-Session-Step to get its answer."
+_LATE_STREAM_HINT = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
 
 
 class HttpSessionsOff(ClientError, code="http_sessions_off", title="Sessions over HTTP are off"): ...
@@ -74,19 +68,6 @@ class StepAnswer(Struct, frozen=True):
     early_exit: str | None = None
 
 
-class SessionStep(Struct, frozen=True):
-    """``number``: as the caller counts; None if it does not. ``run``: takes a slot, and calls the model.
-
-    ``begun``: of a step whose answer is a stream, which is not kept: done with the first output.
-    """
-
-    number: int | None
-    is_last: bool
-    deadline: Deadline
-    run: Callable[[], Awaitable[StepAnswer]]
-    begun: asyncio.Future[None] | None = None
-
-
 class AnswerMemory:
     """Limits the bytes of the kept answers of all sessions."""
 
@@ -127,7 +108,8 @@ class PipelineSession:
     """Whether Triton got the end flag."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: int = field(default=0, init=False)
-    _current: SessionStep | None = field(default=None, init=False)
+    _is_last: bool = field(default=False, init=False)
+    """Whether the running step is the last one."""
     _is_sent: bool = field(default=False, init=False)
     """Whether the running step, or the last one, was sent."""
     _is_cut_off: bool = field(default=False, init=False)
@@ -153,49 +135,61 @@ class PipelineSession:
         if self.on_expired is not None:
             self.on_expired()
 
-    async def step(self, step: SessionStep) -> StepAnswer:
+    async def step(
+        self,
+        run: Callable[[], Awaitable[StepAnswer]],
+        deadline: Deadline,
+        number: int | None = None,
+        *,
+        is_last: bool = False,
+        begun: asyncio.Future[None] | None = None,
+    ) -> StepAnswer:
         """Waits for the turn of the step, and runs it. Returns its answer; that of a stream when it has begun.
 
-        Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``step.run``.
+        ``run``: takes a slot, and calls the model. ``number``: as the caller counts; None if it does not. ``begun``: of
+        a step whose answer is a stream, which is not kept: done with the first output.
+
+        Raises StepOutOfTurn, SessionLost, UnknownSession, DeadlineExceeded, and the errors of ``run``.
         """
-        outcome, begun = await self._take_turn(step), step.begun
+        outcome = await self._take_turn(number, deadline)
         if outcome is not None and begun is not None:
             raise StepOutOfTurn("This step was answered, but not as a stream.", self.steps)
         if outcome is None:
-            self._is_sent = False
-            running = asyncio.create_task(self._run(step))  # may run longer than its caller waits
+            self._is_sent, self._is_last = False, is_last
+            kept_as = number if begun is None else None
+            running = asyncio.create_task(self._run(run, kept_as))  # may run longer than its caller waits
             running.add_done_callback(self._end_turn)
             waiting: list[asyncio.Future[Any]] = [running] if begun is None else [running, begun]
             try:
-                await asyncio.wait(waiting, timeout=step.deadline.remaining_s(), return_when=FIRST_COMPLETED)
+                await asyncio.wait(waiting, timeout=deadline.remaining_s(), return_when=FIRST_COMPLETED)
             finally:
                 if not self._is_sent and not running.done():
                     running.cancel()
             if begun is not None and begun.done():
                 return StepAnswer(b"")
             if not running.done():
-                detail, hint = _LATE_STREAM if begun is not None else _LATE
-                raise DeadlineExceeded(detail, hint=hint)
+                hint = _LATE_HINT if begun is None else _LATE_STREAM_HINT
+                raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
             outcome = running.result()
         if isinstance(outcome, GatewayError):
             raise outcome
         return outcome
 
-    async def _take_turn(self, step: SessionStep) -> StepAnswer | GatewayError | None:
+    async def _take_turn(self, number: int | None, deadline: Deadline) -> StepAnswer | GatewayError | None:
         """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
         self.expire()
         if self._waiting >= MOST_WAITING:
             raise StepOutOfTurn(f"{MOST_WAITING} steps of this session wait already.", self.steps)
         self._waiting += 1
         try:
-            async with asyncio.timeout(step.deadline.remaining_s()):
+            async with asyncio.timeout(deadline.remaining_s()):
                 await self._turn.acquire()
         except TimeoutError as exc:
             raise DeadlineExceeded("The deadline passed while an earlier step of the session ran.") from exc
         finally:
             self._waiting -= 1
-        number, last = step.number, self.steps
         error: GatewayError | None = None
+        last = self.steps
         if self._kept is None or number != last:
             if self.ended is not None:
                 error = self.lost() if self.ended is End.LOST else UnknownSession("The session has ended.")
@@ -214,13 +208,13 @@ class PipelineSession:
         self._turn.release()
         self._idle_since = monotonic()
 
-    async def _run(self, step: SessionStep) -> StepAnswer | GatewayError:
-        self._current = step
+    async def _run(self, run: Callable[[], Awaitable[StepAnswer]], number: int | None) -> StepAnswer | GatewayError:
+        """``number``: None if the answer is not kept."""
         queued_before = self.queued_at
         outcome: StepAnswer | GatewayError
         try:
             try:
-                outcome = await step.run()
+                outcome = await run()
             except GatewayError as exc:
                 exc.forget_frames()  # they hold the request's body
                 outcome = exc
@@ -231,16 +225,15 @@ class PipelineSession:
             if self._is_sent and not self.sequence.is_lost and not isinstance(outcome, Rejected | Unavailable):
                 self.steps += 1  # an error of the model is an answer too: the model ran
                 self.forget()
-                if step.begun is None and step.number is not None and self.memory.take(_size_of(outcome)):
+                if number is not None and self.memory.take(_size_of(outcome)):
                     self._kept = outcome
-                if step.is_last:
+                if self._is_last:
                     self.has_end_flag = isinstance(outcome, StepAnswer)
                     self.close(End.LAST_STEP)
         except BaseException:
             self.sequence.is_lost |= self._is_sent  # the call was interrupted
             raise
         finally:
-            self._current = None
             if self.sequence.is_lost:
                 self.close(End.LOST)
         return self.lost() if self.sequence.is_lost else outcome
@@ -250,9 +243,8 @@ class PipelineSession:
 
         The start flag is repeated only if Triton did not take the first step: a model that failed has a state, too.
         """
-        assert self._current is not None
         self.queued_at, self._is_sent = monotonic(), True
-        return self.in_sequence(request, starts=not self.steps, ends=self._current.is_last)
+        return self.in_sequence(request, starts=not self.steps, ends=self._is_last)
 
     def in_sequence(self, request: InferenceRequest, *, starts: bool = False, ends: bool = False) -> InferenceRequest:
         """Returns the request as one of the sequence: the first if it ``starts`` it, the last if it ``ends`` it."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,12 @@ from app.sessions.session import (
     End,
     PipelineSession,
     SessionLost,
-    SessionStep,
     StepAnswer,
     StepOutOfTurn,
     UnknownSession,
 )
 from app.sessions.session_terms import SessionTerms
-from tests.toolkit.simulated_clock import simulated
+from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 REQUEST = InferenceRequest("m", ())
 
@@ -58,45 +58,29 @@ class Model:
         *,
         is_last: bool = False,
         deadline_s: float = 5.0,
-        before: GatewayError | None = None,
-        after: Callable[[], Awaitable[None]] | GatewayError | None = None,
+        before: "Obstacle" = None,
+        after: "Obstacle" = None,
+        rest: "Obstacle" = None,
+        streams: bool = False,
         body: bytes = b"",
     ) -> StepAnswer:
-        """``before``: an error before the request is sent. ``after``: what the model does, or its error."""
-
-        async def run() -> StepAnswer:
-            if before is not None:
-                raise before
-            self.sent.append(self.session.prepared(REQUEST))
-            if isinstance(after, GatewayError):
-                raise after
-            if after is not None:
-                await after()
-            return StepAnswer(body or b"%d" % len(self.sent))
-
-        return await self.session.step(SessionStep(number, is_last, Deadline.after(deadline_s), run))
-
-    async def begin(
-        self,
-        number: int | None = None,
-        *,
-        deadline_s: float = 5.0,
-        before: asyncio.Event | GatewayError | None = None,
-        first: asyncio.Event | GatewayError | None = None,
-        rest: asyncio.Event | GatewayError | None = None,
-    ) -> None:
-        """A step that is streamed. An event delays, before the request is sent, the first output, or the end."""
-        begun = asyncio.get_running_loop().create_future()
+        """What happens before the request is sent, ``after`` it, and of a stream after its first output."""
+        begun = asyncio.get_running_loop().create_future() if streams else None
 
         async def run() -> StepAnswer:
             await _passed(before)
             self.sent.append(self.session.prepared(REQUEST))
-            await _passed(first)
-            begun.set_result(None)
+            await _passed(after)
+            if begun is not None:
+                begun.set_result(None)
             await _passed(rest)
-            return StepAnswer(b"")
+            return StepAnswer(body or b"%d" % len(self.sent))
 
-        await self.session.step(SessionStep(number, False, Deadline.after(deadline_s), run, begun))
+        deadline = Deadline.after(deadline_s)
+        return await self.session.step(run, deadline, number, is_last=is_last, begun=begun)
+
+    async def begin(self, number: int | None = None, **options: Any) -> StepAnswer:
+        return await self.step(number, streams=True, **options)
 
     async def expire(self) -> None:
         """Returns when the session has ended."""
@@ -110,11 +94,14 @@ class Model:
         return [set(each.parameters) - {"sequence_id"} for each in self.sent]
 
 
-async def _passed(obstacle: asyncio.Event | GatewayError | None) -> None:
+Obstacle = asyncio.Event | GatewayError | Callable[[], Awaitable[None]] | None
+
+
+async def _passed(obstacle: Obstacle) -> None:
     if isinstance(obstacle, GatewayError):
         raise obstacle
     if obstacle is not None:
-        await obstacle.wait()
+        await (obstacle.wait() if isinstance(obstacle, asyncio.Event) else obstacle())
 
 
 async def test_a_streamed_step_begins_with_its_first_output_and_keeps_its_turn() -> None:
@@ -140,17 +127,11 @@ async def test_the_answer_of_a_streamed_step_is_not_kept(rest: GatewayError | No
     assert (len(model.sent), model.memory.used) == (2, 0)
 
 
-async def test_an_answered_step_is_not_repeated_as_a_stream() -> None:
+async def test_a_refused_streamed_step_leaves_the_kept_answer() -> None:
     model = Model()
     first = await model.step(1)
     with pytest.raises(StepOutOfTurn):
         await model.begin(1)
-    assert await model.step(1) == first
-
-
-async def test_a_streamed_step_that_was_not_sent_leaves_the_kept_answer() -> None:
-    model = Model()
-    first = await model.step(1)
     with pytest.raises(TooManyRequests):
         await model.begin(2, before=TooManyRequests("full"))
     assert await model.step(1) == first
@@ -159,7 +140,7 @@ async def test_a_streamed_step_that_was_not_sent_leaves_the_kept_answer() -> Non
 async def test_an_error_before_the_first_output_is_raised() -> None:
     model = Model()
     with pytest.raises(ModelError):
-        await model.begin(first=ModelError("failed"))
+        await model.begin(after=ModelError("failed"))
     assert model.session.steps == 1
 
 
@@ -167,7 +148,7 @@ async def test_an_error_before_the_first_output_is_raised() -> None:
 async def test_only_a_streamed_step_that_was_sent_goes_on_after_the_deadline(is_sent: bool, steps: int) -> None:
     model, gate = Model(), asyncio.Event()
     with pytest.raises(DeadlineExceeded):
-        await model.begin(deadline_s=0.05, before=None if is_sent else gate, first=gate if is_sent else None)
+        await model.begin(deadline_s=0.05, before=None if is_sent else gate, after=gate if is_sent else None)
     gate.set()
     await model.session.settle()
     assert (len(model.sent), model.session.steps) == (steps, steps)
@@ -194,17 +175,7 @@ async def test_the_start_flag_is_not_repeated_after_a_failed_first_step(error: G
     assert model.flags == [{"sequence_start"}, set()]
 
 
-async def test_the_start_flag_is_repeated_if_triton_did_not_take_the_first_step() -> None:
-    model = Model()
-    with pytest.raises(TooManyRequests):
-        await model.step(after=TooManyRequests("full"))
-    await model.step()
-    await model.step()
-    assert model.flags == [{"sequence_start"}, {"sequence_start"}, set()]
-    assert model.session.steps == 2
-
-
-async def test_a_refused_step_is_no_step() -> None:
+async def test_a_step_that_triton_did_not_take_is_no_step() -> None:
     model = Model()
     with pytest.raises(TooManyRequests):
         await model.step(1, before=TooManyRequests("busy"))
@@ -212,7 +183,9 @@ async def test_a_refused_step_is_no_step() -> None:
     with pytest.raises(TooManyRequests):
         await model.step(1, after=TooManyRequests("the queue of Triton is full"))
     assert (await model.step(1)).body == b"2"
-    assert model.session.steps == 1
+    await model.step()
+    assert model.flags == [{"sequence_start"}, {"sequence_start"}, set()]
+    assert model.session.steps == 2
 
 
 async def test_a_repeated_step_gets_the_kept_answer_or_error() -> None:
@@ -254,12 +227,8 @@ async def test_a_large_answer_is_not_kept() -> None:
 
 async def test_a_sent_step_goes_on_without_its_caller() -> None:
     model, gate = Model(), asyncio.Event()
-
-    async def wait() -> None:
-        await gate.wait()
-
     with pytest.raises(DeadlineExceeded):
-        await model.step(1, deadline_s=0.05, after=wait)
+        await model.step(1, deadline_s=0.05, after=gate)
     leaving = asyncio.create_task(model.step(1))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -271,26 +240,16 @@ async def test_a_sent_step_goes_on_without_its_caller() -> None:
 
 
 async def test_a_step_that_was_not_sent_ends_with_its_caller() -> None:
-    model, waits = Model(), asyncio.Event()
-
-    async def run() -> StepAnswer:
-        waits.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    leaving = asyncio.create_task(model.session.step(SessionStep(1, False, Deadline.after(5), run)))
-    await waits.wait()
+    model = Model()
+    leaving = asyncio.create_task(model.step(1, before=asyncio.Event()))
+    await asyncio.sleep(0.01)
     leaving.cancel()
     assert (await model.step(1)).body == b"1"
 
 
 async def test_few_steps_wait_for_their_turn() -> None:
     model, gate = Model(), asyncio.Event()
-
-    async def wait() -> None:
-        await gate.wait()
-
-    steps = [asyncio.create_task(model.step(after=wait)) for _ in range(MOST_WAITING + 1)]
+    steps = [asyncio.create_task(model.step(after=gate)) for _ in range(MOST_WAITING + 1)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     with pytest.raises(StepOutOfTurn):
@@ -348,33 +307,29 @@ async def test_a_session_that_expires_while_triton_cannot_be_reached_is_lost(ste
 
 
 @pytest.mark.parametrize(("triton_idle_s", "ends_after_s"), [(600.0, 130.0), (60.0, 100.0)])
-def test_a_session_expires_after_its_last_step(triton_idle_s: float, ends_after_s: float) -> None:
+@on_a_simulated_clock
+async def test_a_session_expires_after_its_last_step(triton_idle_s: float, ends_after_s: float) -> None:
     """Steps come for longer than ``idle_s``, and the last one takes longer. Triton counts from when it was queued."""
-
-    async def run() -> None:
-        model, loop = Model(terms(idle_s=30, triton_idle_s=triton_idle_s)), asyncio.get_running_loop()
-        started = loop.time()
-        for _ in range(3):
-            await model.step(after=lambda: asyncio.sleep(0))
-            await asyncio.sleep(10)
-        await model.step(after=lambda: asyncio.sleep(70), deadline_s=100)
-        await model.expire()
-        assert (model.ends, round(loop.time() - started)) == ([End.IDLE], ends_after_s)
-
-    simulated(run())
+    model, loop = Model(terms(idle_s=30, triton_idle_s=triton_idle_s)), asyncio.get_running_loop()
+    started = loop.time()
+    for _ in range(3):
+        await model.step(after=lambda: asyncio.sleep(0))
+        await asyncio.sleep(10)
+    await model.step(after=lambda: asyncio.sleep(70), deadline_s=100)
+    await model.expire()
+    assert (model.ends, round(loop.time() - started)) == ([End.IDLE], ends_after_s)
 
 
+@on_a_simulated_clock
 async def test_a_running_step_holds_off_the_end() -> None:
-    model, gate = Model(terms(idle_s=0.01)), asyncio.Event()
+    model = Model(terms(idle_s=1))
 
     async def wait() -> None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(10)
         model.session.expire()
         assert model.ends == []
         model.session.close(End.DELETED)
-        gate.set()
 
-    await model.step(after=wait)
-    assert gate.is_set()
+    await model.step(after=wait, deadline_s=20)
     await model.session.settle()
     assert model.ends == [End.DELETED]

@@ -8,14 +8,14 @@ data, classification and generate extensions.
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.api.exchange import Exchange, Header
+from app.api.exchange import Exchange
 from app.api.oip.signature import Input, Signature, not_json, parameter_of
 from app.api.responses import JSON, send_parts
 from app.codecs.json_scan import WHITESPACE, members_of, spans_of
@@ -48,31 +48,26 @@ _ONE_FIELD = (
 )
 
 _Size = Annotated[int, Meta(ge=0)]
-_Dim = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class _InputParameters(Struct):
+class _TensorParameters(Struct):
+    """Of an input: ``binary_data_size``. Of an output: ``binary_data`` and ``classification``."""
+
     binary_data_size: _Size | UnsetType = UNSET
-    shared_memory_region: Raw | UnsetType = UNSET
-
-
-class _OutputParameters(Struct):
-    binary_data: bool | UnsetType = UNSET
+    binary_data: bool = False
     classification: _Size = 0
-    shared_memory_region: Raw | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
 
 
-class _Input(Struct):
+class _Output(Struct, kw_only=True):
     name: str
+    parameters: _TensorParameters | None = None
+
+
+class _Input(_Output, kw_only=True):
     datatype: str
-    shape: list[_Dim]
-    parameters: _InputParameters | None = None
+    shape: list[Annotated[int, Meta(ge=0, le=2**63 - 1)]]
     data: Raw | UnsetType = UNSET
-
-
-class _Output(Struct):
-    name: str
-    parameters: _OutputParameters | None = None
 
 
 class _Body(Struct):
@@ -82,7 +77,7 @@ class _Body(Struct):
     id: Annotated[str, Meta(max_length=MAX_ID)] | None = None
 
 
-_NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParameters()
+_NO_PARAMETERS = _TensorParameters()
 _decode = msgspec.json.Decoder(_Body).decode
 _MAX_BLANK = 1024
 """Limit of the white space before a list in a generate request, in bytes."""
@@ -95,36 +90,41 @@ class ParsedRequest(Struct, frozen=True, eq=False):
 
     inference: InferenceRequest
     id: str = ""
+    listed: Mapping[str, bool] | None = None
+    """The outputs for the caller, and whether as binary data; None for all that the model sends."""
     all_binary: bool = False
-    binary: dict[str, bool] = {}
-    """Output -> whether the caller requests binary data. ``all_binary`` applies to all other outputs."""
-    wanted: frozenset[str] | None = None
-    """The outputs for the caller; None for all that the model sends."""
+    """Whether those are binary data."""
 
 
 def parse_request(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
     """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
     decoded = _decoded(body[:json_bytes])
-    outputs, given = decoded.outputs or (), decoded.parameters or {}
+    given = decoded.parameters or {}
     parameters = {name: parameter_of(name, memoryview(value)) for name, value in given.items()}
     all_binary = parameters.pop("binary_data_output", False)
     if not isinstance(all_binary, bool):
         raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
     signature.check_inputs(tensors)
-    requested = _outputs_of(outputs, signature)
-    # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
-    all_outputs = map(RequestedOutput, signature.outputs) if requested and signature.config.is_ensemble else ()
-    sent = {each.name: each for each in all_outputs} | requested
+    sent, listed = dict[str, RequestedOutput](), dict[str, bool]()
+    if decoded.outputs and signature.config.is_ensemble:
+        # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
+        sent = {name: RequestedOutput(name) for name in signature.outputs}
+    for each in decoded.outputs or ():
+        if (known := signature.outputs.get(each.name)) is None:
+            raise signature.unexpected("output", each.name)
+        wanted = each.parameters or _NO_PARAMETERS
+        _check_region(wanted)
+        if wanted.classification:  # Triton 2.51 crashes for BYTES and for empty outputs
+            refusal = f"class result not available for output '{known.name}'"
+            if known.datatype not in _CLASSIFIED or wanted.classification > 2**31 - 1:
+                raise InvalidInput(f"{refusal} of datatype {known.datatype}.")
+            if any(dim < 1 for dim in known.dims):
+                raise InvalidInput(f"{refusal}, which may have no element.")
+        sent[known.name] = RequestedOutput(known.name, wanted.classification)
+        listed[known.name] = wanted.binary_data
     inference = signature.request_of(tensors, version, parameters, sent.values())
-    # As in Triton, ``binary_data_output`` does not apply to listed outputs.
-    binary = {
-        each.name: each.parameters.binary_data
-        for each in outputs
-        if each.parameters is not None and isinstance(each.parameters.binary_data, bool)
-    }
-    wanted = frozenset(requested) if requested else None
-    return ParsedRequest(inference, decoded.id or "", all_binary and not outputs, binary, wanted)
+    return ParsedRequest(inference, decoded.id or "", listed or None, all_binary)
 
 
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
@@ -190,11 +190,10 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
                 raise InvalidInput(f"invalid datatype for input {known.spec.name}")
             expected = f"model '{known.model}' expects '{known.spec.datatype}'"
             raise InvalidInput(f"inference input '{known.spec.name}' data-type is '{each.datatype}', but {expected}")
-        parameters = each.parameters or _NO_INPUT_PARAMETERS
+        parameters = each.parameters or _NO_PARAMETERS
         shape, size = tuple(each.shape), parameters.binary_data_size
         known.check_shape(shape)
-        if parameters.shared_memory_region is not UNSET:
-            raise _no_shared_memory(parameters.shared_memory_region)
+        _check_region(parameters)
         if (each.data is UNSET) == (size is UNSET):
             found = "no field is set" if size is UNSET else "set 'data' 'binary_data_size'"
             raise InvalidInput(f"{_ONE_FIELD} But {found} for input '{known.spec.name}'")
@@ -210,33 +209,13 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
         raise InvalidInput(f"unexpected additional input data for model '{signature.config.name}'")
 
 
-def _outputs_of(given: Sequence[_Output], signature: Signature) -> dict[str, RequestedOutput]:
-    """If an output is requested twice, the last request applies."""
-    found: dict[str, RequestedOutput] = {}
-    for each in given:
-        parameters = each.parameters or _NO_OUTPUT_PARAMETERS
-        if (known := signature.outputs.get(each.name)) is None:
-            raise signature.unexpected("output", each.name)
-        classes = parameters.classification
-        if parameters.shared_memory_region is not UNSET:
-            raise _no_shared_memory(parameters.shared_memory_region)
-        if classes:  # Triton 2.51 crashes for BYTES and for empty outputs
-            refusal = f"class result not available for output '{known.name}'"
-            if known.datatype not in _CLASSIFIED or classes > 2**31 - 1:
-                raise InvalidInput(f"{refusal} of datatype {known.datatype}.")
-            if any(dim < 1 for dim in known.dims):
-                raise InvalidInput(f"{refusal}, which may have no element.")
-        found[known.name] = RequestedOutput(known.name, classes)
-    return found
+def _check_region(parameters: _TensorParameters) -> None:
+    """Raises InvalidInput."""
+    if isinstance(name := parameters.shared_memory_region, str):
+        text = f"Unable to find shared memory region: '{shown(name)}'. This gateway accepts none from callers."
+        raise InvalidInput(text)
 
 
-def _no_shared_memory(region: Raw) -> InvalidInput:
-    name = msgspec.json.decode(region)
-    of_name = f": '{shown(name)}'" if isinstance(name, str) else ""
-    return InvalidInput(f"Unable to find shared memory region{of_name}. This gateway accepts none from callers.")
-
-
-_BINARY: Header = (b"content-type", b"application/octet-stream")
 _LARGE_BYTES = 64 * 1024
 """Answers below this size are sent in one piece."""
 
@@ -245,10 +224,10 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     outputs, raws = list[dict[str, Any]](), list[Buffer]()
     for tensor in response.outputs.values():
-        if parsed.wanted is not None and tensor.name not in parsed.wanted:
+        if parsed.listed is not None and tensor.name not in parsed.listed:
             continue
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if parsed.binary.get(tensor.name, parsed.all_binary):
+        if parsed.all_binary if parsed.listed is None else parsed.listed[tensor.name]:
             parts = raw_parts(tensor)
             raws.append(parts[0] if len(parts) == 1 else b"".join(parts))
             described["parameters"] = {"binary_data_size": len(raws[-1])}
@@ -258,12 +237,15 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     own_id = {"id": parsed.id} if parsed.id else {}
     frame = own_id | {"model_name": parsed.inference.model, "model_version": response.version}
     is_large = any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
-    whole = [] if is_large else [json_of(frame | {"outputs": outputs})]
-    head = whole or await joined_in_turns(_pieces_of(frame, outputs))
+    head: Sequence[bytes | bytearray]
+    head = await joined_in_turns(_pieces_of(frame, outputs)) if is_large else [json_of(frame | {"outputs": outputs})]
     json_bytes, raw_bytes = sum(map(len, head)), sum(map(len, raws))
     size, headers = json_bytes + raw_bytes, [JSON]
     if raw_bytes:
-        headers = [_BINARY, (b"inference-header-content-length", b"%d" % json_bytes)]
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"inference-header-content-length", b"%d" % json_bytes),
+        ]
     if size < _LARGE_BYTES:
         await exchange.answer(((b"content-length", b"%d" % size), *headers), b"".join((*head, *raws)))
     else:

@@ -4,6 +4,7 @@
 extension. The read-only routes are health, metadata, configurations, statistics and the index of exposed models.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import is_
@@ -61,9 +62,7 @@ class _Digits(StringConvertor):
 
 
 register_url_convertor("int", _Digits())
-_LENGTH = b"inference-header-content-length"
-_MAX_DIGITS = 18
-_MAX_ERROR = 512
+_LENGTH = re.compile("[0-9]{1,18}")
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -94,7 +93,7 @@ def code_of_model(error: GatewayError) -> str | None:
 
 def error_object(error: GatewayError, _request_id: str = "") -> Values:
     text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
-    return {"error": shown(text, _MAX_ERROR)}
+    return {"error": shown(text, 512)}
 
 
 def error_response(error: GatewayError, _request_id: str) -> Response:
@@ -162,9 +161,8 @@ class OipEndpoints:
         The Open Inference Protocol: tensors as JSON, or as binary data after the JSON.
         """
         signature, call = self._begin(exchange, found["model"], "unary")
-        version, text = version_of(found), exchange.header(_LENGTH)
-        is_length = text is not None and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
-        declared = int(text) if text is not None and is_length else None
+        version, text = version_of(found), exchange.header(b"inference-header-content-length")
+        declared = int(text) if text is not None and _LENGTH.fullmatch(text) else None
         body = await self._content_of(exchange, tensor_at=declared)
         json_bytes = len(body) or 1  # an empty body is not JSON
         if text is not None:
@@ -351,7 +349,7 @@ class OipEndpoints:
 def version_of(found: Found) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
     text: str = found.get("version", "")
-    if len(text) > _MAX_DIGITS:
+    if len(text) > 18:
         raise UnknownModel.named(found["model"], text)
     return str(int(text)) if text else ""
 

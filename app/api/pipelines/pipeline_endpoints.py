@@ -1,5 +1,6 @@
 """Runs pipelines: whole answers, streams, streams that can be resumed, and WebSockets."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ from app.pipelines.run import answer_of, streamed_answer_of
 from app.streams.events import STALL_S, Event
 from app.streams.store import StartedStream, StreamStore
 
-MAX_ID_DIGITS = 15
+_EVENT_ID = re.compile("[0-9]{1,15}")
 MAX_AT_ONCE = 8
 """Limit of the requests of one WebSocket that run at the same time."""
 
@@ -170,7 +171,7 @@ class PipelineEndpoints:
         Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it.
         """
         last = exchange.header(b"last-event-id") or "0"
-        if not (last.isascii() and last.isdecimal() and len(last) <= MAX_ID_DIGITS):
+        if not _EVENT_ID.fullmatch(last):
             raise InvalidRequest("Last-Event-ID is not an event id.")
         self._inference.workload.add(exchange)
         store, after = await self._store_for(exchange, found["id"]), int(last)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypedDict
@@ -43,7 +44,7 @@ from app.pipelines.spec import PipelineSpec
 from app.sessions.session import End, HttpSessionsOff, SessionLost, StepOutOfTurn, UnknownSession
 
 STEP = b"x-session-step"
-_MOST_DIGITS = 15
+_NUMBER = re.compile("[0-9]{1,15}")
 _WITH_WORKERS = "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS=1."
 _FLAG = {"sessions": "Whether each request is a step of a session"}
 _ANSWER_HEADERS = answer_headers(
@@ -58,7 +59,7 @@ _ANSWER_HEADERS = answer_headers(
 _STEP_HEADERS = (
     header(
         "X-Session-Step",
-        {"type": "integer", "minimum": 1, "maximum": 10**_MOST_DIGITS - 1},
+        {"type": "integer", "minimum": 1, "maximum": 10**15 - 1},
         "The number of the step, from 1: a repeated step gets the first answer again.",
     ),
     header("X-Session-End", enum_of(["true", "false"]), "`true`: the last step of the session"),
@@ -229,9 +230,7 @@ class Sessions(Layer):
         if transport == "stream":
             check_is_start(exchange)
         number, last = exchange.header(STEP), exchange.header(b"x-session-end")
-        if number is not None and not (
-            number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS and int(number)
-        ):
+        if number is not None and not (_NUMBER.fullmatch(number) and int(number)):
             raise InvalidRequest("X-Session-Step is not the number of a step; the first step is 1.")
         if last is not None and last.lower() not in ("true", "false"):
             raise InvalidRequest("X-Session-End must be `true` or `false`.")

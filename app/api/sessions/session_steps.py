@@ -23,7 +23,7 @@ from app.core.trace import TraceContext
 from app.http1.websocket import Message, Reason, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.run import Collector, WholeAnswer
-from app.sessions.session import End, SessionLost, SessionStep, StepAnswer, UnknownSession
+from app.sessions.session import End, SessionLost, StepAnswer, UnknownSession
 from app.streams.events import Event, LiveLog
 from app.streams.stream import Done
 
@@ -95,7 +95,7 @@ class StepRequest(Struct, eq=False):
             return StepAnswer(await body_of_values(rendered(pipeline, ending)[0]), ending.early_exit)
 
         with self.waiting:
-            answer = await session.step(SessionStep(self.number, self.is_last, deadline, run))
+            answer = await session.step(run, deadline, self.number, is_last=self.is_last)
         self.record.exit_early(answer.early_exit)
         return answer
 
@@ -108,11 +108,11 @@ class StepRequest(Struct, eq=False):
         timeout_s = session.pipeline.stream_spec("/v1/sessions/{id}").timeout_s
         deadline = self.exchange.deadline(min(timeout_s, session.terms.reach_s))
         request, begun = (await self.read(deadline)).owned(), loop.create_future()
+        call = self._call(request, StepCollector(session, request))  # forgets the inputs when they are sent
 
         async def run() -> StepAnswer:
             """Returns when the model has sent its last response."""
-            self.begun_as = session.steps + 1
-            call = self._call(request, StepCollector(session, request))
+            self.begun_as, call.deadline = session.steps + 1, Deadline.after(session.terms.triton_idle_s)
             stream, self.opening = await self.inference.open_stream(call, self.log)
             late = DeadlineExceeded("The deadline passed. The step runs to its end, and its outputs are dropped.")
             timer = loop.call_later(deadline.remaining_s(), self.leave, late)
@@ -127,7 +127,7 @@ class StepRequest(Struct, eq=False):
 
         try:
             with self.waiting:
-                await session.step(SessionStep(self.number, self.is_last, deadline, run, begun))
+                await session.step(run, deadline, self.number, is_last=self.is_last, begun=begun)
         except BaseException:
             self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # nobody reads it
             raise

@@ -17,26 +17,19 @@ from app.api.bodies import MAX_SILENT_BYTES, READ_BYTES, inflated
 from app.api.body_memory import ByteBudget
 from app.api.limits import Limits
 from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
-from app.core.inference import InferenceResponse, RequestedOutput
+from app.core.inference import RequestedOutput
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import exchange_with
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, response, tensor
 
 ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]", "C FP32 [4]"], name="echo")
-WORDS = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="words", decoupled=True)
 INFER = "/v2/models/echo/infer"
 ANSWER = response(tensor("Y", "FP32", [0.5, 2.0]), tensor("T", "BYTES", [b"a", b"\xff"]))
 LIMITS = Limits(1024 * 1024, max_bytes_in_flight=4 * 1024 * 1024)
 
 
-api = gateway_fixture(
-    "pipelines: {echo: {model: echo, warmup: false}}\noip: {models: [words]}\n",
-    ECHO,
-    WORDS,
-    answers=[ANSWER],
-    limits=LIMITS,
-)
+api = gateway_fixture("pipelines: {echo: {model: echo, warmup: false}}\n", ECHO, answers=[ANSWER], limits=LIMITS)
 
 
 def x(**changed: Any) -> dict[str, Any]:
@@ -192,14 +185,6 @@ async def test_an_error_names_what_it_is_about(api: Served, inputs: list[Any], m
     assert (status, SHOWN[:9] in text, text.isprintable(), "z" * 65 in text) == (400, True, True, False)
 
 
-async def test_an_error_names_the_model(api: Served) -> None:
-    expected = (404, "Request for unknown model: 'nope' is not found")
-    for verb in ("infer", "generate", "generate_stream"):
-        assert error_of(await api.client.post(f"/v2/models/nope/{verb}", json={})) == expected
-    for document in ("", "/config", "/versions/9"):
-        assert error_of(await api.client.get(f"/v2/models/nope{document}")) == expected
-
-
 async def test_an_error_never_repeats_a_value(api: Served) -> None:
     canary = "canary7"
     for tensor_ in (x(datatype=canary), x(data=[canary]), x(shape=[canary]), x()):
@@ -268,11 +253,6 @@ async def test_a_reloaded_model_changes_the_accepted_requests(api: Served) -> No
     assert described["properties"]["datatype"] == {"type": "string", "const": "INT32"}
 
 
-async def test_an_invalid_request_timeout_is_400(api: Served) -> None:
-    answer = await api.client.post(INFER, json={"inputs": [x()]}, headers={"X-Request-Timeout": "never"})
-    assert error_of(answer)[0] == 400
-
-
 async def test_errors_of_the_gateway_keep_their_statuses(api: Served) -> None:
     api.engine.answers = [UpstreamUnavailable("Triton cannot be reached.")]
     answer = await infer(api, x())
@@ -288,19 +268,6 @@ async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
     catalog = api.gateway.inference.catalog
     catalog.oip_models.expose(["later"], [])
     assert error_of(await api.client.post("/v2/models/later/infer", json={}))[0] == 503
-
-
-async def test_a_decoupled_model_can_answer_with_one_response(api: Served) -> None:
-    prompt = {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    word, end = response(tensor("TEXT", "BYTES", [b"b"]), is_final=False), InferenceResponse({}, is_final=True)
-    api.engine.answers = [InferenceResponse({}), word, end]
-    answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
-    assert answer.json()["outputs"][0]["data"] == ["b"]
-    for answers in ([word, word, end], [end]):
-        api.engine.answers = answers
-        answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
-        assert error_of(answer)[0] == 400
-        assert error_of(answer)[1].startswith("generate expects model to produce exactly 1 response")
 
 
 class WatchedInflater:

@@ -1,11 +1,14 @@
-"""Explained requests are kept for a minute, within limits."""
+"""Explained requests are kept for a minute, within limits, with the spans of Triton's exports."""
+
+from typing import Any
 
 import pytest
 
 from app.api.explain import explanations as module
-from app.api.explain.explanations import Explained, Explanations, TritonSpan
-from app.core.errors import Outcome
+from app.api.explain.explanations import Explained, Explanations, TritonSpan, spans_in
+from app.core.errors import InvalidJson, Outcome
 from app.observability.record import RequestRecord
+from tests.toolkit.triton_spans import Export
 
 
 @pytest.fixture
@@ -113,19 +116,78 @@ def test_the_record_of_an_ended_request_does_not_refer_to_itself() -> None:
     assert (own.ended, ended.on_end) == (ended, None)
 
 
-def test_spans_of_another_request_in_the_trace_are_not_shown() -> None:
-    own = request(1)
-    for each in spans(1, 3):
-        own.spans[each.span_id] = each.since(0)
-    own.end(record(1))
-    assert (own.explanation().spans, own.explanation().outcome) == ([], Outcome.OK)
-
-
-def test_without_a_call_of_triton_no_spans_are_shown() -> None:
-    """Spans without a request id do not belong to a request that has none."""
-    own, ended = request(1), record(1, triton_request_id="")
-    ended.triton_at = 0.0
+@pytest.mark.parametrize(("triton_request_id", "triton_at"), [("t1", 1.0), ("", 0.0)])
+def test_spans_of_another_request_are_not_shown(triton_request_id: str, triton_at: float) -> None:
+    """Spans without a request id do not belong to a request that has none, because it has no call of Triton."""
+    own, ended = request(1), record(1, triton_request_id=triton_request_id)
+    ended.triton_at = triton_at
     for each in spans(1, 3):
         own.spans[each.span_id] = each.since(0)
     own.end(ended)
-    assert (own.explanation().spans, own.explanation().is_complete) == ([], True)
+    explained = own.explanation()
+    assert (explained.spans, explained.outcome, explained.is_complete) == ([], Outcome.OK, not triton_at)
+
+
+TRACE = "a" * 32
+
+
+def export() -> Export:
+    spans = Export(TRACE, "r1", 1_000_000_000)
+    call = spans.call(0.0, 9.0, 8.0)
+    spans.run("reader", call, 1.0, 8.5, 2.0, 3.0, 7.0, 8.0)
+    return spans
+
+
+def changed(**members: Any) -> bytes:
+    spans = export()
+    spans.spans[0] |= members
+    return spans.body()
+
+
+def test_spans_have_their_model_and_the_times_of_their_phases() -> None:
+    call, run, compute = (span.since(999_000_000) for span in spans_in(export().body()))
+    assert (call.name, call.model, call.moments) == ("InferRequest", "", {"INFER_RESPONSE_COMPLETE": 9.0})
+    assert (run.model, run.version, run.request_id, run.parent) == ("reader", "1", "r1", call.id)
+    assert (run.start_ms, run.end_ms) == (2.0, 9.5)
+    assert compute.parent == run.id
+    assert compute.moments["COMPUTE_OUTPUT_START"] == 8.0
+
+
+def test_unknown_members_and_numbers_as_numbers_are_accepted() -> None:
+    (first, *_) = spans_in(changed(startTimeUnixNano=5, links=[{"x": [[]]}], droppedEventsCount=3))
+    assert first.start_time_unix_nano == 5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b'{"resourceSpans": 5}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}',
+        b'{"x":' + b"[" * 100_000,
+        b'{"resourceSpans":' * 50_000,
+        changed(traceId="A" * 32),
+        changed(spanId="1"),
+        changed(startTimeUnixNano="9" * 4000),
+        changed(endTimeUnixNano="-1"),
+        changed(events=[{"name": "QUEUE_START", "timeUnixNano": "now"}]),
+    ],
+    ids=[
+        *("empty", "list", "no spans", "no text", "number", "empty span", "deep unknown", "deep known"),
+        *("trace id", "span id", "large number", "negative", "time"),
+    ],
+)
+def test_a_body_that_is_no_export_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidJson):
+        spans_in(body)
+
+
+def test_texts_are_bounded() -> None:
+    spans = export()
+    spans.spans[1]["attributes"][2]["value"]["stringValue"] = spans.spans[1]["name"] = "x" * 10_000
+    spans.spans[1]["events"].append({"name": "OTHER", "timeUnixNano": "1"})
+    run = spans_in(spans.body())[1].since(0)
+    assert (len(run.request_id), len(run.name), list(run.moments)) == (256, 256, ["QUEUE_START"])

@@ -1,35 +1,27 @@
 """Creates the applications of the main and the admin port, and connects their routes with their dependencies."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from fastapi import APIRouter
 from prometheus_client.registry import Collector
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Mount
 
-from app import console
 from app.admission.keys import FollowedKeys
-from app.api import documentation
-from app.api.access import AccessCheck
+from app.api.application import Application
+from app.api.bodies import Limits
 from app.api.body_memory import ByteBudget
-from app.api.browser_guard import BrowserGuard, BrowserRules
+from app.api.browser_rules import BrowserRules, Cors
 from app.api.call import Inference
-from app.api.cors import Cors
-from app.api.documentation import Documents
+from app.api.documentation import CONSOLE, DOCS, Documents
 from app.api.downloads import ImageDownloads
-from app.api.exchange import EntryPoint
-from app.api.failures import ErrorForms, FailureMiddleware
-from app.api.limits import Limits
-from app.api.metrics_pages import MetricsPages
-from app.api.probes import Probes, Processes
-from app.api.request_layer import Layer
+from app.api.endpoint import Layer
+from app.api.probes import MetricsPages, Probes, Processes
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share
 from app.observability.statistics import Statistics, statistics_of
-from app.routes import admin, dialects_of, health
-from app.routes import pages as people
+from app.routes import admin, dialects_of, health, pages
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
@@ -58,12 +50,23 @@ class Gateway:
     share: Share = WHOLE
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
+    cors_origins: Collection[str] = ()
+    """Of the pages that may read answers and open WebSockets."""
+    cors_headers: Collection[str] = ()
+    """Headers of requests that these pages may send besides the usual ones."""
+    has_docs: bool = True
+    has_console: bool = True
+    may_load: bool = False
+    """Whether the console offers to send many requests."""
 
     def show_load(self) -> None:
         """Brings the gauges of admission and of kept streams up to date."""
         self.inference.show_load()
         if self.store is not None:
             self.inference.metrics.show_kept(self.store.usage.streams, self.store.usage.size)
+
+    def byte_budget(self) -> ByteBudget:
+        return ByteBudget(self.limits.max_bytes_in_flight, self.tensor_memory)
 
     @property
     def metrics_page(self) -> Collector:
@@ -74,66 +77,43 @@ class Gateway:
         return statistics_of(self.metrics_page)
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The pages for people. ``load``: whether the console offers to send many requests."""
-
-    docs: bool = True
-    console: bool = True
-    load: bool = False
-
-
-EVERY_PAGE = Pages()
-
-
-def create_app(
-    gateway: Gateway,
-    *,
-    admin_port: int,
-    cors_origins: tuple[str, ...] = (),
-    cors_headers: tuple[str, ...] = (),
-    pages: Pages = EVERY_PAGE,
-) -> EntryPoint:
+def create_app(gateway: Gateway, *, admin_port: int) -> Application:
+    has_docs, origins = gateway.has_docs, gateway.cors_origins
+    hint = "GET /docs lists the addresses." if has_docs else "GET /v1/pipelines lists the pipelines."
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
-    hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
     inference, keys, layers = gateway.inference, gateway.keys, gateway.layers
-    access = None if keys is None else AccessCheck(keys)
-    probes = health(Probes(inference.catalog, inference.workload, access=access))
-    groups = [*dialects_of(gateway, cors_origins), *(group for layer in layers for group in layer.groups), probes]
+    probes = health(Probes(inference.catalog, inference.workload, keys=keys))
+    groups = [*dialects_of(gateway), *(group for layer in layers for group in layer.groups), probes]
     documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
-    groups.append(people(documents, has_docs=pages.docs, has_console=pages.console, may_load=pages.load))
-    forms = ErrorForms([form for group in groups for form in group.error_forms])
-    routes = [each.route(access, group.dialect) for group in groups for each in group.endpoints]
-    mounts = [*([documentation.assets] if pages.docs else []), *([console.files] if pages.console else [])]
-    hints = dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere)
-    app: ASGIApp = FailureMiddleware(_router([*routes, *mounts]), forms, hint, hints)
-    if cors_origins:
-        read = [name for layer in layers for name in layer.headers]
+    groups.append(pages(documents, gateway))
+    routes: list[BaseRoute] = [each.route(keys, group.dialect) for group in groups for each in group.endpoints]
+    routes += [Mount("/docs/assets", DOCS)] if has_docs else []
+    routes += [Mount("/console", CONSOLE)] if gateway.has_console else []
+    cors = None
+    if origins:
+        read = [*gateway.cors_headers, *(name for layer in layers for name in layer.headers)]
         exposed = [name for layer in layers for name in layer.answer_headers]
-        app = Cors(app, cors_origins, (*read, *cors_headers), exposed)
-    return _entry_point(app, gateway, forms)
+        cors = partial(Cors, origins=origins, headers=read, exposed=exposed)
+    return Application(
+        routes,
+        inference,
+        gateway.byte_budget(),
+        {"": hint, "/metrics": elsewhere, "/metrics/triton": elsewhere},
+        error_forms=[form for group in groups for form in group.error_forms],
+        rules=gateway.browser_rules,
+        cors=cors,
+    )
 
 
-def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | None = None) -> EntryPoint:
+def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | None = None) -> Application:
     """``processes``: all that serve the API; None if this process is the only one."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
-    forms, inference = ErrorForms(), gateway.inference
+    inference = gateway.inference
     probes = Probes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, processes)
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
     endpoints = [
         *admin(probes, MetricsPages(gateway.metrics_page, gateway.show_load, url, tls)),
         *(endpoint for layer in gateway.layers for endpoint in layer.admin_endpoints),
     ]
-    return _entry_point(FailureMiddleware(_router([each.route() for each in endpoints]), forms, hint), gateway, forms)
-
-
-def _entry_point(app: ASGIApp, gateway: Gateway, forms: ErrorForms) -> EntryPoint:
-    inference = gateway.inference
-    if gateway.browser_rules is not None:
-        app = BrowserGuard(app, gateway.browser_rules, forms)
-    budget = ByteBudget(gateway.limits.max_bytes_in_flight, gateway.tensor_memory)
-    return EntryPoint(app, inference.metrics, inference.workload, inference.tracer, budget)
-
-
-def _router(routes: Sequence[BaseRoute]) -> APIRouter:
-    return APIRouter(routes=list(routes), redirect_slashes=False)
+    routes = [each.route() for each in endpoints]
+    return Application(routes, inference, gateway.byte_budget(), {"": hint}, rules=gateway.browser_rules)

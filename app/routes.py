@@ -1,7 +1,7 @@
 """Every address of the gateway, on the main and the admin port, and what answers there."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,9 @@ from starlette.middleware import Middleware
 from starlette.responses import RedirectResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app import console
-from app.api import documentation
-from app.api.documentation import Documents
+from app.api.documentation import CONSOLE, DOCS, HEADERS, Documents, error, errors
 from app.api.endpoint import Endpoint, EndpointGroup, Found
-from app.api.exchange import Exchange
-from app.api.metrics_pages import MetricsPages
+from app.api.exchange import Exchange, JsonResponse
 from app.api.oip import oip_operations as of_oip
 from app.api.oip.oip_endpoints import OipEndpoints, error_response, generate_error_response, stream_error_response
 from app.api.openai import openai_operations as of_openai
@@ -26,8 +23,8 @@ from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.probes import Liveness, Probes, Readiness
-from app.api.sockets.socket import TRANSPORT as WEBSOCKET
+from app.api.probes import Liveness, MetricsPages, Probes, Readiness
+from app.api.sockets import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
 from app.observability.statistics import Statistics
@@ -40,16 +37,15 @@ DIALECTS = ("pipelines", "oip", "openai")
 """In the order of /docs. Also the names in the ``dialects`` of keys."""
 
 
-def dialects_of(gateway: "Gateway", origins: Collection[str]) -> Sequence[EndpointGroup]:
-    """``origins``: of the pages that may read answers and open WebSockets."""
-    return [_pipelines(gateway, origins), _oip(gateway), _openai(gateway)]
+def dialects_of(gateway: "Gateway") -> Sequence[EndpointGroup]:
+    return [_pipelines(gateway), _oip(gateway), _openai(gateway)]
 
 
-def _pipelines(gateway: "Gateway", origins: Collection[str]) -> EndpointGroup:
+def _pipelines(gateway: "Gateway") -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
     find = partial(live_findings, inference.catalog)
     catalog = CatalogEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
-    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.store, origins)
+    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.store, gateway.cors_origins)
     # Samples show the scheme that the caller used. Nothing else needs the headers of a proxy.
     proxied = [Middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))]
     listed = json_answer("The pipelines", PipelineList)
@@ -124,24 +120,27 @@ def health(probes: Probes) -> EndpointGroup:
     return EndpointGroup(endpoints, lambda _visible: {"health": "For probes"})
 
 
-def pages(documents: Documents, *, has_docs: bool, has_console: bool, may_load: bool) -> EndpointGroup:
-    """The pages for people. ``may_load``: whether the console offers to send many requests."""
-    docs = [
+def pages(documents: Documents, gateway: "Gateway") -> EndpointGroup:
+    """The pages for people."""
+
+    async def settings(_exchange: Exchange, _found: Found) -> Response:
+        return JsonResponse({"may_load": gateway.may_load}, headers=HEADERS)
+
+    async def to_docs(_exchange: Exchange, _found: Found) -> Response:
+        return RedirectResponse("/docs")
+
+    of_docs = [
         get("/openapi.json", documents.openapi),
-        get("/docs", documentation.page, key="ignored"),
-        get("/docs/errors", documentation.errors, key="ignored"),
-        get("/docs/errors/{code}", documentation.error, key="ignored"),
+        get("/docs", DOCS.page("docs.html"), key="ignored"),
+        get("/docs/errors", errors, key="ignored"),
+        get("/docs/errors/{code}", error, key="ignored"),
     ]
     of_console = [
-        get("/", console.page, key="ignored"),
-        get("/console/settings", console.settings(may_load=may_load), key="ignored"),
+        get("/", CONSOLE.page("index.html"), key="ignored"),
+        get("/console/settings", settings, key="ignored"),
     ]
-    front = of_console if has_console else [get("/", _to_docs, key="ignored")] if has_docs else []
-    return EndpointGroup([*(docs if has_docs else []), *front])
-
-
-async def _to_docs(_exchange: Exchange, _found: Found) -> Response:
-    return RedirectResponse("/docs")
+    front = of_console if gateway.has_console else [get("/", to_docs, key="ignored")] if gateway.has_docs else []
+    return EndpointGroup([*(of_docs if gateway.has_docs else []), *front])
 
 
 def admin(probes: Probes, metrics: MetricsPages) -> Sequence[Endpoint]:

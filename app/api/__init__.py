@@ -1,5 +1,5 @@
-"""The HTTP layer: parses requests, calls the domain, renders answers. Each folder with a `routes.py` is one dialect.
+"""The HTTP layer: parses requests, calls the domain, renders answers. ``app/routes.py`` lists all endpoints.
 
-A dialect imports what lies beside the folders, never another dialect. Begin with `dialect.py`, then `exchange.py` and
-`inference.py`.
+A dialect imports what lies beside the folders, never another dialect. Begin with `application.py`, then `endpoint.py`
+and `call.py`.
 """

@@ -21,36 +21,26 @@ def _hint_of(scope: str) -> str:
     return f"Use another key, or ask an operator to add it to the `{scope}` of this key in the file of API keys."
 
 
-class AccessCheck:
-    def __init__(self, keys: FollowedKeys) -> None:
-        self._keys = keys
+def key_of(exchange: Exchange, keys: FollowedKeys) -> Key | None:
+    """The request's key, also noted on the exchange. Raises Unauthenticated if it is not valid."""
+    text = _sent_key(exchange.scope["headers"])
+    if text is None:
+        return None
+    key = keys.key_of(text, time.time())
+    exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
+    return key
 
-    def check(self, exchange: Exchange, dialect: str | None, *, is_required: bool) -> None:
-        """Raises Unauthenticated, or Forbidden for a key without this dialect; None: every key may call the route.
 
-        ``is_required``: False for an address that is a secret itself. A key that is sent must be valid.
-        """
-        key = self._key_of(exchange)
-        if key is None and is_required:
-            raise Unauthenticated("The request has no API key.", hint=_HINT)
-        if key is not None and is_required and dialect is not None and not key.speaks(dialect):
-            raise Forbidden(f"This API key does not allow the dialect '{dialect}'.", hint=_hint_of("dialects"))
+def check_key(exchange: Exchange, keys: FollowedKeys, dialect: str | None, *, is_required: bool) -> None:
+    """Raises Unauthenticated, or Forbidden for a key without this dialect; None: every key may call the route.
 
-    def key_of(self, exchange: Exchange) -> Key | None:
-        """For routes that ignore keys: the request's key if it is valid."""
-        try:
-            return self._key_of(exchange)
-        except Unauthenticated:
-            return None
-
-    def _key_of(self, exchange: Exchange) -> Key | None:
-        """The request's key, also noted on the exchange. Raises Unauthenticated."""
-        text = _sent_key(exchange.scope["headers"])
-        if text is None:
-            return None
-        key = self._keys.key_of(text, time.time())
-        exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
-        return key
+    ``is_required``: False for an address that is a secret itself. A key that is sent must be valid.
+    """
+    key = key_of(exchange, keys)
+    if key is None and is_required:
+        raise Unauthenticated("The request has no API key.", hint=_HINT)
+    if key is not None and is_required and dialect is not None and not key.speaks(dialect):
+        raise Forbidden(f"This API key does not allow the dialect '{dialect}'.", hint=_hint_of("dialects"))
 
 
 def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:

@@ -1,32 +1,60 @@
-"""Receives request bodies within the limits of size and time, and decodes large bodies in a thread.
-
-Inflates bodies with a Content-Encoding in pieces, up to the limit of a body.
-"""
+"""Receives request bodies within the limits of size and time, and inflates and decodes large bodies in a thread."""
 
 import asyncio
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from email.message import Message
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from mmap import mmap
 from typing import TypeVar
 
-from app.api.body_thread import BodyThread
+from app.admission.keys import Caller
+from app.admission.queue import FairQueue
 from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
-from app.core.errors import ClientClosedRequest, InvalidRequest, PayloadTooLarge, SlowRequest, UnsupportedMediaType
+from app.core.errors import (
+    ClientClosedRequest,
+    DeadlineExceeded,
+    InvalidRequest,
+    PayloadTooLarge,
+    SlowRequest,
+    UnsupportedMediaType,
+)
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import Pipeline, Target
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 MAX_QUERY_FIELDS = 128
 Read = TypeVar("Read")
 
-LONG_BYTES = 1024 * 1024
-"""Shorter bodies do not wait for all longer ones of their caller."""
-_thread = BodyThread()
+OWN_KEY = "`limits.body_bytes` of the pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body_bytes: int
+    max_bytes_in_flight: int = 256 * 1024 * 1024
+    """Limit for the bodies of all requests together."""
+    max_connections: int = 4096
+    body_s: float = 30.0
+    """Time limit for the whole body to arrive."""
+    ping_s: float = 15.0
+    send_s: float = 10.0
+    """Time limit for a client to make progress with reading."""
+    body_key: str = "GATEWAY_MAX_BODY_BYTES"
+    """What sets ``max_body_bytes``."""
+
+    def of(self, pipeline: Target) -> "Limits":
+        """The limits of requests to a pipeline, which may have its own limit of a body."""
+        own = None if pipeline.spec.limits is None else pipeline.spec.limits.body_bytes
+        if own is None:
+            return self
+        if own > self.max_bytes_in_flight:
+            return replace(self, max_body_bytes=self.max_bytes_in_flight, body_key="GATEWAY_MAX_BYTES_IN_FLIGHT")
+        return replace(self, max_body_bytes=own, body_key=OWN_KEY)
 
 
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
@@ -83,27 +111,6 @@ async def read_body(
 def _declared_size(exchange: Exchange) -> int | None:
     length = exchange.header(b"content-length") or ""
     return int(length[:20]) if length.isdecimal() else None
-
-
-async def off_loop(
-    read: Callable[[memoryview], Read],
-    body: memoryview,
-    exchange: Exchange,
-    deadline: Deadline | None = None,
-    *,
-    is_slow: bool = False,
-) -> Read:
-    """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it.
-
-    ``is_slow``: reading takes long for a small body too. Raises the errors of ``read``; for a body that is read in a
-    thread also DeadlineExceeded, and ClientClosedRequest.
-    """
-    if len(body) < LARGE_BYTES and not is_slow:
-        return read(body)
-    is_message = exchange.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
-    with nullcontext() if is_message else CancelledOnDisconnect(exchange):
-        is_long = is_slow or len(body) >= LONG_BYTES
-        return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
 
 
 def check_no_query(exchange: Exchange) -> None:
@@ -179,63 +186,110 @@ def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLar
     )
 
 
-@lru_cache(256)
 def media_type_of(content_type: str) -> str:
     """``type/subtype`` in lower case; empty without the header."""
-    header = Message()
-    header["content-type"] = content_type
-    return header.get_content_type() if content_type else ""
+    return content_type.partition(";")[0].strip().lower()
 
 
-@lru_cache(256)
 def is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-READ_BYTES = 64 * 1024
-"""Compressed bytes that are read at once. A larger body is inflated in a thread."""
-PIECE_BYTES = 128 * 1024
-"""Size of one piece. The pieces after the first one are inflated in a thread."""
-MAX_SILENT_BYTES = 2 * READ_BYTES
-"""Limit of compressed bytes without content: more than the longest header of a block or of gzip's extra field."""
-_ANY_HEADER = zlib.MAX_WBITS | 32
-"""Accepts gzip (RFC 1952) and zlib, which HTTP calls deflate (RFC 1950)."""
+SWITCH_S = 0.0005
+"""How long the event loop waits for the interpreter's lock while a body is read. An event of a stream needs the lock
+several times, and Python's default is 5 ms."""
+LONG_BYTES = 1024 * 1024
+"""Shorter bodies do not wait for all longer ones of their caller."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """One body. Implements QueueEntry."""
+
+    key: str
+    priority: int
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class BodyThread:
+    """Reads one large body after the other, where the callers take turns: decision 5 says why one."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, initargs=(SWITCH_S,))
+        self._queue = FairQueue[_Turn]()
+        self._current: _Turn | None = None
+
+    async def read(self, read: Callable[[], Read], caller: Caller, deadline: Deadline | None, *, is_long: bool) -> Read:
+        """Returns ``read()``. If the wait is cancelled, what has not begun is not read.
+
+        Raises the errors of ``read``, and DeadlineExceeded.
+        """
+        # A caller's long reads have a line of their own, so that short ones pass them.
+        turn = _Turn(f"{caller.id}\0{is_long}", caller.priority)
+        self._queue.add(turn)
+        self._take_turn()
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
+                await turn.has_begun.wait()
+                return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed before the body was read.") from exc
+        finally:
+            self._queue.remove(turn)
+            if self._current is turn:
+                self._current = None
+                self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self._current is None and (turn := self._queue.take(lambda _: True)) is not None:
+            self._current = turn
+            turn.has_begun.set()
+
+
+_thread = BodyThread()
+
+
+async def off_loop(
+    read: Callable[[memoryview], Read],
+    body: memoryview,
+    exchange: Exchange,
+    deadline: Deadline | None = None,
+    *,
+    is_slow: bool = False,
+) -> Read:
+    """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it.
+
+    ``is_slow``: reading takes long for a small body too. Raises the errors of ``read``; for a body that is read in a
+    thread also DeadlineExceeded, and ClientClosedRequest.
+    """
+    if len(body) < LARGE_BYTES and not is_slow:
+        return read(body)
+    is_message = exchange.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
+    with nullcontext() if is_message else CancelledOnDisconnect(exchange):
+        is_long = is_slow or len(body) >= LONG_BYTES
+        return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
 
 
 async def inflated(exchange: Exchange, body: memoryview, limits: Limits) -> memoryview:
-    """Inflates one gzip or deflate stream. Raises InvalidRequest, PayloadTooLarge or TooManyRequests."""
-    pieces, content = _pieces_of(body), bytearray()
-    piece = next(pieces, b"") if len(body) <= READ_BYTES else await asyncio.to_thread(next, pieces, b"")
-    while piece:
-        exchange.hold(len(piece))
-        content += piece
-        if len(content) > limits.max_body_bytes:
-            raise _too_large(limits, "The inflated body has more")
-        piece = await asyncio.to_thread(next, pieces, b"")
+    """Inflates one gzip or deflate stream in the thread, since a short one may have a long content.
+
+    Raises InvalidRequest, PayloadTooLarge, TooManyRequests or ClientClosedRequest.
+    """
+    content = await off_loop(partial(_inflated, limits), body, exchange, is_slow=True)
+    exchange.hold(len(content))
     return memoryview(content)
 
 
-def _pieces_of(body: memoryview) -> Iterator[bytes]:
-    """Raises InvalidRequest."""
-    decompress = zlib.decompressobj(_ANY_HEADER)
-    silent_bytes = 0
+def _inflated(limits: Limits, body: memoryview) -> bytes:
+    # gzip (RFC 1952), or zlib, which HTTP calls deflate (RFC 1950).
+    decompress = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
-        for start in range(0, len(body), READ_BYTES):
-            rest: bytes | memoryview = body[start : start + READ_BYTES]
-            silent_bytes += len(rest)
-            while piece := decompress.decompress(rest, PIECE_BYTES):
-                silent_bytes = 0
-                yield piece
-                rest = decompress.unconsumed_tail
-            if silent_bytes > MAX_SILENT_BYTES:
-                raise _malformed()
-            if decompress.eof and (decompress.unused_data or start + READ_BYTES < len(body)):
-                raise _malformed()
-    except zlib.error as exc:
-        raise _malformed() from exc
-    if not decompress.eof:
-        raise _malformed()
-
-
-def _malformed() -> InvalidRequest:
-    return InvalidRequest("The body does not match its Content-Encoding.")
+        content = decompress.decompress(body, limits.max_body_bytes + 1)
+        is_whole = decompress.eof and not decompress.unused_data
+    except zlib.error:
+        content, is_whole = b"", False
+    if len(content) > limits.max_body_bytes:
+        raise _too_large(limits, "The inflated body has more")
+    if not is_whole:
+        raise InvalidRequest("The body does not match its Content-Encoding.")
+    return content

@@ -45,22 +45,24 @@ class FreedMemory:
 
 
 def keep() -> None:
-    """Keeps memory that is freed from now on. Does nothing if the C library has no ``mallopt``.
+    """Keeps memory that is freed from now on.
 
     glibc keeps freed memory only up to twice the largest block so far, and the blocks of one request are together
     larger. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """
-    mallopt = getattr(_LIBC, "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+    _call_glibc("mallopt", _M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release() -> None:
-    """Returns freed memory to the system. Does nothing if the C library is not glibc."""
-    trim = getattr(_LIBC, "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    """Returns freed memory to the system."""
+    _call_glibc("malloc_trim", 0)
+
+
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Does nothing if the C library does not have the function."""
+    if (function := getattr(_LIBC, name, None)) is not None:
+        function(*arguments)
 
 
 class ByteBudget:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from random import choice
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,10 +15,8 @@ from msgspec.structs import replace
 from app.admission.admission import NO_LIMITS, Admission, PipelineAdmission, PipelineLimits
 from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
-from app.api.exchange import Exchange
-from app.api.parts import READ_AHEAD, PartRunner
-from app.api.problems import problem_of
-from app.api.workload import Workload
+from app.api.error_table import problem_of
+from app.api.exchange import Exchange, Workload
 from app.core.answer import Answer, Ending
 from app.core.batch import Batch, BatchPart, PartEnd
 from app.core.engine import Engine, Put, merged, responses_of
@@ -155,17 +153,6 @@ class Inference:
         self.metrics.of_pipeline(call.target.name).queue_time.observe(record.queue_s)
         return slot
 
-    def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
-        """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
-        admission = self.admission_of(pipeline)
-        given = admission.limits
-        return {
-            "in_flight": admission.model_queue.limit.value,
-            "adapts": pipeline.spec.model not in self.catalog.oip_models.in_flight,
-            "queue": admission.own.max_waiting,
-            "per_key": given.per_key,
-        }
-
     def show_load(self) -> None:
         """Brings the gauges of admission up to date."""
         admissions = self.admission.pipelines.values()
@@ -182,7 +169,7 @@ class Inference:
     async def answer(self, call: InferenceCall) -> Ending:
         """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""
         slot, record, answer = await self.take_slot(call), call.record, call.answer
-        request, is_abandoned = call.requests[0], False
+        request = call.requests[0]
         record.triton_request_id = request.request_id
         started = record.triton_at = time.perf_counter()
         try:
@@ -195,7 +182,7 @@ class Inference:
                     request = call.prepared(request, record.trace)
                     ending = await run(answer, self.engine.infer(request, call.deadline))
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
-            is_abandoned = True
+            self.abandon(call)
             raise
         finally:
             record.triton_s = time.perf_counter() - started
@@ -203,8 +190,8 @@ class Inference:
                 _note_sending(record, request)
             if (tokens := answer.tokens) is not None:
                 record.add_tokens(tokens)
-            if is_abandoned or answer.has_enough:
-                self.abandon(call)
+        if answer.has_enough:
+            self.abandon(call)
         if ending.early_exit is not None:
             record.exit_early(ending.early_exit)
         return ending
@@ -265,41 +252,8 @@ class Inference:
         if not isinstance(batch, Batch):
             requests = [call.prepared(each, trace) for each in call.requests]
             return responses_of(self.engine, requests, call.deadline, decoupled=decoupled)
-        parts = self.metrics.of_pipeline(call.target.name).parts if batch.has_several else None
-
-        async def run_parts(put: Put) -> None:
-            async def read(slot: Slot, part: BatchPart) -> GatewayError | None:
-                """Reads a part to its end, or to its error, which its last response has."""
-                first, end = part.items.start, PartEnd({}, choice=part.items.start)
-                request = call.prepared(part.request, trace)
-                if parts is not None:
-                    parts.inc()
-                try:
-                    if may_share and not decoupled:
-                        only = await self.engine.infer(request, call.deadline)
-                        end = PartEnd(only.outputs, version=only.version, choice=first)
-                    else:
-                        async with aclosing(
-                            responses_of(self.engine, [request], call.deadline, decoupled=decoupled)
-                        ) as responses:
-                            async for response in responses:
-                                slot.output()
-                                await put(replace(response, choice=first, is_final=False))
-                except (asyncio.CancelledError, DeadlineExceeded) as exc:
-                    self.abandon(call, request)
-                    if isinstance(exc, asyncio.CancelledError):
-                        raise
-                    end = PartEnd({}, choice=first, error=exc)
-                except GatewayError as exc:
-                    end = PartEnd({}, choice=first, error=exc)
-                finally:
-                    _note_sending(call.record, request)
-                await put(end)
-                return end.error
-
-            await PartRunner(call.claim, call.deadline, batch, read).run(slot)
-
-        return merged(run_parts, READ_AHEAD)
+        runner = PartRunner(self, call, batch, trace, may_share=may_share and not decoupled)
+        return merged(partial(runner.run, slot), READ_AHEAD)
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
@@ -319,6 +273,117 @@ def _note_sending(record: RequestRecord, request: InferenceRequest) -> None:
     for extension in request.extensions:
         if (sent_as := extension.sent_as) is not None:
             record.sent_as, record.triton_request_id = sent_as, sent_as.request_id
+
+
+SMALLEST_SHARE = 2
+"""Parts that may always run at the same time: the model computes one while the gateway sends the next."""
+READ_AHEAD = 8
+"""Responses of all parts that may wait for their reader."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Runs parts one after the other. ``slot``: that of its current part; None while it waits for its turn."""
+
+    slot: Slot | None
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        if self.slot is not None:
+            self.slot.leave(asyncio.CancelledError() if task.cancelled() else task.exception())
+
+
+class PartRunner:
+    """Runs the parts of one request: in all slots of the model while no other request needs one, otherwise in half.
+
+    The first part waits for a slot. Others start while slots are free and no other request waits. If requests wait when
+    a part ends, its slot goes to them, and the next part waits for its turn. A slot above the share becomes free.
+    """
+
+    def __init__(
+        self, inference: Inference, call: InferenceCall, batch: Batch, trace: TraceContext | None, *, may_share: bool
+    ) -> None:
+        """``may_share``: parts may share calls with other requests."""
+        self._inference, self._call, self._trace, self._may_share = inference, call, trace, may_share
+        self._count = inference.metrics.of_pipeline(call.target.name).parts if batch.has_several else None
+        self._parts, self._waiting = batch.parts(), len(batch)
+        self._lanes, self._group = 0, asyncio.TaskGroup()
+
+    async def run(self, first: Slot, put: Put) -> None:
+        """Puts the responses of all parts, and leaves all slots. ``first``: the slot of the first part.
+
+        Raises TooManyRequests or DeadlineExceeded, in a group, if the turn of a part comes too late.
+        """
+        self._put = put
+        async with self._group:
+            self._start(first)
+            self._start_more()
+
+    def _start_more(self) -> None:
+        while self._waiting and self._lanes < self._share:
+            slot = self._call.claim.try_enter()
+            if slot is None:
+                return
+            self._start(slot)
+
+    @property
+    def _share(self) -> int:
+        """How many parts may run now."""
+        queue = self._call.claim.model_queue
+        is_alone = queue.running <= self._lanes and not queue.has_waiters
+        return max(queue.limit.value if is_alone else queue.limit.value // 2, SMALLEST_SHARE)
+
+    def _start(self, slot: Slot) -> None:
+        self._lanes += 1
+        lane = _Lane(slot)
+        self._waiting -= 1
+        self._group.create_task(self._run(lane, next(self._parts))).add_done_callback(lane.ended)
+
+    async def _run(self, lane: _Lane, part: BatchPart) -> None:
+        claim = self._call.claim
+        while True:
+            if lane.slot is None:
+                lane.slot = await claim.enter_again(self._call.deadline)
+            slot, error = lane.slot, await self._read(lane.slot, part)
+            is_last = not self._waiting or self._lanes > self._share
+            if is_last or error is not None or claim.model_queue.has_waiters:
+                slot.leave(error)
+                lane.slot = None
+            if is_last:
+                self._lanes -= 1
+                return
+            self._waiting -= 1
+            part = next(self._parts)
+            if lane.slot is not None:
+                slot.answered()
+                self._start_more()
+
+    async def _read(self, slot: Slot, part: BatchPart) -> GatewayError | None:
+        """Reads a part to its end, or to its error, which its last response has. Returns the error."""
+        call, engine, first = self._call, self._inference.engine, part.items.start
+        request, end = call.prepared(part.request, self._trace), PartEnd({}, choice=first)
+        if self._count is not None:
+            self._count.inc()
+        try:
+            if self._may_share:
+                only = await engine.infer(request, call.deadline)
+                end = PartEnd(only.outputs, version=only.version, choice=first)
+            else:
+                responses = responses_of(engine, [request], call.deadline, decoupled=call.target.config.decoupled)
+                async with aclosing(responses):
+                    async for response in responses:
+                        slot.output()
+                        await self._put(replace(response, choice=first, is_final=False))
+        except asyncio.CancelledError:
+            self._inference.abandon(call, request)
+            raise
+        except GatewayError as exc:
+            if isinstance(exc, DeadlineExceeded):
+                self._inference.abandon(call, request)
+            end = PartEnd({}, choice=first, error=exc)
+        finally:
+            _note_sending(call.record, request)
+        await self._put(end)
+        return end.error
 
 
 class StreamRecorder(StreamPlan):

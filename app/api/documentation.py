@@ -1,39 +1,86 @@
-"""``/docs``, ``/openapi.json`` and a page for each error code. All pages work offline.
+"""The pages for people: ``/docs``, ``/openapi.json``, a page for each error code, and the console. All work offline.
 
-Keeps rendered OpenAPI documents, because building one takes milliseconds on the event loop.
+A policy lets a page load only the gateway's own files.
 """
 
 import html
 from collections.abc import Sequence
-from operator import is_
+from os import PathLike, stat_result
 from pathlib import Path
 
-from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from app.admission.keys import Key
 from app.api.access import allows_model, allows_pipeline
-from app.api.endpoint import EndpointGroup, Found
+from app.api.endpoint import Answering, EndpointGroup, Found, Layer
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.api.exchange import Exchange
+from app.api.exchange import Exchange, JsonResponse
 from app.api.openapi import Visible, document_of
-from app.api.pages import Page, PageFiles
-from app.api.request_layer import Layer
-from app.api.responses import JsonResponse
 from app.core.errors import NotFound
 from app.core.json import Schema, json_of
 from app.pipelines.catalog import Catalog
 
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""The pages show texts of models and callers, so only the gateway's scripts may run. Caches always revalidate."""
+
+_FILE_HEADERS = {**HEADERS, "Accept-Ranges": "none"}
+_SHARED = Path(__file__).parent / "static" / "shared"
+
+
+class Page(HTMLResponse):
+    def __init__(self, content: str) -> None:
+        super().__init__(content, headers=HEADERS)
+
+
+class PageFiles(StaticFiles):
+    """A folder of files, and beside them the files that all pages share."""
+
+    def __init__(self, directory: Path, packages: list[str | tuple[str, str]] | None = None) -> None:
+        super().__init__(directory=directory, packages=packages)
+        self.all_directories.append(_SHARED)
+
+    def page(self, name: str) -> Answering:
+        return lambda exchange, _found: self.get_response(name, exchange.scope)
+
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = _WholeFile(full_path, status_code, _FILE_HEADERS, stat_result=stat_result)
+        is_known = self.is_not_modified(response.headers, Headers(scope=scope))
+        return NotModifiedResponse(response.headers) if is_known else response
+
+
+class _WholeFile(FileResponse):
+    """Ignores ``Range``, which RFC 9110 (14.2) allows: the files are small."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
+
+
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 """Limit of all kept documents together; the newest one is always kept."""
 
-_Names = frozenset[str] | None
-_Scope = tuple[_Names, ...]
+_Scope = tuple[frozenset[str] | None, ...]
 """The pipelines and the dialects that a key allows; None: all of them. Empty without a key."""
 
 
 class Documents:
-    """The OpenAPI documents of the catalog as it is now, one for each scope of keys."""
+    """The OpenAPI documents of the catalog as it is now, one for each scope of keys.
+
+    They are kept, because building one takes milliseconds on the event loop.
+    """
 
     def __init__(
         self, groups: Sequence[EndpointGroup], layers: Sequence[Layer], catalog: Catalog, *, needs_keys: bool = False
@@ -42,19 +89,15 @@ class Documents:
         self._layers = layers
         self._catalog = catalog
         self._needs_keys = needs_keys
-        self._names: object = None
         self._described: Sequence[object] = ()
-        """With the names, what the kept documents describe."""
+        """What the kept documents describe. A change replaces an object."""
         self._kept: dict[_Scope, bytes] = {}
 
     async def openapi(self, exchange: Exchange, _found: Found) -> Response:
         """Keeps the document, and drops outdated ones, and then the least recently used ones."""
-        # A change replaces an object, so comparing the identities is enough, and cheap.
-        entries, models, known = self._catalog.entries.items(), self._catalog.oip_models, self._described
-        names = tuple(name for name, _ in entries), tuple(models.names)
-        described = [part for _, entry in entries for part in (entry.spec, entry.pipeline)] + list(models.configs)
-        if self._names != names or len(described) != len(known) or not all(map(is_, described, known)):
-            self._names, self._described = names, described
+        described = [*(each.pipeline for each in self._catalog.entries.values()), *self._catalog.oip_models.configs]
+        if described != self._described:
+            self._described = described
             self._kept.clear()
         key = exchange.key
         allowed = [] if key is None else [key.pipelines, key.dialects]
@@ -75,12 +118,8 @@ class Documents:
         return document_of(groups, visible, self._layers, needs_keys=self._needs_keys)
 
 
-_files = PageFiles(directory=Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])
-assets = Mount("/docs/assets", _files, name="docs-assets")
-
-
-async def page(exchange: Exchange, _found: Found) -> Response:
-    return await _files.get_response("docs.html", exchange.scope)
+DOCS = PageFiles(Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])
+CONSOLE = PageFiles(Path(__file__).parents[1] / "console" / "static")
 
 
 async def errors(_exchange: Exchange, _found: Found) -> Response:

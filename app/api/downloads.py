@@ -9,7 +9,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
@@ -136,18 +136,17 @@ class ImageDownloads:
         headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
         extensions = {"sni_hostname": url.raw_host.decode("ascii")}
         timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S)
-        async with AsyncExitStack() as stack:
-            client = httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout)
-            await stack.enter_async_context(client)
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout, headers=headers) as client:
             for address in addresses:  # the first one that accepts a connection
-                request = client.stream("GET", url.copy_with(host=address), headers=headers, extensions=extensions)
+                request = client.build_request("GET", url.copy_with(host=address), extensions=extensions)
                 try:
-                    response = await stack.enter_async_context(request)
+                    response = await client.send(request, stream=True)
                     break
                 except (httpx.ConnectError, httpx.ConnectTimeout):
                     if address is addresses[-1]:
                         raise
             yield response
+            await response.aclose()
 
 
 async def _content_of(response: httpx.Response, count: Callable[[int], None]) -> bytes:

@@ -1,14 +1,19 @@
-"""One row for each error: its HTTP status, its meaning, and what to do about it.
+"""One row for each error: its HTTP status, its meaning, and what to do about it; and errors as answers (RFC 9457).
 
-This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and
-docs/reference/errors.md show the same rows.
+This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and docs/reference/errors.md show the same
+rows.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+
+import orjson
+from msgspec import Meta
+from starlette.responses import Response
 
 from app.core import errors
 from app.core.errors import GatewayError
+from app.core.text import shown
 
 
 class ErrorRow(NamedTuple):
@@ -23,14 +28,10 @@ class ErrorRow(NamedTuple):
 
 ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.InvalidJson: ErrorRow(
-        400,
-        "The gateway cannot read the body as JSON.",
-        "Check the quoting. Send the body as UTF-8.",
+        400, "The gateway cannot read the body as JSON.", "Check the quoting. Send the body as UTF-8."
     ),
     errors.InvalidRequest: ErrorRow(
-        400,
-        "The request is malformed, and no single field is the cause.",
-        "Read `detail` for the cause.",
+        400, "The request is malformed, and no single field is the cause.", "Read `detail` for the cause."
     ),
     errors.ContextLengthExceeded: ErrorRow(
         400,
@@ -48,11 +49,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The API key is valid, but does not allow this pipeline, model, dialect or stream.",
         "Use another key, or have the scope of this key changed.",
     ),
-    errors.UnknownPipeline: ErrorRow(
-        404,
-        "No pipeline has this name.",
-        "GET /v1/pipelines lists the pipelines.",
-    ),
+    errors.UnknownPipeline: ErrorRow(404, "No pipeline has this name.", "GET /v1/pipelines lists the pipelines."),
     errors.UnknownExample: ErrorRow(
         404,
         "The pipeline has no example with this name, or the example cannot be sent: a file is missing or too large.",
@@ -63,15 +60,9 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No model has this name and version, or the gateway does not serve it under /v2.",
         "POST /v2/repository/index lists the models. The key `oip` of gateway.yaml adds models.",
     ),
-    errors.NotFound: ErrorRow(
-        404,
-        "The gateway serves nothing at this address.",
-        "GET /docs lists the addresses.",
-    ),
+    errors.NotFound: ErrorRow(404, "The gateway serves nothing at this address.", "GET /docs lists the addresses."),
     errors.UnknownStream: ErrorRow(
-        404,
-        "No stream has this id, or the stream has expired.",
-        "Start a stream with POST /v1/streams.",
+        404, "No stream has this id, or the stream has expired.", "Start a stream with POST /v1/streams."
     ),
     errors.UnknownRequest: ErrorRow(
         404,
@@ -79,14 +70,10 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Send the request again as `hint` says.",
     ),
     errors.MethodNotAllowed: ErrorRow(
-        405,
-        "This address does not accept this method.",
-        "Use a method that the Allow header lists.",
+        405, "This address does not accept this method.", "Use a method that the Allow header lists."
     ),
     errors.SlowRequest: ErrorRow(
-        408,
-        "The headers or the body took too long to arrive.",
-        "Send the whole request without pauses.",
+        408, "The headers or the body took too long to arrive.", "Send the whole request without pauses."
     ),
     errors.StreamEvicted: ErrorRow(
         410,
@@ -122,14 +109,10 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Retry after the number of seconds in Retry-After.",
     ),
     errors.HeadersTooLarge: ErrorRow(
-        431,
-        "The request line and the headers are larger than the limit.",
-        "Send fewer or shorter headers.",
+        431, "The request line and the headers are larger than the limit.", "Send fewer or shorter headers."
     ),
     errors.ClientClosedRequest: ErrorRow(
-        499,
-        "The client disconnected before the answer.",
-        "Nothing to do: only the log and the metrics show this code.",
+        499, "The client disconnected before the answer.", "Nothing to do: only the log and the metrics show this code."
     ),
     errors.StreamCancelled: ErrorRow(
         499,
@@ -142,9 +125,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Read faster, raise the pipeline's lag_s, or ask the model for larger outputs.",
     ),
     errors.Internal: ErrorRow(
-        500,
-        "The gateway has a bug.",
-        "Report the bug with the request id and the lines of the log.",
+        500, "The gateway has a bug.", "Report the bug with the request id and the lines of the log."
     ),
     errors.ResumableStreamsOff: ErrorRow(
         501,
@@ -152,9 +133,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Use POST /v1/pipelines/{pipeline}/stream, or set GATEWAY_REDIS_URL.",
     ),
     errors.ModelError: ErrorRow(
-        502,
-        "The model failed.",
-        "Read Triton's log and the gateway's log: both show the cause.",
+        502, "The model failed.", "Read Triton's log and the gateway's log: both show the cause."
     ),
     errors.ContractViolation: ErrorRow(
         502,
@@ -162,9 +141,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Correct the model that writes the tensor. `detail` names the tensor, the actual shape and the agreed one.",
     ),
     errors.UpstreamProtocol: ErrorRow(
-        502,
-        "Triton's answer does not follow its protocol.",
-        "Check Triton's version and its log.",
+        502, "Triton's answer does not follow its protocol.", "Check Triton's version and its log."
     ),
     errors.ToolCallMissing: ErrorRow(
         502,
@@ -194,10 +171,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Retry. If several Tritons have different versions, set `version` of the pipeline.",
     ),
     errors.Draining: ErrorRow(
-        503,
-        "The gateway is shutting down.",
-        "Retry: another replica can answer.",
-        is_of_replica=True,
+        503, "The gateway is shutting down.", "Retry: another replica can answer.", is_of_replica=True
     ),
     errors.DeadlineExceeded: ErrorRow(
         504,
@@ -230,3 +204,71 @@ def add_rows(rows: Mapping[type[GatewayError], ErrorRow]) -> None:
 
 
 add_rows(ROW_BY_ERROR)
+
+
+MEDIA_TYPE = "application/problem+json"
+MAX_BYTES = 4096
+_MAX_TEXT = 512
+_MAX_ITEM = 96
+_MAX_ITEMS = 8
+
+
+class ProblemField(TypedDict):
+    field: str
+    problem: str
+
+
+class Problem(TypedDict):
+    """An error, as RFC 9457 describes it."""
+
+    type: Annotated[
+        str, Meta(description="The address of the page about this code", extra_json_schema={"format": "uri-reference"})
+    ]
+    title: str
+    status: int
+    detail: str
+    code: Annotated[str, Meta(extra_json_schema={"enum": CODES})]
+    request_id: str
+    retryable: bool
+    hint: NotRequired[str]
+    errors: NotRequired[Annotated[list[ProblemField], Meta(max_length=_MAX_ITEMS)]]
+
+
+def status_of(error: GatewayError) -> int:
+    return ROW_BY_ERROR[type(error)].status
+
+
+def problem_of(error: GatewayError, request_id: str) -> Problem:
+    """The problem object. Its JSON has at most MAX_BYTES bytes."""
+    problem: Problem = {
+        "type": f"/docs/errors/{error.code}",
+        "title": error.title,
+        "status": status_of(error),
+        "detail": _cut(error.detail, _MAX_TEXT),
+        "code": error.code,
+        "request_id": request_id,
+        "retryable": error.retryable,
+    }
+    if error.errors:
+        problem["errors"] = [
+            {"field": _cut(found.field, _MAX_ITEM), "problem": _cut(found.problem, _MAX_ITEM)}
+            for found in error.errors[:_MAX_ITEMS]
+        ]
+    if error.hint:
+        problem["hint"] = _cut(error.hint, _MAX_TEXT)
+    while problem.get("errors") and len(orjson.dumps(problem)) > MAX_BYTES:
+        problem["errors"].pop()
+    return problem
+
+
+def _cut(text: str, size: int) -> str:
+    """Cuts a text to at most ``size`` bytes of UTF-8 and removes control characters."""
+    return shown(text, size).encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+ErrorForm = Callable[[GatewayError, str], Response]
+"""Maps an error and the request's id to the answer."""
+
+
+def problem_response(error: GatewayError, request_id: str) -> Response:
+    return Response(orjson.dumps(problem_of(error, request_id)), status_of(error), headers_of(error), MEDIA_TYPE)

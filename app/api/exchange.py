@@ -1,52 +1,43 @@
-"""One request and its answer, with everything that a route needs besides the arguments of ASGI.
-
-The entry point of each port: creates a request's record, its span and the headers of its answer.
-"""
+"""One request and its answer, with everything that a route needs besides the arguments of ASGI; and all that run."""
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from mmap import mmap
 from types import TracebackType
+from typing import Any, Protocol
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import msgspec
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Scope, Send
 from websockets.server import ServerProtocol
 
 from app.admission.keys import ANYONE, Caller, Key
 from app.api.body_memory import ByteBudget
-from app.api.workload import Workload
-from app.core.errors import ClientClosedRequest, GatewayError, InvalidRequest
+from app.core.errors import ClientClosedRequest, Draining, GatewayError, InvalidRequest
 from app.core.inference import Deadline
+from app.core.json import is_large, json_in_turns, json_of
 from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
-from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import SpanKind, Tracer, end_request_span, trace_of
+from app.observability.tracing import trace_of
 
 Header = tuple[bytes, bytes]
+JSON: Header = (b"content-type", b"application/json")
+
+
+class JsonResponse(Response):
+    """JSON values and Structs."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, default=msgspec.to_builtins, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Exchange:
-    """Created and closed by :class:`app.api.exchange.EntryPoint` for each request, which the current task handles."""
-
-    __slots__ = (
-        "_budget",
-        "_cause",
-        "_headers",
-        "_held_bytes",
-        "_memory",
-        "_send",
-        "_tensor",
-        "caller",
-        "connection",
-        "cors_headers",
-        "is_answering",
-        "key",
-        "record",
-        "scope",
-        "task",
-    )
+    """Created and closed by ``app.api.application`` for each request, which the current task handles."""
 
     def __init__(self, scope: Scope, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
@@ -78,7 +69,7 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     def end(self, cause: GatewayError) -> None:
-        """Cancels the task, whose failure is then ``cause``. Implements :class:`app.api.workload.Work`."""
+        """Cancels the task, whose failure is then ``cause``. Implements :class:`Work`."""
         if self._cause is None and not self.is_answering:
             self._cause = cause
             self.task.cancel()
@@ -160,6 +151,23 @@ class Exchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
 
+    async def send_json(self, values: Mapping[str, Any], *headers: Header) -> None:
+        """Sends a whole answer with the status 200."""
+        if is_large(values):
+            await self.send_parts(await json_in_turns(values), (JSON, *headers))
+            return
+        body = json_of(values)
+        await self.answer((JSON, (b"content-length", b"%d" % len(body)), *headers), body)
+
+    async def send_parts(self, parts: MutableSequence[Any], headers: Iterable[Header]) -> None:
+        """Sends a large answer with the status 200. ``parts``: bytes, or buffers of bytes; empty afterwards."""
+        length = (b"content-length", b"%d" % sum(map(len, parts)))
+        await self.send({"type": "http.response.start", "status": 200, "headers": [length, *headers]})
+        parts.reverse()
+        while parts:  # each part is freed when it is sent
+            part = parts.pop()
+            await self.send({"type": "http.response.body", "body": part, "more_body": bool(parts)})
+
     def _headers_of(self, status: int, headers: Iterable[Header]) -> list[Header]:
         """Notes the status. Returns ``headers`` and the headers of every answer."""
         record = self.record
@@ -216,32 +224,60 @@ class CancelledOnDisconnect:
         self._task.cancel()
 
 
-class EntryPoint:
-    """The outermost ASGI application of a port. ``scope["state"]["exchange"]`` is the request's :class:`Exchange`."""
+class Work(Protocol):
+    def end(self, cause: GatewayError) -> None:
+        """Ends the work as soon as possible and reports ``cause`` to the caller. No-op if the work has ended."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, workload: Workload, tracer: Tracer, budget: ByteBudget) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._workload = workload
-        self._tracer = None if tracer.is_noop else tracer
-        self._budget = budget
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, send, self._budget)
-        record, span = exchange.record, None
-        scope["state"]["exchange"] = exchange
-        if self._tracer is not None and record.method == "POST":  # every inference is a POST
-            span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
-            record.trace = span.trace
-        try:
-            await self._app(scope, receive, exchange.send)
-        finally:
-            if span is not None:
-                end_request_span(span, record, getattr(scope.get("endpoint"), "path", None))
-            record.count(self._metrics)
-            exchange.connection.after_writing(partial(self._close, exchange))
+class Workload:
+    """The work in progress: requests from their admission to their last byte, running streams, and WebSockets.
 
-    def _close(self, exchange: Exchange) -> None:
-        self._workload.remove(exchange)
-        exchange.close()
-        exchange.record.log()
+    The drain waits until there is none.
+    """
+
+    def __init__(self) -> None:
+        self.is_shutting_down = False
+        """True after the first signal: the gateway is not ready any more, but still admits work."""
+        self.is_draining = False
+        """True after the drain has started: new work is rejected."""
+        self.running: dict[Work, Callable[[], None] | None] = {}
+        """Each with the function that ends it in the drain; None if it ends by itself."""
+        self._idle = asyncio.Event()
+
+    def begin(self, work: Work) -> None:
+        """Adds new work. Raises Draining."""
+        if self.is_draining:
+            raise Draining("The gateway is shutting down; send the request again.")
+        self.running[work] = None
+
+    def add(self, work: Work, drain: Callable[[], None] | None = None) -> None:
+        """Adds work that also runs during the drain.
+
+        ``drain``: for work that would not end by itself, such as a WebSocket: takes nothing more, and ends when nothing
+        is under way.
+        """
+        self.running[work] = drain
+        if drain is not None and self.is_draining:
+            drain()
+
+    def remove(self, work: Work) -> None:
+        """No-op if ``work`` was never added."""
+        self.running.pop(work, None)
+        if not self.running:
+            self._idle.set()
+
+    def start_draining(self) -> None:
+        self.is_shutting_down = self.is_draining = True
+        for drain in list(self.running.values()):
+            if drain is not None:
+                drain()
+
+    async def idle(self) -> None:
+        """Waits until no work is in progress."""
+        while self.running:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def end_all(self, cause: GatewayError) -> None:
+        for work in list(self.running):
+            work.end(cause)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from app import __version__
-from app.api.error_table import ROW_BY_ERROR
-from app.api.problems import MEDIA_TYPE, Problem
+from app.api.error_table import MEDIA_TYPE, ROW_BY_ERROR, Problem
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.json import TEXT, Schema, const_of, with_types
@@ -24,8 +23,7 @@ from app.core.model import ModelConfig
 from app.pipelines.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from app.api.endpoint import Endpoint, EndpointGroup
-    from app.api.request_layer import Layer
+    from app.api.endpoint import Endpoint, EndpointGroup, Layer
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 

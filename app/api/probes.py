@@ -1,19 +1,31 @@
-"""Liveness and readiness, on the main and the admin port."""
+"""What a platform asks: liveness and readiness, on both ports, and metrics on the admin port, also those of Triton."""
 
+import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import httpx
 from msgspec import UNSET, Struct, UnsetType
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from app.api.access import AccessCheck
+from app.admission.keys import FollowedKeys
+from app.api.access import key_of
 from app.api.endpoint import Found
-from app.api.exchange import Exchange
-from app.api.responses import JsonResponse
-from app.api.workload import Workload
+from app.api.exchange import Exchange, JsonResponse, Workload
+from app.core.errors import NotFound, Unauthenticated, UpstreamUnavailable
 from app.pipelines.catalog import Catalog
 from app.pipelines.version import VersionState
+
+RELAY_TIMEOUT_S = 5.0
+_OWN_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding"}
+_TLS = httpx.create_ssl_context()
+"""Created once: reading the certificates takes about 20 ms, which would delay every stream."""
+
+_log = logging.getLogger(__name__)
 
 
 class Processes(Protocol):
@@ -57,7 +69,7 @@ class AdminReadiness(Readiness, kw_only=True):
 class Probes:
     """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
 
-    ``access``: names pipelines only to callers whose key allows them; None: to every caller.
+    ``keys``: names pipelines only to callers whose key allows them; None: to every caller.
     ``processes``: None if this process is the only one that serves the API; used on the admin port only.
     """
 
@@ -65,7 +77,7 @@ class Probes:
     workload: Workload
     triton_is_stuck: Callable[[], bool] | None = None
     processes: Processes | None = None
-    access: AccessCheck | None = None
+    keys: FollowedKeys | None = None
 
     async def live(self, _exchange: Exchange, _found: Found) -> Response:
         """Whether the gateway answers.
@@ -81,8 +93,11 @@ class Probes:
         """
         is_draining, processes, catalog = self.workload.is_shutting_down, self.processes, self.catalog
         entries = catalog.entries
-        if self.access is not None:
-            key = self.access.key_of(exchange)
+        if self.keys is not None:
+            try:
+                key = key_of(exchange, self.keys)
+            except Unauthenticated:
+                key = None
             entries = {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
         is_ready = catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
         readiness = AdminReadiness(
@@ -103,3 +118,42 @@ class Probes:
         is_stuck = self.triton_is_stuck is not None and self.triton_is_stuck()
         is_stuck |= self.processes is not None and self.processes.needs_restart
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPages:
+    """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None.
+
+    ``tls``: for an https address.
+    """
+
+    page: Collector
+    prepare: Callable[[], None]
+    triton_metrics_url: str | None
+    tls: ssl.SSLContext | None = None
+
+    async def gateway_metrics(self, _exchange: Exchange, _found: Found) -> Response:
+        self.prepare()
+        return Response(generate_latest(self.page), media_type=CONTENT_TYPE_LATEST)
+
+    async def triton_metrics(self, _exchange: Exchange, _found: Found) -> Response:
+        if self.triton_metrics_url is None:
+            raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
+        try:
+            async with httpx.AsyncClient(verify=self.tls or _TLS, timeout=RELAY_TIMEOUT_S) as client:
+                answer = await client.get(self.triton_metrics_url)
+        except httpx.HTTPError as exc:
+            raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc
+        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+
+async def forward_spans(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    """Raises UpstreamUnavailable; Triton then drops the spans, as it does for a collector that fails."""
+    passed = {name: value for name, value in headers.items() if name not in _OWN_HEADERS}
+    try:
+        async with httpx.AsyncClient(verify=_TLS, timeout=RELAY_TIMEOUT_S) as client:
+            answer = await client.post(url, content=body, headers=passed)
+            answer.raise_for_status()
+    except httpx.HTTPError as exc:
+        _log.warning("the collector did not take Triton's spans: %s", type(exc).__name__)
+        raise UpstreamUnavailable("The collector did not take the spans.") from exc

@@ -5,18 +5,17 @@ docs/decisions/0006-event-streams.md has the reasons for a response of its own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, Self, get_args
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
-from starlette.concurrency import iterate_in_threadpool
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.api.bodies import Limits
 from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.events import STALL_S, TERMINAL, Event, EventName
@@ -28,13 +27,8 @@ RETRY = ServerSentEvent(retry=1000, sep="\n").encode()
 """The delay in milliseconds before a browser's EventSource reconnects."""
 
 MEDIA_TYPE = "text/event-stream"
-HEADERS = {
-    "Cache-Control": "no-store, no-transform",
-    "X-Accel-Buffering": "no",
-}
+HEADERS = {"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
 """Keep proxies from storing, compressing and buffering the stream."""
-
-
 _FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() for name in get_args(EventName)}
 """A frame for each event name, with placeholders for the id and the data."""
 
@@ -52,13 +46,6 @@ AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 """sse-starlette patches uvicorn to end streams on a signal, but the gateway's drain lets running streams continue."""
 
 
-_NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
-_HEADERS = [
-    header for header in EventSourceResponse(_NO_CONTENT, headers=HEADERS).raw_headers if header[0] != b"connection"
-]
-"""There is no ``Connection`` header, because the HTTP protocol decides whether a connection stays open."""
-
-
 class Events(Protocol):
     @property
     def is_full(self) -> bool:
@@ -68,16 +55,7 @@ class Events(Protocol):
         """StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may retry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The start of an answer: the id of the last received event, the first bytes, and the available events."""
-
-    after: int = 0
-    preamble: bytes = b""
-    events: Sequence[Event] = ()
-
-
-class StreamResponse(EventSourceResponse):
+class StreamResponse(Response):
     """``on_left`` is called if the client disconnects or does not read; ``closing`` is awaited at the end.
 
     A dialect with a different event format has its own subclass.
@@ -88,23 +66,26 @@ class StreamResponse(EventSourceResponse):
 
     ping = PING
     """The heartbeat, sent on an idle stream."""
+    preamble = b""
+    """Sent before the first event."""
 
     def __init__(
         self,
         events: Events,
         limits: Limits,
         *,
-        start: Start,
+        opening: Sequence[Event] = (),
         on_left: Callable[[GatewayError], None],
         closing: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(_NO_CONTENT)
-        self.raw_headers = _HEADERS
-        del self._send_lock  # no other task sends on this connection
+        """``opening``: the first events, if they are there already."""
+        super().__init__(headers=HEADERS, media_type=MEDIA_TYPE)
+        del self.headers["content-length"]
+        self.after = 0
+        """The id of the last event that the client has received."""
         self._events = events
-        self._after = start.after
         self._has_ended = False
-        self._opening = start.preamble + self._frames_of(start.events)
+        self._opening = opening
         self._ping_s = limits.ping_s
         self._send_s = limits.send_s
         self._on_left = on_left
@@ -113,7 +94,7 @@ class StreamResponse(EventSourceResponse):
     @classmethod
     def of(cls, stream: Stream, opening: Sequence[Event], limits: Limits) -> Self:
         """The response of a stream that ends with its request. ``opening``: its first events."""
-        return cls(stream.log, limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended)
+        return cls(stream.log, limits, opening=opening, on_left=stream.end, closing=stream.ended)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
@@ -122,14 +103,14 @@ class StreamResponse(EventSourceResponse):
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 exchange.forget_request()
-                await self._deliver(self._opening or self.ping)
-                self._opening = b""  # is not kept
-                error: type[GatewayError] | None = None
+                opening, self._opening = self._opening, ()
+                await self._deliver(self.preamble + self._frames_of(opening) or self.ping)
+                del opening  # is not kept
                 try:
                     await self._relay()
+                    error = self.error_of(exchange)
                 except (StreamEvicted, UpstreamUnavailable) as exc:  # the events end without a terminal event
                     error = type(exc)
-                error = error or self.error_of(exchange)
                 if error is not None and ROW_BY_ERROR[error].is_of_replica:
                     exchange.connection.end_after_answer()
                 await self._deliver(b"", more_body=False)
@@ -152,7 +133,7 @@ class StreamResponse(EventSourceResponse):
             try:
                 async with IdleTimeout(self._ping_s) as silence:
                     while not self._has_ended:
-                        body = self._frames_of(await self._events.read(self._after))
+                        body = self._frames_of(await self._events.read(self.after))
                         silence.pause()
                         await self._deliver(body)
                         del body  # otherwise it stays in memory until the next event
@@ -163,7 +144,7 @@ class StreamResponse(EventSourceResponse):
     def _frames_of(self, events: Sequence[Event]) -> bytes:
         """The next frames to send."""
         if events:
-            self._after, self._has_ended = events[-1].id, events[-1].name in TERMINAL
+            self.after, self._has_ended = events[-1].id, events[-1].name in TERMINAL
         return b"".join(map(self.frame_of, events))
 
     async def _deliver(self, body: bytes, *, more_body: bool = True) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
-from app.api.browser_guard import BrowserRules, host_of
+from app.api.bodies import Limits
+from app.api.browser_rules import BrowserRules, host_of
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
+from app.api.endpoint import Layer
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
-from app.api.limits import Limits
-from app.api.request_layer import Layer
 from app.api.sessions.session_layer import Sessions
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
@@ -215,6 +215,11 @@ async def open_gateway(
                 browser_rules=browser_rules_of(settings),
                 share=triton.share,
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
+                cors_origins=settings.cors_origins,
+                cors_headers=settings.cors_headers,
+                has_docs=settings.docs,
+                has_console=settings.console,
+                may_load=settings.offers_load,
             )
         await inference.canceller.close()
 

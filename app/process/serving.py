@@ -18,11 +18,11 @@ from typing import Any
 from app import __version__
 from app.admission.keys import read_keys
 from app.api import body_memory
+from app.api.error_table import problem_of, problem_response
 from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
-from app.api.problems import problem_of, problem_response
 from app.http1.protocol import ConnectionLimit
-from app.main import Pages, create_admin_app, create_app
+from app.main import create_admin_app, create_app
 from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
@@ -172,13 +172,7 @@ async def _run_gateway(
     if worker is not None:
         gateway.page = PageOfAll(gateway.inference.metrics.registry, worker.board.folder)
         await running("state of this worker", worker.run(gateway))
-    app = create_app(
-        gateway,
-        admin_port=admin_port,
-        cors_origins=settings.cors_origins,
-        cors_headers=settings.cors_headers,
-        pages=Pages(settings.docs, settings.console, settings.offers_load),
-    )
+    app = create_app(gateway, admin_port=admin_port)
     admin_app = create_admin_app(gateway, api_port=port, processes=worker)
     body_memory.keep()
     freeze_heap()

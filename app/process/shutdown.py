@@ -6,7 +6,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from app.api.workload import Workload
+from app.api.exchange import Workload
 from app.core.errors import Draining
 from app.process.listening import Server
 
@@ -53,10 +53,10 @@ async def delay(workload: Workload, server: Server, shutdown: Shutdown, delay_s:
     Readiness fails at once, so load balancers send new connections elsewhere. Each answer has ``Connection: close``,
     so clients with open connections follow, without a request that fails.
     """
-    workload.is_delaying = True
+    workload.is_shutting_down = True
     server.close_after_answers()
     if delay_s:
-        _log.info("shutting down", extra={"in_flight": len(workload), "delay_s": delay_s})
+        _log.info("shutting down", extra={"in_flight": len(workload.running), "delay_s": delay_s})
         await first_of(shutdown.hurried.wait(), timeout_s=delay_s)
 
 
@@ -65,7 +65,7 @@ async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
 
     Running work may take ``drain_s`` seconds, or until the second signal.
     """
-    _log.info("draining", extra={"in_flight": len(workload), "drain_s": drain_s})
+    _log.info("draining", extra={"in_flight": len(workload.running), "drain_s": drain_s})
     workload.start_draining()
     await first_of(workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
     workload.end_all(Draining("The gateway is shutting down."))

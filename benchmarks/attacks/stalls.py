@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp
 
-from app.api.limits import Limits
+from app.api.bodies import Limits
 from app.core.errors import ModelNotReady
 from app.triton.repository import read_repository
 from benchmarks.micro.exchange import request

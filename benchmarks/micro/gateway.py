@@ -9,9 +9,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.idempotency.idempotency_layer import Idempotency
-from app.api.limits import Limits
 from app.core.engine import InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, ModelState, TensorSpec

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.limits import Limits
+from app.api.bodies import Limits
 from app.core.inference import InferenceResponse
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from app.admission.keys import CallerLimits
 from app.api.exchange import Exchange
-from app.api.failures import FailureMiddleware
 from tests.api.conftest import FINAL, counted, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
@@ -314,10 +313,7 @@ class TestWithoutKey:
 
 def routes_of(api: Served) -> Iterator[tuple[str, str]]:
     """Yields the method and the path template of every route."""
-    app: Any = api.app
-    while not isinstance(app, FailureMiddleware):
-        app = app._app if hasattr(app, "_app") else app.app
-    for route in (route for route in app.router.routes if isinstance(route, Route)):
+    for route in (route for route in api.app.routes if isinstance(route, Route)):
         yield from ((method, route.path) for method in sorted(route.methods or ()))
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app.api.bodies import MAX_QUERY_FIELDS
-from app.api.pages import HEADERS
+from app.api.documentation import HEADERS
 from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.toolkit.gateway import Served
@@ -142,7 +142,7 @@ class TestCors:
     async def test_model_errors_and_draining_have_cors_headers(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         failed = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
-        api.gateway.inference.workload.is_draining = True
+        api.gateway.inference.workload.start_draining()
         refused = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
         assert (failed.status_code, refused.status_code) == (502, 503)
         self.check(failed)

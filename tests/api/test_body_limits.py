@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.limits import Limits
+from app.api.bodies import Limits
 from tests.api.conftest import FINAL, READER, WRITER, word
 from tests.pipelines.test_presets import VLLM
 from tests.toolkit.engine import FakeEngine

@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 from app.admission.keys import ANYONE, Caller
-from app.api.bodies import LONG_BYTES, off_loop
-from app.api.body_thread import BodyThread
+from app.api.bodies import LONG_BYTES, BodyThread, off_loop
 from app.core.errors import ClientClosedRequest, DeadlineExceeded
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES

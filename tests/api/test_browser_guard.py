@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.api.browser_guard import BrowserRules
+from app.api.browser_rules import BrowserRules
 from app.process.gateway import browser_rules_of
 from app.settings import read_settings
 from tests.api.conftest import scripted

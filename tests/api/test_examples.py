@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.api.limits import Limits
+from app.api.bodies import Limits
 from tests.api.conftest import PNG, READ, READER, WRITER
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served

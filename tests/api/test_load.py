@@ -237,7 +237,7 @@ async def test_a_full_key_is_429_before_the_body_is_read(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("kind", NAMED_IN_THE_BODY)
 async def test_a_drain_rejects_requests_before_their_body_is_read(api: Served, kind: str) -> None:
-    api.gateway.inference.workload.is_draining = True
+    api.gateway.inference.workload.start_draining()
     assert (await post_unread(api, REQUESTS[kind][1])).status_code == 503
 
 

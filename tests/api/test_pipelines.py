@@ -82,13 +82,13 @@ class TestUnary:
         assert counted(api, "read", "unary") == {"internal": 1}
 
     async def test_during_the_shutdown_delay_requests_are_served(self, api: Served) -> None:
-        api.gateway.inference.workload.is_delaying = True
+        api.gateway.inference.workload.is_shutting_down = True
         assert (await api.client.post(READ, files={"image": PNG})).status_code == 200
         readiness = await api.client.get("/health/ready")
         assert (readiness.status_code, readiness.json()["status"]) == (503, "draining")
 
     async def test_a_draining_gateway_rejects_new_work(self, api: Served) -> None:
-        api.gateway.inference.workload.is_draining = True
+        api.gateway.inference.workload.start_draining()
         answer = await api.client.post(READ, files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (503, "draining")
         assert (await api.client.get("/health/ready")).status_code == 503

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.error_table import ROW_BY_ERROR
-from app.api.problems import MAX_BYTES, problem_of, problem_response
+from app.api.error_table import MAX_BYTES, ROW_BY_ERROR, problem_of, problem_response
 from app.core.errors import (
     ContractViolation,
     Draining,

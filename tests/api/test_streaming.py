@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
 
-from app.api.limits import Limits
-from app.api.streaming import PING, RETRY, Start, StreamResponse, frame_of
+from app.api.bodies import Limits
+from app.api.streaming import PING, RETRY, StreamResponse, frame_of
 from app.core.errors import GatewayError
 from app.streams.events import Event, EventName, LiveLog
 from tests.toolkit.exchange import FakeConnection, exchange_with, nothing
@@ -43,7 +43,7 @@ class Client:
         async def closing() -> None:
             pass
 
-        response = StreamResponse(log, limits, start=Start(), on_left=self.left.append, closing=closing)
+        response = StreamResponse(log, limits, on_left=self.left.append, closing=closing)
         exchange = exchange_with([("x", "y")], connection=self.connection)
         await response(exchange.scope, nothing, self.send)
         assert exchange.header(b"x") is None

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from app.api.sessions.session_steps import SessionReason
-from app.api.sockets.socket import RequestReason
+from app.api.sockets import RequestReason
 from app.http1.websocket import CloseReason
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.conftest import running_chromium

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from app.console import files
+from app.api.documentation import CONSOLE
 
-FOLDERS = [Path(folder) for folder in files.app.all_directories]
+FOLDERS = [Path(folder) for folder in CONSOLE.all_directories]
 """The console's own folder, and that of the files that all pages share."""
 FILES = sorted(path.name for folder in FOLDERS for path in folder.iterdir() if path.is_file())
 

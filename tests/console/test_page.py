@@ -5,14 +5,15 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.api.pages import HEADERS
-from app.main import Pages, create_app
+from app.api.documentation import HEADERS
+from app.main import create_app
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
@@ -47,9 +48,8 @@ async def test_the_page_is_at_the_root(gateway: Served) -> None:
 
 @pytest.mark.parametrize("may_load", [False, True])
 async def test_the_page_is_told_whether_it_may_send_load(gateway: Served, may_load: bool) -> None:
-    answer = await fetched(
-        create_app(gateway.gateway, admin_port=8081, pages=Pages(load=may_load)), "/console/settings"
-    )
+    gateway.gateway.may_load = may_load
+    answer = await gateway.client.get("/console/settings")
     assert answer.json() == {"may_load": may_load}
 
 
@@ -85,12 +85,12 @@ def test_no_module_makes_markup_from_text(name: str) -> None:
 
 
 async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
-    answer = await fetched(create_app(gateway.gateway, admin_port=8081, pages=Pages(console=False)), "/")
+    answer = await fetched(create_app(replace(gateway.gateway, has_console=False), admin_port=8081), "/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
 async def test_without_console_and_docs_the_root_is_404(gateway: Served) -> None:
-    app = create_app(gateway.gateway, admin_port=8081, pages=Pages(docs=False, console=False))
+    app = create_app(replace(gateway.gateway, has_docs=False, has_console=False), admin_port=8081)
     assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
 
 

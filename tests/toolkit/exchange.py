@@ -76,7 +76,7 @@ def exchange_with(
     receive: Receive = nothing,
     send: Send = drop,
 ) -> Exchange:
-    """Must be called in a task. Like :class:`app.api.exchange.EntryPoint`, it stores the exchange in the scope."""
+    """Must be called in a task. Like :class:`app.api.application.Application`, it stores the exchange in the scope."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",

@@ -11,12 +11,13 @@ import pytest
 from starlette.types import ASGIApp
 
 from app.admission.keys import FollowedKeys
-from app.api.browser_guard import BrowserRules
+from app.api.application import Application
+from app.api.bodies import Limits
+from app.api.browser_rules import BrowserRules
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
-from app.api.limits import Limits
 from app.api.sessions.session_layer import Sessions
 from app.core.model import ModelConfig
 from app.main import Gateway, create_admin_app, create_app
@@ -35,7 +36,7 @@ from tests.toolkit.models import KEY
 class Served:
     gateway: Gateway
     engine: FakeEngine
-    app: ASGIApp
+    app: Application
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
 
@@ -80,10 +81,11 @@ async def served(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
         )
         gateway.browser_rules, gateway.downloads = rules, downloads
+        gateway.cors_origins, gateway.cors_headers = origins, cors_headers
         explained = Explanations(is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url)
         gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, gateway.share)]
         inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
-        app = create_app(gateway, admin_port=8081, cors_origins=origins, cors_headers=cors_headers)
+        app = create_app(gateway, admin_port=8081)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)
 

@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.api.problems import problem_response
+from app.api.error_table import problem_response
 from app.http1.protocol import ConnectionLimit, HttpConnection
 from tests.toolkit.waiting import PATIENCE_S
 

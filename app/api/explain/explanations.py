@@ -16,14 +16,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from app.admission.keys import Key
-from app.api.bodies import off_loop, read_json
-from app.api.endpoint import Endpoint, EndpointGroup, Found
-from app.api.exchange import Exchange
-from app.api.limits import Limits
-from app.api.metrics_pages import forward_spans
+from app.api.bodies import Limits, off_loop, read_json
+from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
+from app.api.exchange import Exchange, JsonResponse
 from app.api.openapi import TIMEOUT_HEADER, Operation, header, in_path, json_answer
-from app.api.request_layer import Layer
-from app.api.responses import JsonResponse
+from app.api.probes import forward_spans
 from app.core.errors import InvalidJson, Outcome, UnknownRequest
 from app.core.json import TEXT
 from app.core.trace import sampled

@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from app.api.bodies import off_loop
-from app.api.endpoint import Endpoint
+from app.api.endpoint import Endpoint, KeptAnswer, Layer, Once
 from app.api.error_table import ErrorRow, add_rows
 from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.openapi import Operation, header
-from app.api.request_layer import KeptAnswer, Layer, Once
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, InvalidRequest, TooManyRequests
 from app.core.inference import BYTES, Deadline, InferenceRequest
 from app.streams.quota import KeepLimits, KeepQuota, KeptStream

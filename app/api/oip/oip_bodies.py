@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.api.exchange import Exchange
+from app.api.exchange import JSON, Exchange
 from app.api.oip.signature import Input, Signature, not_json, parameter_of
-from app.api.responses import JSON, send_parts
 from app.codecs.json_scan import WHITESPACE, members_of, spans_of
 from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
@@ -249,7 +248,7 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     if size < _LARGE_BYTES:
         await exchange.answer(((b"content-length", b"%d" % size), *headers), b"".join((*head, *raws)))
     else:
-        await send_parts(exchange, [*head, *raws], headers)
+        await exchange.send_parts([*head, *raws], headers)
 
 
 def data_of(tensor: Tensor) -> Any:

@@ -16,12 +16,11 @@ from starlette.responses import Response
 
 from app import __version__
 from app.api.access import allows_model, check_model
-from app.api.bodies import inflated, off_loop, read_body
+from app.api.bodies import Limits, inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Answering, Found
 from app.api.error_table import ROW_BY_ERROR, headers_of
-from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
+from app.api.exchange import CancelledOnDisconnect, Exchange, JsonResponse
 from app.api.oip.oip_bodies import (
     Generated,
     ParsedRequest,
@@ -32,7 +31,6 @@ from app.api.oip.oip_bodies import (
     values_of,
 )
 from app.api.oip.signature import Signature
-from app.api.responses import JsonResponse, send_json
 from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Values
 from app.core.engine import Document
@@ -189,7 +187,7 @@ class OipEndpoints:
         Triton's generate extension: inputs by name, and one response.
         """
         call, parsed = await self._generation(exchange, found, "unary")
-        await send_json(exchange, values_of(parsed, await self._only_response(exchange, call, parsed.inference)))
+        await exchange.send_json(values_of(parsed, await self._only_response(exchange, call, parsed.inference)))
 
     async def generate_stream(self, exchange: Exchange, found: Found) -> Response:
         """Generate with a model as a stream.

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from app.api.call import InferenceCall
 from app.api.endpoint import Found
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import JSON, CancelledOnDisconnect, Exchange
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
 from app.api.openai.openai_errors import openai_names
 from app.api.openai.requests import Door, NamedRequest
-from app.api.responses import JSON, send_parts
 from app.codecs.kinds import declared_shape
 from app.core.answer import Answer, Ending, Tokens
 from app.core.batch import Batch, BatchPart, check_rows
@@ -70,7 +69,7 @@ class EmbeddingsRoute(Door[EmbeddingsForm]):
         call, batch, is_base64 = await self._read(exchange)
         with CancelledOnDisconnect(exchange):
             await self.inference.answer(call)
-        await send_parts(exchange, await _rendered(batch, call.target.name, is_base64=is_base64), [JSON])
+        await exchange.send_parts(await _rendered(batch, call.target.name, is_base64=is_base64), [JSON])
 
     async def _read(self, exchange: Exchange) -> tuple[InferenceCall, "EmbeddingsBatch", bool]:
         """The result keeps no reference to the body."""

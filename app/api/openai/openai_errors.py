@@ -10,8 +10,7 @@ from typing import TypedDict
 import orjson
 from starlette.responses import Response
 
-from app.api.error_table import ROW_BY_ERROR, headers_of
-from app.api.problems import problem_of
+from app.api.error_table import ROW_BY_ERROR, headers_of, problem_of
 from app.core import errors
 from app.core.errors import FieldProblem, GatewayError
 from app.pipelines.body import refused

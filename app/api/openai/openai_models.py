@@ -9,8 +9,7 @@ from starlette.responses import Response
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.endpoint import Found
-from app.api.exchange import Exchange
-from app.api.responses import JsonResponse
+from app.api.exchange import Exchange, JsonResponse
 from app.core.errors import UnknownPipeline
 from app.core.text import nearest
 from app.pipelines.catalog import Catalog

@@ -11,10 +11,9 @@ from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
-from app.api.bodies import check_size, off_loop, read_json_of_any
+from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
 from app.api.call import Inference
 from app.api.exchange import Exchange
-from app.api.limits import Limits
 from app.api.openai.members import Members, Neutral, problems_of, read_members, required, take
 from app.api.openai.openai_models import checked_model
 from app.core.errors import FieldProblem, UnknownPipeline

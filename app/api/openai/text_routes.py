@@ -10,11 +10,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from app.api.bodies import Limits
 from app.api.call import Inference, InferenceCall
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
 from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
 from app.api.openai.chat_messages import Conversation, take_conversation
 from app.api.openai.choices import Choice, TextOptions
 from app.api.openai.members import NEUTRAL_OF_TEXTS, Members, required, take
@@ -24,7 +24,6 @@ from app.api.openai.response_format import FIELD as RESPONSE_FORMAT
 from app.api.openai.response_format import LONGEST_WITHOUT_SCHEMA, take_format
 from app.api.openai.text_answers import ChatAnswer, ChunkResponse, CompletionAnswer, TextAnswer
 from app.api.openai.tools import take_tools, take_variables
-from app.api.responses import send_json
 from app.core.errors import FieldProblem
 from app.core.inference import InferenceRequest, new_request_id
 from app.llm.answer_formats import PROMPT_END, parser_of
@@ -72,7 +71,7 @@ class TextRoute(Door[TextForm]):
         with CancelledOnDisconnect(exchange):
             ending = await self.inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
-        await send_json(exchange, ending.outputs[0], *exit_header)
+        await exchange.send_json(ending.outputs[0], *exit_header)
         return None
 
     async def _read(self, exchange: Exchange) -> tuple[InferenceCall, bool]:

@@ -15,13 +15,11 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from app.api.access import allows_pipeline, check_pipeline
+from app.api.bodies import Limits
 from app.api.call import Inference
-from app.api.endpoint import Found
-from app.api.exchange import Exchange
-from app.api.limits import Limits
+from app.api.endpoint import Found, Layer
+from app.api.exchange import Exchange, JsonResponse
 from app.api.pipelines.samples import base_url_of, samples_of
-from app.api.request_layer import Layer
-from app.api.responses import JsonResponse
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
 from app.core.json import TEXT
@@ -186,7 +184,14 @@ class CatalogEndpoints:
         check_pipeline(exchange, catalog, name)
         described, pipeline = PipelineDescription(**self._named(name)), catalog.entry(name).pipeline
         if pipeline is not None:
-            load = self._inference.limits_of(pipeline) | {"body_bytes": self._limits.of(pipeline).max_body_bytes}
+            admission = self._inference.admission_of(pipeline)
+            load = {
+                "in_flight": admission.model_queue.limit.value,
+                "adapts": pipeline.spec.model not in catalog.oip_models.in_flight,
+                "queue": admission.own.max_waiting,
+                "per_key": admission.limits.per_key,
+                "body_bytes": self._limits.of(pipeline).max_body_bytes,
+            }
             base_url, with_key = base_url_of(exchange), exchange.key is not None
             of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self._layers)
             samples = next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)

@@ -14,9 +14,8 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from app.api.bodies import JSON_HINT, check_no_query, check_query, is_json, media_type_of, off_loop, read_body
+from app.api.bodies import JSON_HINT, Limits, check_no_query, check_query, is_json, media_type_of, off_loop, read_body
 from app.api.exchange import Exchange, Header
-from app.api.limits import Limits
 from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
 from app.core.answer import Ending
 from app.core.errors import FieldProblem, InvalidInput, InvalidRequest, UnsupportedMediaType

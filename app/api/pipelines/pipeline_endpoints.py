@@ -13,18 +13,15 @@ from starlette.responses import Response
 
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
-from app.api.bodies import check_size, off_loop, read_json_of_any
+from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
+from app.api.browser_rules import check_socket_origin
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, Found
+from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, once_of
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
+from app.api.exchange import JSON, CancelledOnDisconnect, Exchange, JsonResponse
 from app.api.pipelines.pipeline_bodies import body_of_values, check_is_start, read_inference, read_message, rendered
-from app.api.request_layer import KeptAnswer, Layer, once_of
-from app.api.responses import JSON, JsonResponse, send_json
-from app.api.sockets.handshake import check_origin, handshake
-from app.api.sockets.socket import TRANSPORT, MessageHandler, Reply, Socket
-from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
+from app.api.sockets import TRANSPORT, MessageHandler, Reply, Socket, handshake
+from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import (
     FieldProblem,
@@ -89,7 +86,7 @@ class PipelineEndpoints:
             with CancelledOnDisconnect(exchange):
                 ending = await self._inference.answer(call)
             values, headers = rendered(pipeline, ending)
-            await send_json(exchange, values, *headers)
+            await exchange.send_json(values, *headers)
             return
 
         async def run() -> KeptAnswer:
@@ -181,7 +178,9 @@ class PipelineEndpoints:
         if exchange.scope["method"] == "HEAD":
             await reader.close()
             return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
+        reading = _Reading(reader, self._limits, on_left=lambda _: None, closing=reader.close)
+        reading.after = after
+        return reading
 
     async def delete_stream(self, exchange: Exchange, found: Found) -> Response:
         """End and delete a stream.
@@ -210,7 +209,7 @@ class PipelineEndpoints:
 
     async def open_socket(self, exchange: Exchange, found: Found) -> None:
         exchange.record.transport = TRANSPORT
-        check_origin(exchange, self._origins)
+        check_socket_origin(exchange, self._origins)
         pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
         limits = self._limits.of(pipeline)
         protocol, headers = handshake(exchange, limits.max_body_bytes)
@@ -280,6 +279,7 @@ class PipelineMessageHandler(MessageHandler):
 class _Reading(StreamResponse):
     """The events of a stream that another request has started, whose record has the error."""
 
+    preamble = RETRY
     _error: type[GatewayError] | None = None
 
     def error_of(self, _exchange: Exchange) -> type[GatewayError] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from app.api.error_table import Problem
 from app.api.openapi import (
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,
@@ -20,7 +21,6 @@ from app.api.openapi import (
 )
 from app.api.pipelines.catalog_endpoints import PipelineDescription
 from app.api.pipelines.pipeline_endpoints import StreamStarted
-from app.api.problems import Problem
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors
 from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of

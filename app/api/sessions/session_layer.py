@@ -9,11 +9,11 @@ from typing import ClassVar, TypedDict
 
 from starlette.responses import Response
 
+from app.api.bodies import Limits
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, EndpointGroup, Found
+from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
 from app.api.error_table import ErrorRow, add_rows
-from app.api.exchange import CancelledOnDisconnect, Exchange
-from app.api.limits import Limits
+from app.api.exchange import JSON, CancelledOnDisconnect, Exchange, JsonResponse
 from app.api.openapi import (
     COUNT,
     INFERENCE_ERRORS,
@@ -29,11 +29,9 @@ from app.api.openapi import (
 from app.api.pipelines.pipeline_bodies import check_is_start, exit_headers, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
-from app.api.request_layer import Layer
-from app.api.responses import JSON, JsonResponse
 from app.api.sessions.open_sessions import OpenSession, OpenSessions
 from app.api.sessions.session_steps import StepHandler, StepRequest
-from app.api.streaming import Start, StreamResponse
+from app.api.streaming import StreamResponse
 from app.core import errors
 from app.core.errors import Forbidden, InvalidRequest
 from app.core.json import TEXT, Schema, enum_of, one_of
@@ -214,8 +212,8 @@ class Sessions(Layer):
         """
         step = self._step_of(exchange, found["id"], "stream")
         await step.stream()
-        start = Start(events=step.opening)
-        response = StreamResponse(step.log, self._limits, start=start, on_left=step.leave, closing=step.left)
+        opening, left = step.opening, step.left
+        response = StreamResponse(step.log, self._limits, opening=opening, on_left=step.leave, closing=left)
         response.raw_headers = [*response.raw_headers, (STEP, b"%d" % step.begun_as)]
         return response
 

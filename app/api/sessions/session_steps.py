@@ -10,11 +10,11 @@ from msgspec import Struct, field
 
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
+from app.api.error_table import problem_of
 from app.api.exchange import CancelledOnDisconnect, Exchange
 from app.api.pipelines.pipeline_bodies import body_of_values, read_message, rendered
-from app.api.problems import problem_of
 from app.api.sessions.open_sessions import OpenSession
-from app.api.sockets.socket import MessageHandler, Reply, whole_reply
+from app.api.sockets import MessageHandler, Reply
 from app.core.answer import Answer, Ending
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline, InferenceRequest
@@ -197,7 +197,7 @@ class StepHandler(MessageHandler):
             "outputs": 1,
             "request_id": record.request_id,
         }
-        return whole_reply(Event(1, "output", answer.body), Event(2, "done", json_of(done)))
+        return Reply(LiveLog(), [Event(1, "output", answer.body), Event(2, "done", json_of(done))])
 
     def closed(self) -> None:
         """The session is known for a while, and must not keep its WebSocket."""

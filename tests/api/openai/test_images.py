@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.api.bodies import Limits
 from app.api.downloads import ImageDownloads
-from app.api.limits import Limits
 from app.pipelines.mismatch import PipelineMismatch
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step

@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from app.api.limits import Limits
+from app.api.bodies import Limits
 from app.api.openai.choices import AT_ONCE
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse

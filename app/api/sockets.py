@@ -1,7 +1,7 @@
 """Runs one WebSocket: each message is a request, whose events are sent as text messages with its number.
 
 ``{"event":"output","request":1,"data":{...}}``: the events and their data are those of Server-Sent Events. A
-``MessageHandler`` knows what a message runs.
+``MessageHandler`` knows what a message runs; ``app.http1.websocket`` has the connection.
 """
 
 import asyncio
@@ -11,28 +11,86 @@ from itertools import count
 from typing import ClassVar
 
 from msgspec import Struct
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidHeader, InvalidUpgrade, NegotiationError
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
-from app.api.exchange import Exchange
-from app.api.failures import delay_refusal
-from app.api.problems import problem_of, status_of
+from app.api.application import delay_refusal
+from app.api.error_table import problem_of, status_of
+from app.api.exchange import Exchange, Header, Workload
 from app.api.streaming import Events
-from app.api.workload import Workload
 from app.core.errors import (
     ClientClosedRequest,
     Forbidden,
     GatewayError,
     Internal,
+    InvalidRequest,
     TooManyRequests,
     Unauthenticated,
+    UpgradeRequired,
 )
 from app.core.json import json_of
 from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
 from app.observability.log import StructuredLogger
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.streams.events import Event, LiveLog
+from app.streams.events import Event
 
 TRANSPORT = "websocket"
+SUBPROTOCOL = Subprotocol("triton-gateway")
+_HANDSHAKE = (b"upgrade", b"connection", b"origin")
+_HANDSHAKE_FAMILY = b"sec-websocket-"
+
+_log = StructuredLogger("triton_gateway.websocket")
+_failures = logging.getLogger(__name__)
+
+
+class _Protocol(ServerProtocol):
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        """Raises NegotiationError: a browser fails if none of the protocols that it offers is selected."""
+        if subprotocols and SUBPROTOCOL not in subprotocols:
+            raise NegotiationError
+        return SUBPROTOCOL if subprotocols else None
+
+    def recv_frame(self, frame: Frame) -> None:
+        """Accepts a close frame between the fragments of a message, too (RFC 6455, 5.4)."""
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
+
+
+def handshake(exchange: Exchange, max_bytes: int) -> tuple[ServerProtocol, list[Header]]:
+    """Accepts a request. Returns the state of the new WebSocket, and the headers of the answer.
+
+    ``max_bytes``: limit of a message. Raises UpgradeRequired or InvalidRequest.
+    """
+    scope, received = exchange.scope, Headers()
+    hint = "Open it with a WebSocket client, over HTTP/1.1."
+    if scope["method"] != "GET" or scope["http_version"] != "1.1":
+        raise UpgradeRequired("This address is a WebSocket.", hint=hint)
+    for name, value in scope["headers"]:
+        if name in _HANDSHAKE or name.startswith(_HANDSHAKE_FAMILY):
+            received[name.decode("latin-1")] = value.decode("latin-1")
+    # Without extensions: a compressed message could be 1,000 times larger than the limit of its frames.
+    protocol = _Protocol(state=OPEN, max_size=max_bytes)
+    response = protocol.accept(Request(scope["path"], received))
+    error = protocol.handshake_exc
+    if error is None:
+        return protocol, [(name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()]
+    protocol.parser.close()  # its frame refers to the protocol
+    if isinstance(error, InvalidUpgrade):
+        raise UpgradeRequired("This address is a WebSocket.", hint=hint) from error
+    hint = f"Offer the subprotocol '{SUBPROTOCOL}', or none."
+    if isinstance(error, InvalidHeader):
+        if error.name == "Sec-WebSocket-Version":  # RFC 6455, 4.4: the answer names the version
+            text = "The gateway speaks version 13 of the WebSocket protocol."
+            raise UpgradeRequired(text, hint="Use this version.") from error
+        hint = f"Check the header {error.name}."
+    raise InvalidRequest("The WebSocket handshake is not valid.", hint=hint) from error
 
 
 class RequestReason(Reason):
@@ -40,28 +98,19 @@ class RequestReason(Reason):
     FORBIDDEN = "forbidden", 1008
 
 
-_log = StructuredLogger("triton_gateway.websocket")
-_failures = logging.getLogger(__name__)
-
-
-_NO_FURTHER = LiveLog()
-
-
 async def _nothing() -> None: ...
 
 
 class Reply(Struct, frozen=True, eq=False):
-    """The answer to one message. ``opening``: its first events; ``end``: stops it; ``ended``: waits for its end."""
+    """The answer to one message. ``opening``: its first events; ``end``: stops it; ``ended``: waits for its end.
+
+    ``end`` and ``ended`` have defaults for a reply whose ``opening`` has all events.
+    """
 
     events: Events
     opening: Sequence[Event]
     end: Callable[[GatewayError], None] = lambda _cause: None
     ended: Callable[[], Awaitable[None]] = _nothing
-
-
-def whole_reply(*events: Event) -> Reply:
-    """A reply that has ended: all its events, the terminal one last."""
-    return Reply(_NO_FURTHER, events)
 
 
 class MessageHandler:
@@ -90,7 +139,7 @@ class MessageHandler:
 
 
 class Socket:
-    """Implements :class:`app.api.workload.StandingWork`."""
+    """Implements :class:`app.api.exchange.Work`."""
 
     def __init__(
         self, exchange: Exchange, websocket: WebSocket, handler: MessageHandler, metrics: Metrics, workload: Workload
@@ -102,7 +151,7 @@ class Socket:
         self._workload = workload
         self._requests = 0
         self._running: set[asyncio.Task[None]] = set()
-        self._has_room = asyncio.Event()
+        self._room = asyncio.Semaphore(handler.at_once)
         self._starting: set[asyncio.Task[None]] = set()
         """The running tasks whose message has no reply yet."""
         self._replies: set[Reply] = set()
@@ -114,7 +163,7 @@ class Socket:
         """Returns when the connection has ended."""
         pipeline = self._record.pipeline
         self._metrics.websockets.opened(pipeline)
-        self._workload.add_standing(self)
+        self._workload.add(self, None if self._handler.runs_in_drain else self._websocket.stop_receiving)
         self._handler.opened(self._websocket)
         try:
             await self._run_messages()
@@ -136,10 +185,6 @@ class Socket:
             if _log.is_enabled_for(logging.INFO):
                 _log.log(logging.INFO, "websocket ended", fields)
 
-    def drain(self) -> None:
-        if not self._handler.runs_in_drain:
-            self._websocket.stop_receiving()
-
     def end(self, cause: GatewayError) -> None:
         """Streams are work of their own, so only messages without a reply are ended here."""
         self._cause = self._cause or cause
@@ -149,9 +194,7 @@ class Socket:
 
     async def _run_messages(self) -> None:
         for number in count(1):
-            while len(self._running) >= self._handler.at_once:
-                self._has_room.clear()
-                await self._has_room.wait()
+            await self._room.acquire()
             message = await self._websocket.receive()
             if message is None:
                 break
@@ -159,13 +202,10 @@ class Socket:
             task = asyncio.create_task(self._answer(number, message))
             self._running.add(task)
             self._starting.add(task)
-            task.add_done_callback(self._message_ended)
+            task.add_done_callback(self._running.discard)
+            task.add_done_callback(lambda _task: self._room.release())
         if self._running:
             await asyncio.wait(self._running)
-
-    def _message_ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._has_room.set()
 
     async def _answer(self, number: int, message: Message) -> None:
         own, task = self._record, asyncio.current_task()

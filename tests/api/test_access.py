@@ -2,16 +2,13 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from starlette.routing import Route
 
-from app.admission.keys import CallerLimits
-from app.api.exchange import Exchange
 from tests.api.conftest import FINAL, counted, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
@@ -69,13 +66,6 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
     origins = ("https://page.example",)
     async with served(engine, tmp_path / "gateway.yaml", keys=keys, origins=origins) as gateway:
         yield gateway
-
-
-def code_of(answer: httpx.Response) -> str:
-    """Returns the code of a problem object or an OpenAI error, or the message of an error under ``/v2``."""
-    body = answer.json()
-    error = body.get("error")
-    return str(body["code"] if error is None else error["code"] if isinstance(error, dict) else error)
 
 
 class TestTheKey:
@@ -139,29 +129,6 @@ class TestTheKey:
             answer = await api.client.post(path, content=body(), headers={"Content-Type": "application/json"})
             assert answer.status_code == 401
 
-    async def test_the_exchange_has_the_caller(self, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-        callers = []
-        begin = api.gateway.inference.workload.begin
-
-        def seen(work: Any) -> None:
-            callers.append(exchanges[-1].caller)
-            begin(work)
-
-        exchanges: list[Exchange] = []
-        made = Exchange.__init__
-
-        def noted(self: Exchange, *arguments: Any) -> None:
-            made(self, *arguments)
-            exchanges.append(self)
-
-        monkeypatch.setattr(Exchange, "__init__", noted)
-        monkeypatch.setattr(api.gateway.inference.workload, "begin", seen)
-        for path, body in RUNS.items():
-            await api.client.post(path, json=body, headers=bearer("all"))
-        assert {(caller.id, caller.priority) for caller in callers} == {("all", 2)}
-        assert callers[0].limits == CallerLimits(in_flight=4)
-        assert len(callers) >= len(RUNS)
-
     async def test_a_rejected_request_is_counted(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/ocr", json={})
         await api.client.post("/v1/pipelines/ocr/stream", json={}, headers=bearer("openai"))
@@ -169,32 +136,27 @@ class TestTheKey:
         assert counted(api, "-", "stream") == {"client_error": 1}
 
 
-class TestForms:
-    """Each dialect has its own error format."""
-
-    async def test_pipelines_use_problem_objects(self, api: Served) -> None:
-        missing = await api.client.post("/v1/pipelines/ocr", json={"text": "x"})
-        assert missing.headers["content-type"] == "application/problem+json"
-        assert missing.json()["code"] == "unauthenticated"
-        outside = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
-        assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
-        assert "www-authenticate" not in outside.headers
-
-    async def test_oip_uses_its_error_object(self, api: Served) -> None:
-        missing = await api.client.post("/v2/models/reader/infer", json=INFER)
-        assert missing.json().keys() == {"error"}
-        for verb in ("infer", "generate", "generate_stream"):
-            outside = await api.client.post(f"/v2/models/writer/{verb}", json={}, headers=bearer("reads"))
-            assert outside.status_code == 403
-            assert outside.json()["error"].startswith("This API key does not allow this model. Use another key, or ask")
-
-    async def test_openai_uses_its_error_object(self, api: Served) -> None:
-        body = {"model": "write", "prompt": "x"}
-        missing = await api.client.post("/v1/completions", json=body)
-        assert (missing.json()["error"]["type"], code_of(missing)) == ("authentication_error", "unauthenticated")
-        outside = await api.client.post("/v1/completions", json=body, headers=bearer("reads"))
-        assert (outside.status_code, outside.json()["error"]["type"]) == (403, "permission_error")
-        assert outside.headers["x-should-retry"] == "false"
+async def test_each_dialect_has_its_own_form_of_401_and_403(api: Served) -> None:
+    completion = {"model": "write", "prompt": "x"}
+    missing = await api.client.post("/v1/pipelines/ocr", json={"text": "x"})
+    assert missing.headers["content-type"] == "application/problem+json"
+    outside = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
+    assert (missing.json()["code"], outside.status_code, outside.json()["code"]) == (
+        "unauthenticated",
+        403,
+        "forbidden",
+    )
+    assert "www-authenticate" not in outside.headers
+    assert (await api.client.post("/v2/models/reader/infer", json=INFER)).json().keys() == {"error"}
+    for verb in ("infer", "generate", "generate_stream"):
+        outside = await api.client.post(f"/v2/models/writer/{verb}", json={}, headers=bearer("reads"))
+        assert outside.status_code == 403
+        assert outside.json()["error"].startswith("This API key does not allow this model. Use another key, or ask")
+    error = (await api.client.post("/v1/completions", json=completion)).json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "unauthenticated")
+    outside = await api.client.post("/v1/completions", json=completion, headers=bearer("reads"))
+    assert (outside.status_code, outside.json()["error"]["type"]) == (403, "permission_error")
+    assert outside.headers["x-should-retry"] == "false"
 
 
 class TestScopes:
@@ -293,10 +255,11 @@ class TestWithoutKey:
 
     async def test_every_other_route_requires_a_key(self, api: Served) -> None:
         keyless = set()
-        for method, path in routes_of(api):
-            answer = await api.client.request(method, path.replace("{version:int}", "1").replace("{code}", "internal"))
-            if answer.status_code != 401:
-                keyless.add(path)
+        for route in (each for each in api.app.routes if isinstance(each, Route)):
+            path = route.path.replace("{version:int}", "1").replace("{code}", "internal")
+            for method in route.methods or ():
+                if (await api.client.request(method, path)).status_code != 401:
+                    keyless.add(route.path)
         assert keyless == {
             *("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
             *("/", "/console/settings", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{id}"),
@@ -309,12 +272,6 @@ class TestWithoutKey:
                 answer = await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=headers)
                 assert answer.status_code == 200
             assert "securitySchemes" not in (await api.client.get("/openapi.json")).json()["components"]
-
-
-def routes_of(api: Served) -> Iterator[tuple[str, str]]:
-    """Yields the method and the path template of every route."""
-    for route in (route for route in api.app.routes if isinstance(route, Route)):
-        yield from ((method, route.path) for method in sorted(route.methods or ()))
 
 
 class TestStreams:
@@ -377,26 +334,24 @@ class TestSecrets:
         assert "tgw_" not in described.text
 
 
-class TestSamples:
-    async def test_samples_read_the_key_from_the_environment(self, api: Served) -> None:
-        samples = (await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))).json()["samples"]
-        assert '-H "Authorization: Bearer $API_KEY"' in samples["curl"]
-        assert '-H "Authorization: Bearer $API_KEY"' in samples["curl_stream"]
-        assert '"Authorization": `Bearer ${process.env.API_KEY}`' in samples["javascript"]
-        assert """headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""" in samples["python"]
-        compile(samples["python"], "sample", "exec")
+async def test_samples_read_the_key_from_the_environment(api: Served) -> None:
+    samples = (await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))).json()["samples"]
+    assert '-H "Authorization: Bearer $API_KEY"' in samples["curl"]
+    assert '-H "Authorization: Bearer $API_KEY"' in samples["curl_stream"]
+    assert '"Authorization": `Bearer ${process.env.API_KEY}`' in samples["javascript"]
+    assert """headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""" in samples["python"]
+    compile(samples["python"], "sample", "exec")
 
 
-class TestDocument:
-    async def test_each_operation_declares_its_security(self, api: Served) -> None:
-        document = (await api.client.get("/openapi.json", headers=bearer("all"))).json()
-        assert document["components"]["securitySchemes"].keys() == {"bearer", "apiKey"}
-        key = [{"bearer": []}, {"apiKey": []}]
-        for path, operations in document["paths"].items():
-            for operation in operations.values():
-                if "/health/" in path:
-                    assert "security" not in operation
-                    assert "401" not in operation["responses"]
-                    continue
-                assert operation["security"] == ([{}, *key] if path == "/v1/streams/{id}" else key)
-                assert {"401", "403"} <= operation["responses"].keys()
+async def test_each_operation_declares_its_security(api: Served) -> None:
+    document = (await api.client.get("/openapi.json", headers=bearer("all"))).json()
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "apiKey"}
+    key = [{"bearer": []}, {"apiKey": []}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if "/health/" in path:
+                assert "security" not in operation
+                assert "401" not in operation["responses"]
+                continue
+            assert operation["security"] == ([{}, *key] if path == "/v1/streams/{id}" else key)
+            assert {"401", "403"} <= operation["responses"].keys()

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -180,43 +181,19 @@ def test_a_host_is_compared_in_its_usual_form() -> None:
     downloads.check("https://bücher.example/a.png")
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1::1", True),
-        ("64:ff9b::5db8:d822", True),
-        ("::ffff:93.184.216.34", True),
-        ("100.64.0.1", False),
-        ("192.168.1.1", False),
-        ("172.16.0.1", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("fc00::1", False),
-        ("fec0::1", False),
-        ("ff02::1", False),
-        ("::", False),
-        ("2002:7f00:1::", False),
-        ("64:ff9b:1::7f00:1", False),
-        ("2001::1", False),
-        ("::127.0.0.1", False),
-        ("::8.8.8.8", False),
-        ("::ffff:0:127.0.0.1", False),
-        ("5f00::1", False),
-        ("3fff::1", False),
-        ("100:0:0:1::1", False),
-        ("64:ff9b:2::1", False),
-        ("4000::1", False),
-        ("fe00::1", False),
-        ("192.0.0.8", False),
-        ("192.88.99.1", False),
-        ("192.175.48.1", False),
-        ("::ffff:192.88.99.1", False),
-        ("168.63.129.16", False),
-        ("2620:4f:8000::1", True),
-        ("8.8.8.8", True),
-    ],
-)
+PUBLIC = [
+    *("8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "2620:4f:8000::1", "64:ff9b::5db8:d822"),
+    "::ffff:93.184.216.34",
+]
+NOT_PUBLIC = [
+    *("100.64.0.1", "192.168.1.1", "172.16.0.1", "224.0.0.1", "255.255.255.255", "192.0.0.8", "192.88.99.1"),
+    *("192.175.48.1", "168.63.129.16", "fc00::1", "fec0::1", "ff02::1", "::", "2002:7f00:1::", "64:ff9b:1::7f00:1"),
+    *("2001::1", "::127.0.0.1", "::8.8.8.8", "::ffff:0:127.0.0.1", "::ffff:192.88.99.1", "5f00::1", "3fff::1"),
+    *("100:0:0:1::1", "64:ff9b:2::1", "4000::1", "fe00::1"),
+]
+
+
+@pytest.mark.parametrize(("address", "expected"), [*zip(PUBLIC, repeat(True)), *zip(NOT_PUBLIC, repeat(False))])
 def test_only_public_addresses_count_as_public(address: str, *, expected: bool) -> None:
     assert is_public(address) is expected
 

@@ -1,14 +1,30 @@
-"""One request: its headers, its deadline, the memory that it holds, and a client that disconnects."""
+"""One request: its headers, its deadline, its memory, a client that disconnects, and the thread of large bodies."""
 
 import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from app.api.body_memory import ByteBudget
-from app.api.exchange import CancelledOnDisconnect
-from app.core.errors import ClientClosedRequest, InvalidRequest
+from app.admission.keys import ANYONE, Caller
+from app.api import body_memory
+from app.api.bodies import LONG_BYTES, BodyThread, off_loop
+from app.api.body_memory import LARGE_BYTES, ByteBudget, FreedMemory
+from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, InvalidRequest
+from app.core.inference import Deadline
+from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
 from tests.toolkit.exchange import FakeConnection, exchange_with
 from tests.toolkit.gateway import Served
+from tests.toolkit.waiting import PATIENCE_S
 
 
 async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:
@@ -104,3 +120,272 @@ async def test_watching_the_connection_starts_no_task() -> None:
     before = asyncio.all_tasks()
     with CancelledOnDisconnect(exchange_with(connection=FakeConnection())):
         assert asyncio.all_tasks() == before
+
+
+class Releases:
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self) -> None:
+        self.threads.append(threading.current_thread())
+
+
+@pytest.fixture(autouse=True)
+def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_memory, "IDLE_S", 0.05)
+
+
+async def test_memory_is_released_once_after_the_last_large_request() -> None:
+    releases = Releases()
+    memory = FreedMemory(releases)
+    for _ in range(3):
+        memory.add(LARGE_BYTES)
+        await asyncio.sleep(0.01)
+    assert not releases.threads
+    await asyncio.sleep(0.1)
+    assert len(releases.threads) == 1
+    assert releases.threads[0] is not threading.main_thread()
+
+
+async def test_small_requests_release_nothing() -> None:
+    releases = Releases()
+    FreedMemory(releases).add(LARGE_BYTES - 1)
+    await asyncio.sleep(0.1)
+    assert not releases.threads
+
+
+async def test_a_large_body_is_released_after_its_exchange() -> None:
+    releases = Releases()
+    with patch("app.api.body_memory.release", releases):
+        exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+        exchange.hold(2 * LARGE_BYTES)
+        await asyncio.sleep(0.1)
+        assert not releases.threads
+        exchange.close()
+        await asyncio.sleep(0.1)
+    assert len(releases.threads) == 1
+
+
+async def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    first = budget.mapping(LARGE_BYTES)
+    budget.give_back(LARGE_BYTES, first)
+    assert budget.mapping(2 * LARGE_BYTES) is not first
+    assert budget.mapping(LARGE_BYTES) is not first, "memory that was too small is not kept"
+    budget.give_back(LARGE_BYTES, first)
+    assert budget.mapping(LARGE_BYTES - 1) is first, "a larger mapping is used for a pipeline with a smaller limit"
+    assert budget.mapping(LARGE_BYTES) is not first
+
+
+async def test_memory_with_references_is_not_reused() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    body = budget.mapping(LARGE_BYTES)
+    tensor = np.frombuffer(memoryview(body)[:8], np.uint8)
+    budget.give_back(LARGE_BYTES, body)
+    assert budget.mapping(LARGE_BYTES) is not body
+    del tensor
+    budget.give_back(LARGE_BYTES, body)
+    assert budget.mapping(LARGE_BYTES) is body
+
+
+async def test_kept_memory_is_released_when_idle() -> None:
+    with patch("app.api.body_memory.release"):
+        budget = ByteBudget(4 * LARGE_BYTES)
+        exchange = exchange_with(budget=budget)
+        exchange.hold(LARGE_BYTES)
+        kept = weakref.ref(exchange.memory(LARGE_BYTES))
+        exchange.close()
+        assert kept() is not None
+        await asyncio.sleep(0.1)
+    assert kept() is None
+
+
+async def test_the_memory_of_a_small_body_is_not_kept() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    exchange.hold(LARGE_BYTES - 1)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange.close()
+    assert freed() is None
+
+
+async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collection() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    exchange = exchange_with(budget=budget)
+    exchange.hold(LARGE_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+
+    def rejected(exchange: Exchange, body: memoryview) -> None:
+        assert len(body) == LARGE_BYTES
+        exchange.record.fail(InvalidInput("The body is wrong."))
+        assert exchange.record.error is not None
+        raise exchange.record.error
+
+    gc.disable()
+    try:
+        with suppress(InvalidInput):
+            rejected(exchange, memoryview(freed() or b""))
+        exchange.close()
+        assert budget.mapping(LARGE_BYTES) is freed(), "the next body uses it"
+    finally:
+        gc.enable()
+
+
+async def test_forget_body_frees_the_memory_at_once() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    exchange.hold(LARGE_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange.forget_body()
+    assert freed() is None
+    exchange.close()
+
+
+async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    body = exchange.memory(LARGE_BYTES)
+    tensor, held = memoryview(body)[:8], weakref.ref(body)
+    del body
+    exchange.forget_request()
+    assert held() is not None
+    del tensor
+    assert held() is None
+
+
+def test_release_works_with_the_c_library() -> None:
+    body_memory.release()
+
+
+_FAULTS = """
+import resource, sys
+from app.api import body_memory
+if sys.argv[1] == "kept":
+    body_memory.keep()
+def request():
+    return len([b"x" * 1_500_000 for _ in range(4)])
+for _ in range(3):
+    request()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    request()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_kept_memory_needs_no_new_pages() -> None:
+    """Four blocks of 1.5 MB have 1,465 pages."""
+
+    def new_pages(kind: str) -> int:
+        command = [sys.executable, "-c", _FAULTS, kind]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert new_pages("kept") < 1_000
+    assert new_pages("by default") > 10_000
+
+
+A, B = Caller("a"), Caller("b")
+Read = Callable[..., "asyncio.Task[None]"]
+
+
+class Reads:
+    """A thread that is busy until :meth:`release`, and the names of the bodies that it has read since."""
+
+    def __init__(self) -> None:
+        self.thread = BodyThread()
+        self.names: list[str] = []
+        self._released = threading.Event()
+
+    async def occupy(self) -> "asyncio.Task[None]":
+        begun = threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            assert self._released.wait(PATIENCE_S)
+
+        first = asyncio.create_task(self.thread.read(wait, ANYONE, None, is_long=False))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        return first
+
+    async def add(
+        self, name: str, caller: Caller, deadline: Deadline | None = None, *, is_long: bool = False
+    ) -> "asyncio.Task[None]":
+        read = partial(self.names.append, name)
+        task = asyncio.create_task(self.thread.read(read, caller, deadline, is_long=is_long))
+        await asyncio.sleep(0)  # it waits in the queue
+        return task
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.fixture
+async def reads() -> AsyncIterator[Reads]:
+    made = Reads()
+    yield made
+    made.release()
+
+
+async def test_callers_take_turns(reads: Reads) -> None:
+    tasks = [await reads.occupy()]
+    tasks += [await reads.add(f"a{each}", A) for each in range(4)]
+    tasks += [await reads.add(f"b{each}", B) for each in range(2)]
+    reads.release()
+    await asyncio.gather(*tasks)
+    assert reads.names == ["a0", "b0", "a1", "b1", "a2", "a3"]
+
+
+async def test_a_higher_priority_goes_first(reads: Reads) -> None:
+    tasks = [await reads.occupy(), await reads.add("a", A), await reads.add("c", Caller("c", priority=1))]
+    reads.release()
+    await asyncio.gather(*tasks)
+    assert reads.names == ["c", "a"]
+
+
+async def test_a_short_body_does_not_wait_for_all_long_ones(reads: Reads) -> None:
+    tasks = [await reads.occupy()]
+    tasks += [await reads.add(f"long{each}", ANYONE, is_long=True) for each in range(3)]
+    tasks.append(await reads.add("short", ANYONE))
+    reads.release()
+    await asyncio.gather(*tasks)
+    assert reads.names == ["long0", "short", "long1", "long2"]
+
+
+async def test_a_wait_ends_at_the_deadline(reads: Reads) -> None:
+    first = await reads.occupy()
+    late = await reads.add("late", A, Deadline.after(0.01))
+    with pytest.raises(DeadlineExceeded, match="before the body was read"):
+        await late
+    reads.release()
+    await first
+    await reads.add("next", A)
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    assert reads.names == ["next"]
+
+
+async def test_the_error_of_a_read_is_raised(reads: Reads) -> None:
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await reads.thread.read(fail, A, None, is_long=False)
+    assert await reads.thread.read(lambda: 1, A, None, is_long=False) == 1
+
+
+@pytest.mark.parametrize("size", [THREAD_BYTES, LONG_BYTES])
+async def test_a_body_whose_client_has_left_is_not_read(
+    reads: Reads, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.bodies._thread", reads.thread)
+    first = await reads.occupy()
+    connection = FakeConnection()
+
+    async def request() -> None:
+        exchange = exchange_with(connection=connection)
+        await off_loop(lambda _body: reads.names.append("left"), memoryview(bytes(size)), exchange)
+
+    waiting = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    connection.lose()
+    with pytest.raises(ClientClosedRequest):
+        await waiting
+    reads.release()
+    await first
+    assert reads.names == []

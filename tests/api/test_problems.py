@@ -1,6 +1,9 @@
-"""Every error has a status, an entry in the table, and a small answer without sensitive content."""
+"""Every error has a status, an entry in the table, and a small answer that says what to do instead."""
 
 import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,7 +20,12 @@ from app.core.errors import (
     ModelError,
     UpstreamError,
 )
+from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
 from tests.core.test_errors import concrete
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, gateway_fixture, served
+from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.models import model, refusal, response, tensor
 
 CODES_BY_STATUS = {
     400: {"invalid_json", "invalid_request", "context_length_exceeded"},
@@ -106,3 +114,245 @@ def test_no_answer_is_larger_than_four_kibibytes(detail: str, hint: str, items: 
 
 def test_quotation_marks_in_a_hint_are_kept() -> None:
     assert problem_of(InvalidInput("", hint='Send {"x": 1}.'), "rid")["hint"] == 'Send {"x": 1}.'
+
+
+READ = "/v1/pipelines/read"
+WRITE = "/v1/pipelines/write"
+JSON = {"Content-Type": "application/json"}
+INFER = "/v2/models/reader/infer"
+
+
+def infer(**members: Any) -> dict[str, Any]:
+    tensor = {"name": "NOTE", "datatype": "BYTES", "shape": [1], "data": ["a"]} | members
+    return {"inputs": [tensor]}
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "expected"),
+    [
+        (
+            WRITE,
+            {"json": {"promt": "x"}},
+            (422, "'promt' is not a field of this pipeline; did you mean 'prompt'? (1 more).", ""),
+        ),
+        (
+            WRITE,
+            {"content": b"", "headers": JSON},
+            (400, "The body is empty. Send a JSON object with 'prompt'.", ""),
+        ),
+        (
+            READ,
+            {"json": {"image": "https://example.com/sign.png"}},
+            (422, "'image' must be base64 or a data: URL; the gateway does not download addresses.", ""),
+        ),
+        (
+            f"{READ}/stream",
+            {"json": {"image": ""}},
+            (
+                400,
+                "This pipeline does not stream: POST /v1/pipelines/read returns its whole answer.",
+                "An operator can declare `stream: true` for it in gateway.yaml.",
+            ),
+        ),
+        (
+            WRITE,
+            {"content": b"x", "headers": {"Content-Type": "text/plain"}},
+            (
+                415,
+                "Send application/json: no input of this pipeline is a file.",
+                "With curl, add: -H 'Content-Type: application/json'",
+            ),
+        ),
+        (
+            WRITE,
+            {"content": PNG, "headers": {"Content-Type": "image/png"}},
+            (
+                415,
+                "Send application/json: no input of this pipeline is a file.",
+                "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml.",
+            ),
+        ),
+        (
+            WRITE,
+            {"content": b" " * 65537, "headers": JSON},
+            (
+                413,
+                "The body has 65537 bytes, more than the limit of 65536 bytes.",
+                "An operator can raise GATEWAY_MAX_BODY_BYTES.",
+            ),
+        ),
+    ],
+)
+async def test_a_mistake_in_a_request_is_explained(
+    api: Served, path: str, sent: Mapping[str, Any], expected: tuple[int, str, str]
+) -> None:
+    answer = await api.client.post(path, **sent)
+    problem = answer.json()
+    assert (answer.status_code, problem["detail"], problem.get("hint", "")) == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (infer(name="NOTES"), "unexpected inference input 'NOTES' for model 'reader'; it has IMAGE, NOTE."),
+        (infer(shape=[2]), "unexpected shape for input 'NOTE' for model 'reader'. Expected [1], got [2]."),
+        (infer(data=["a", "b"]), "Expected 1 elements for shape [1], got 2."),
+        (infer(data=[7]), "Input 'NOTE' has data that are not BYTES, or out of its range."),
+    ],
+)
+async def test_a_mistake_in_a_request_of_tritons_form_is_explained(
+    api: Served, sent: Mapping[str, Any], message: str
+) -> None:
+    answer = await api.client.post(INFER, json=sent)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+async def test_the_step_that_refused_the_input_is_named_with_the_fields_that_it_reads(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as api:
+        text = CONFIG.replace("    warmup: false\n  write:", "    rejects_input: [reader]\n    warmup: false\n  write:")
+        (tmp_path / "gateway.yaml").write_text(text)
+        await api.gateway.inference.catalog.follow_file()
+        await api.gateway.inference.catalog.follow_models()
+        error = ModelError("Model 'reader' failed.")
+        error.upstream = UpstreamError("INVALID_ARGUMENT", "reader: not an image")
+        api.engine.answers = [error]
+        problem = (await api.client.post(READ, content=PNG, headers={"Content-Type": "image/png"})).json()
+    assert problem["code"] == "invalid_input"
+    assert problem["detail"] == "Model 'reader' refused the input. It reads 'image' and 'note'."
+    assert problem["hint"] == "The gateway's log has the model's message in the line with this request id."
+
+
+class TestKeys:
+    @pytest.fixture
+    async def guarded(self, tmp_path: Path) -> AsyncIterator[Served]:
+        keys = write_keys(tmp_path / "keys.yaml", entry("reads", pipelines=["read"], dialects=["pipelines"]))
+        async with scripted(tmp_path, keys=keys) as gateway:
+            yield gateway
+
+    async def test_a_missing_key_is_explained(self, guarded: Served) -> None:
+        problem = (await guarded.client.post(WRITE, json={"prompt": "x"})).json()
+        assert problem["hint"] == "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
+
+    @pytest.mark.parametrize(("path", "scope"), [(WRITE, "pipelines"), ("/v1/completions", "dialects")])
+    async def test_a_missing_scope_is_explained(self, guarded: Served, path: str, scope: str) -> None:
+        answer = await guarded.client.post(path, json={"prompt": "x", "model": "write"}, headers=bearer("reads"))
+        assert answer.status_code == 403
+        assert f"ask an operator to add it to the `{scope}` of this key in the file of API keys." in answer.text
+
+
+class TestUnknownPipelines:
+    """Without gateway.yaml only Triton knows the pipelines."""
+
+    @pytest.mark.parametrize("path", [WRITE, "/v1/completions"])
+    async def test_a_request_gets_503_until_triton_answers(self, path: str) -> None:
+        engine = FakeEngine.of(READER, WRITER)
+        engine.is_up = False
+        async with served(engine, None) as api:
+            answer = await api.client.post(path, json={"prompt": "x", "model": "write"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "Triton cannot be reached, so the pipelines are not known yet." in answer.text
+
+    @pytest.mark.parametrize("path", ["/v1/pipelines", "/v1/models"])
+    async def test_the_list_is_503_until_triton_answers(self, path: str) -> None:
+        engine = FakeEngine.of(READER, WRITER)
+        engine.is_up = False
+        async with served(engine, None) as api:
+            assert (await api.client.get(path)).status_code == 503
+            engine.is_up = True
+            await api.gateway.inference.catalog.follow_models()
+            assert (await api.client.get(path)).status_code == 200
+
+
+REFUSALS = """
+pipelines:
+  write:
+    model: writer
+    inputs: {line: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    parameters: {limit: {type: integer, optional: true}}
+    stream: true
+    refusals: &refusals
+      - {message_pattern: is longer than the maximum, code: context_length_exceeded, field: line}
+      - {message_pattern: cannot be empty, code: invalid_input, field: line, detail: The prompt is empty.}
+    openai:
+      completions: {prompt: line}
+      chat: {prompt: line, template_text: x}
+      parameters: {max_tokens: limit}
+  embed:
+    model: embedder
+    inputs: {line: {tensor: PROMPT, kind: text}}
+    outputs: {embedding: {tensor: VECTOR}}
+    refusals: *refusals
+    openai: {embeddings: {input: line}}
+"""
+REFUSER = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="writer", decoupled=True)
+EMBEDDER = model("PROMPT BYTES [1]", "VECTOR FP32 [2]", name="embedder", max_batch_size=4)
+TOO_LONG = "The decoder prompt (length 4001) is longer than the maximum model length of 512"
+EMPTY = "The decoder prompt cannot be empty"
+WORD = response(tensor("TEXT", "BYTES", [b"hi"]), is_final=False)
+PROMPT = {"line": "Hi"}
+COMPLETION = {"model": "write", "prompt": "Hi"}
+CHAT = {"model": "write", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+refusing = gateway_fixture(REFUSALS, REFUSER, EMBEDDER)
+
+
+def failing(message: str) -> GatewayError:
+    """A new error, because the gateway completes an error that it shows."""
+    return refusal(message, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/pipelines/write", "/v1/pipelines/write/stream"])
+async def test_a_pipeline_answers_with_the_code_and_the_field(refusing: Served, path: str) -> None:
+    for message, status, code, detail in (
+        (TOO_LONG, 400, "context_length_exceeded", "The request is longer than the model's context."),
+        (EMPTY, 422, "invalid_input", "The prompt is empty."),
+        ("No such thing", 502, "model_error", "Model 'model' failed."),
+    ):
+        refusing.engine.answers = [failing(message)]
+        answer = await refusing.client.post(path, json=PROMPT)
+        problem = answer.json()
+        assert (answer.status_code, problem["code"], problem["detail"]) == (status, code, detail)
+        assert [each["field"] for each in problem.get("errors", ())] == ([] if status == 502 else ["line"])
+        assert message not in answer.text
+        page = await refusing.client.get(problem["type"])
+        assert (page.status_code, code in page.text) == (200, True)
+
+
+async def test_a_stream_that_has_begun_ends_with_the_same_error(refusing: Served) -> None:
+    refusing.engine.answers = [WORD, failing(TOO_LONG)]
+    answer = await refusing.client.post("/v1/pipelines/write/stream", json=PROMPT)
+    assert answer.status_code == 200
+    assert '"code":"context_length_exceeded"' in answer.text
+    answer = await refusing.client.post("/v1/completions", json=COMPLETION | {"stream": True})
+    assert (answer.status_code, '"code":"context_length_exceeded"' in answer.text) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", COMPLETION, "prompt"),
+        ("/v1/completions", COMPLETION | {"stream": True}, "prompt"),
+        ("/v1/chat/completions", CHAT, "messages"),
+        ("/v1/chat/completions", CHAT | {"stream": True}, "messages"),
+        ("/v1/embeddings", {"model": "embed", "input": "Hi"}, "input"),
+    ],
+)
+async def test_openais_clients_get_openais_code_and_their_own_field(
+    refusing: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    for message, code in ((TOO_LONG, "context_length_exceeded"), (EMPTY, "invalid_input")):
+        refusing.engine.answers = [failing(message)]
+        answer = await refusing.client.post(path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_under_v2_no_rule_of_a_pipeline_applies(refusing: Served) -> None:
+    refusing.engine.answers = [refusal(TOO_LONG, "INTERNAL")]
+    body = {"inputs": [{"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}]}
+    answer = await refusing.client.post("/v2/models/writer/infer", json=body)
+    assert (answer.status_code, answer.json()["error"]) == (500, "Model 'model' failed.")

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from app.admission.keys import Caller
 from app.admission.queue import FairQueue
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.core.errors import (
     ClientClosedRequest,
     DeadlineExceeded,
@@ -265,7 +265,7 @@ async def off_loop(
     if len(body) < LARGE_BYTES and not is_slow:
         return read(body)
     is_message = exchange.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
-    with nullcontext() if is_message else CancelledOnDisconnect(exchange):
+    with nullcontext() if is_message else exchange.cancelled_on_disconnect():
         is_long = is_slow or len(body) >= LONG_BYTES
         return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from contextlib import contextmanager
 from mmap import mmap
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -130,6 +130,32 @@ class Exchange:
         """Frees the memory of the body at once, or with the last tensor that refers to it."""
         self._memory = None
 
+    @contextmanager
+    def cancelled_on_disconnect(self) -> Iterator[None]:
+        """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no further task.
+
+        The block runs in the task of the request.
+        """
+        connection, is_lost = self.connection, False
+
+        def cancel() -> None:
+            nonlocal is_lost
+            is_lost = True
+            self.task.cancel()
+
+        connection.on_lost = cancel
+        try:
+            if connection.is_lost:
+                cancel()
+            yield
+        except asyncio.CancelledError:
+            if not is_lost:
+                raise
+            self.task.uncancel()
+            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
+        finally:
+            connection.on_lost = None
+
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
         if message["type"] == "http.response.start":
@@ -191,37 +217,6 @@ class Exchange:
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
-
-
-class CancelledOnDisconnect:
-    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no further task.
-
-    The block runs in the task of the request.
-    """
-
-    __slots__ = ("_connection", "_is_lost", "_task")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._connection = exchange.connection
-        self._task = exchange.task
-        self._is_lost = False
-
-    def __enter__(self) -> None:
-        self._connection.on_lost = self._cancel
-        if self._connection.is_lost:
-            self._cancel()
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self._connection.on_lost = None
-        if self._is_lost and isinstance(exc, asyncio.CancelledError):
-            self._task.uncancel()
-            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
-
-    def _cancel(self) -> None:
-        self._is_lost = True
-        self._task.cancel()
 
 
 class Work(Protocol):

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.bodies import Limits
 from app.api.error_table import ROW_BY_ERROR
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.events import STALL_S, TERMINAL, Event, EventName
@@ -100,7 +100,7 @@ class StreamResponse(Response):
         exchange: Exchange = scope["state"]["exchange"]
         self._connection, self._send = exchange.connection, send
         try:
-            with CancelledOnDisconnect(exchange):
+            with exchange.cancelled_on_disconnect():
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 exchange.forget_request()
                 opening, self._opening = self._opening, ()

@@ -18,7 +18,7 @@ from app.admission.keys import ANYONE, Caller
 from app.api import body_memory
 from app.api.bodies import LONG_BYTES, BodyThread, off_loop
 from app.api.body_memory import LARGE_BYTES, ByteBudget, FreedMemory
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, InvalidRequest
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
@@ -71,7 +71,7 @@ async def test_only_positive_numbers_are_accepted(asked: str) -> None:
 
 
 async def work(connection: FakeConnection, seconds: float) -> str:
-    with CancelledOnDisconnect(exchange_with(connection=connection)):
+    with exchange_with(connection=connection).cancelled_on_disconnect():
         await asyncio.sleep(seconds)
     return "done"
 
@@ -111,14 +111,14 @@ async def test_another_cancellation_raises_cancelled_error() -> None:
 
 async def test_an_exception_of_the_work_is_not_caught() -> None:
     connection = FakeConnection()
-    with pytest.raises(ZeroDivisionError), CancelledOnDisconnect(exchange_with(connection=connection)):
+    with pytest.raises(ZeroDivisionError), exchange_with(connection=connection).cancelled_on_disconnect():
         raise ZeroDivisionError
     assert connection.on_lost is None
 
 
 async def test_watching_the_connection_starts_no_task() -> None:
     before = asyncio.all_tasks()
-    with CancelledOnDisconnect(exchange_with(connection=FakeConnection())):
+    with exchange_with(connection=FakeConnection()).cancelled_on_disconnect():
         assert asyncio.all_tasks() == before
 
 

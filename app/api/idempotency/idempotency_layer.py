@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.api.bodies import off_loop
 from app.api.endpoint import Endpoint, KeptAnswer, Layer, Once
 from app.api.error_table import ErrorRow, add_rows
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.api.openapi import Operation, header
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, InvalidRequest, TooManyRequests
 from app.core.inference import BYTES, Deadline, InferenceRequest
@@ -240,7 +240,7 @@ class _Once(Once):
         found = await asyncio.to_thread(digest)
         late = DeadlineExceeded("The deadline passed while another request with this Idempotency-Key ran.")
         repeatable = Repeatable(f"{pipeline}:{self.id}", self.caller, found, deadline.remaining_s(), late)
-        with CancelledOnDisconnect(self.exchange):
+        with self.exchange.cancelled_on_disconnect():
             return await self.layer.answers.once(repeatable, run, lambda answer: (len(answer.body), KEEP_S))
 
     async def start(
@@ -249,7 +249,7 @@ class _Once(Once):
         digest = await off_loop(lambda body: hashlib.sha256(body).hexdigest(), body, self.exchange)
         late = TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
         repeatable, starts = Repeatable(self.id, self.caller, digest, LONGEST_START_S, late), self.layer.starts
-        with CancelledOnDisconnect(self.exchange):
+        with self.exchange.cancelled_on_disconnect():
             if store.notes is not None:
                 return await once_of_all(store.notes, store, repeatable, run)
             return await starts.once(repeatable, run, lambda each: (0, each.keep_s), lambda each: store.has(each.id))

@@ -20,7 +20,7 @@ from app.api.bodies import Limits, inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Answering, Found
 from app.api.error_table import ROW_BY_ERROR, headers_of
-from app.api.exchange import CancelledOnDisconnect, Exchange, JsonResponse
+from app.api.exchange import Exchange, JsonResponse
 from app.api.oip.oip_bodies import (
     Generated,
     ParsedRequest,
@@ -203,7 +203,7 @@ class OipEndpoints:
 
         call.requests, call.answer, call.problem_of = [request], Generated(parsed), problem_of
         exchange.record.triton_request_id = request.request_id  # is logged even if the request gets no slot
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             try:
                 stream, opening = await self._inference.open_stream(call)
             except GatewayError as exc:
@@ -260,7 +260,7 @@ class OipEndpoints:
     ) -> InferenceResponse:
         """Raises GatewayError, which the caller may see."""
         call.requests, call.answer = [request], (answer := OneResponse(decoupled=call.target.config.decoupled))
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             try:
                 await self._inference.answer(call)
             except GatewayError as exc:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.api.call import InferenceCall
 from app.api.downloads import ImageDownloads
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.api.openai.members import Labels, Members, required, take
 from app.api.openai.tools import Turn, members_of_turns
 from app.codecs.kinds import bytes_of_base64, check_image
@@ -108,7 +108,7 @@ class Conversation(Struct, frozen=True):
 
         try:
             async with asyncio.timeout(call.deadline.remaining_s()):
-                with CancelledOnDisconnect(exchange):
+                with exchange.cancelled_on_disconnect():
                     async with asyncio.TaskGroup() as group:
                         for image in {each.address: each for each in self.images if each.address}.values():
                             group.create_task(download(image))

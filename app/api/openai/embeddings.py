@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from app.api.call import InferenceCall
 from app.api.endpoint import Found
-from app.api.exchange import JSON, CancelledOnDisconnect, Exchange
+from app.api.exchange import JSON, Exchange
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
 from app.api.openai.openai_errors import openai_names
 from app.api.openai.requests import Door, NamedRequest
@@ -67,7 +67,7 @@ class EmbeddingsRoute(Door[EmbeddingsForm]):
 
     async def post(self, exchange: Exchange, _found: Found) -> None:
         call, batch, is_base64 = await self._read(exchange)
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             await self.inference.answer(call)
         await exchange.send_parts(await _rendered(batch, call.target.name, is_base64=is_base64), [JSON])
 

@@ -14,7 +14,7 @@ from app.api.bodies import Limits
 from app.api.call import Inference, InferenceCall
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.api.openai.chat_messages import Conversation, take_conversation
 from app.api.openai.choices import Choice, TextOptions
 from app.api.openai.members import NEUTRAL_OF_TEXTS, Members, required, take
@@ -65,10 +65,10 @@ class TextRoute(Door[TextForm]):
         call, streams = await self._read(exchange)
         if streams:
             exchange.record.transport = "stream"
-            with CancelledOnDisconnect(exchange):
+            with exchange.cancelled_on_disconnect():
                 opened = await self.inference.open_stream(call)
             return ChunkResponse.of(*opened, self.limits)
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             ending = await self.inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
         await exchange.send_json(ending.outputs[0], *exit_header)

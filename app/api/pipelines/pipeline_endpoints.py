@@ -18,7 +18,7 @@ from app.api.browser_rules import check_socket_origin
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, once_of
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import JSON, CancelledOnDisconnect, Exchange, JsonResponse
+from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.pipeline_bodies import body_of_values, check_is_start, read_inference, read_message, rendered
 from app.api.sockets import TRANSPORT, MessageHandler, Reply, Socket, handshake
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, StreamResponse
@@ -83,7 +83,7 @@ class PipelineEndpoints:
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request)
         if once is None or not pipeline.spec.idempotent:
-            with CancelledOnDisconnect(exchange):
+            with exchange.cancelled_on_disconnect():
                 ending = await self._inference.answer(call)
             values, headers = rendered(pipeline, ending)
             await exchange.send_json(values, *headers)
@@ -110,7 +110,7 @@ class PipelineEndpoints:
         call = self._inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
         request = await read_inference(exchange, pipeline, self._limits, call.deadline)
         call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             opened = await self._inference.open_stream(call)
         return StreamResponse.of(*opened, self._limits)
 
@@ -156,7 +156,7 @@ class PipelineEndpoints:
         inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
         call = self._inference.call(exchange, pipeline, deadline)
         call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)
-        with CancelledOnDisconnect(exchange):
+        with exchange.cancelled_on_disconnect():
             await store.require_room(record.key)
             slot = await self._inference.take_slot(call)
         stream_id = await self._inference.start_resumable(call, slot, store)

@@ -13,7 +13,7 @@ from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
 from app.api.error_table import ErrorRow, add_rows
-from app.api.exchange import JSON, CancelledOnDisconnect, Exchange, JsonResponse
+from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.openapi import (
     COUNT,
     INFERENCE_ERRORS,
@@ -240,7 +240,7 @@ class Sessions(Layer):
             lambda deadline: read_inference(exchange, session.pipeline, self._limits, deadline),
             None if number is None else int(number),
             last is not None and last.lower() == "true",
-            CancelledOnDisconnect(exchange),
+            exchange.cancelled_on_disconnect(),
         )
 
     def _found(self, exchange: Exchange, session_id: str) -> OpenSession:

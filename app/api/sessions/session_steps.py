@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of
-from app.api.exchange import CancelledOnDisconnect, Exchange
+from app.api.exchange import Exchange
 from app.api.pipelines.pipeline_bodies import body_of_values, read_message, rendered
 from app.api.sessions.open_sessions import OpenSession
 from app.api.sockets import MessageHandler, Reply
@@ -76,7 +76,7 @@ class StepRequest(Struct, eq=False):
     read: Callable[[Deadline], Awaitable[InferenceRequest]]
     number: int | None = None
     is_last: bool = False
-    waiting: CancelledOnDisconnect | nullcontext[None] = nullcontext()
+    waiting: AbstractContextManager[None] = nullcontext()
     log: LeavableLog = field(default_factory=LeavableLog)
     """The events of a streamed step."""
     opening: Sequence[Event] = ()

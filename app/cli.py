@@ -25,14 +25,13 @@ from app.config.document import ConfigError
 from app.core.errors import GatewayError
 from app.core.text import nearest, nearest_of, printable
 from app.draft import FileTaken, write_draft
-from app.launcher import models_venv
+from app.launcher.launch import create_environment, needs_environment
 from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
-from app.process.credential_settings import check_credentials, credentials_of
 from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import check_files, serve
 from app.process.supervision import BackgroundTaskFailed
-from app.process.tritons import run_triton
+from app.process.tritons import check_credentials, credentials_of, run_triton
 from app.settings import (
     DEFAULT_REPOSITORY,
     PREFIX,
@@ -316,13 +315,13 @@ def _triton(given: dict[str, Any]) -> int:
 def _prepare_models(settings: Settings) -> None:
     """Creates the models' environment if the gateway's own is the default and cannot run models.
 
-    Only the extra ``embedded`` can do this. Raises ModelEnvironmentUnfit.
+    Only the extra ``embedded`` can do this. Raises EmbeddedTritonError.
     """
     own = Path(sys.prefix)
-    if settings.models_venv == own and models_venv.is_needed(own):
+    if settings.models_venv == own and needs_environment(own):
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
-        models_venv.create(settings.embedded_venv)
+        create_environment(settings.embedded_venv)
 
 
 async def _draft(settings: Settings, path: Path) -> str:

@@ -20,7 +20,7 @@ from app.api.endpoint import Layer
 from app.api.probes import MetricsPages, Probes, Processes
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share
-from app.observability.statistics import Statistics, statistics_of
+from app.observability.metrics import Statistics, statistics_of
 from app.routes import admin, dialects_of, health, pages
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress

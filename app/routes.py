@@ -27,7 +27,7 @@ from app.api.probes import Liveness, MetricsPages, Probes, Readiness
 from app.api.sockets import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
-from app.observability.statistics import Statistics
+from app.observability.metrics import Statistics
 
 if TYPE_CHECKING:
     from app.main import Gateway

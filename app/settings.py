@@ -5,12 +5,12 @@ Origins of pages as browsers send them: scheme, host and port. Source: the URL s
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.document import words_of
@@ -21,10 +21,10 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def check_origin(text: str) -> None:
+def _origin(text: str) -> str:
     """Accepts an origin, ``null``, and ``*`` for every origin. Raises ValueError with the right form."""
     if text in ("*", "null"):
-        return
+        return text
     if "*" in text:
         raise ValueError(f"'{text}' has a wildcard: list each origin, or write * alone, which allows every origin")
     if text.lower().startswith("file:"):
@@ -34,6 +34,7 @@ def check_origin(text: str) -> None:
     if text != right:
         form = f"write {right}" if right else "write it as in https://app.example.com"
         raise ValueError(f"an origin is a scheme, a host in lower case, and a port unless it is the default: {form}")
+    return text
 
 
 def _origin_of(url: str) -> str | None:
@@ -67,6 +68,59 @@ class SettingsError(Exception):
     """At least one setting is unknown or invalid. The message names each of them."""
 
 
+def _triton_url(value: str) -> str:
+    for address in map(str.strip, value.split(",")):
+        scheme, separator, rest = address.partition("://")
+        if separator and scheme in ("http", "https", "grpc", "grpcs"):
+            raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
+        if not address.startswith("unix:") and not _HAS_PORT.search(address):
+            raise ValueError(f"'{address}' has no port: Triton's gRPC port is usually 8001")
+    addresses_of(value)
+    return value
+
+
+def _redis_url(value: str) -> str:
+    if not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+    return value
+
+
+def _header(name: str) -> str:
+    if not _HEADER.fullmatch(name):
+        raise ValueError(f"'{name}' is not the name of a header: write it as in X-Tenant, without wildcards")
+    return name
+
+
+def _host(name: str) -> str:
+    if "/" in name or "*" in name:
+        raise ValueError(f"'{name}' is not the name of a host: write it as in gateway.example.com")
+    return name
+
+
+def _image_host(host: str) -> str:
+    """Returns the origin."""
+    origin = host if "://" in host else f"https://{host}"
+    if not _WEB.match(origin) or origin != _origin_of(origin):
+        form = "write it as in images.example.com, images.example.com:8443 or http://images.example.com"
+        raise ValueError(f"'{origin.removeprefix('https://')}' is not a host: {form}")
+    return origin
+
+
+def _switch(value: Any) -> Any:
+    """Accepts the usual words for a boolean."""
+    text = str(value).lower()
+    return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
+
+
+_LIST = (
+    NoDecode,
+    BeforeValidator(
+        lambda value: [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    ),
+)
+"""A text with commas."""
+
+
 class Settings(BaseSettings):
     """``Settings(...)`` reads no environment variables; :func:`read_settings` does."""
 
@@ -76,7 +130,7 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
     workers: int = Field(1, ge=1, le=256, description="number of processes that serve the API")
-    triton_url: str = Field(
+    triton_url: Annotated[str, AfterValidator(_triton_url)] = Field(
         "127.0.0.1:8001",
         description="Triton's gRPC address, host:port or unix:/path; several: with commas, or one DNS name",
     )
@@ -105,26 +159,24 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(
         None, description="the file of API keys; with it, each request needs one of these keys"
     )
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], *_LIST] = Field(
         (), description="origins whose pages may call the gateway, separated by commas; * for every origin"
     )
-    cors_headers: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_headers: Annotated[tuple[Annotated[str, AfterValidator(_header)], ...], *_LIST] = Field(
         (), description="further request headers that these pages may send, separated by commas"
     )
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], *_LIST] = Field(
         (),
         description="names under which the gateway may be called besides localhost, separated by commas (default: all; "
         "on a loopback address without keys: none)",
     )
-    image_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    image_hosts: Annotated[tuple[Annotated[str, AfterValidator(_image_host)], ...], *_LIST] = Field(
         (),
         description="hosts from which the gateway downloads the images of chats by https, separated by commas; "
         "http://HOST allows http (default: none)",
     )
-    redis_url: str | None = Field(
-        None,
-        description="Redis for resumable streams that several processes share",
-        repr=False,
+    redis_url: Annotated[str, AfterValidator(_redis_url)] | None = Field(
+        None, description="Redis for resumable streams that several processes share", repr=False
     )
     max_connections: int = Field(4096, ge=1, le=1_000_000, description="limit of open connections to the API")
     max_body_bytes: int = Field(
@@ -185,7 +237,7 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
     )
-    expose_model_errors: Literal["false", "true", "oip"] = Field(
+    expose_model_errors: Annotated[Literal["false", "true", "oip"], BeforeValidator(_switch)] = Field(
         "false",
         description="show callers Triton's message about a failed model: true, for development, or oip: only under "
         "/v2, where Triton shows it too",
@@ -252,72 +304,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only the arguments: :func:`read_settings` passes the environment in, which tests can then replace."""
         return (init_settings,)
-
-    @field_validator("expose_model_errors", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        """Accepts the usual words for a boolean."""
-        text = str(value).lower()
-        return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
-
-    @field_validator("cors_origins", "cors_headers", "allowed_hosts", "image_hosts", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-    @field_validator("triton_url", "redis_url", "cors_origins", "cors_headers", "allowed_hosts")
-    @classmethod
-    def _checked(cls, value: Any, info: ValidationInfo) -> Any:
-        """Raises ValueError."""
-        for part in [value] if isinstance(value, str) else value or ():
-            _CHECKS[str(info.field_name)](part)
-        return value
-
-    @field_validator("image_hosts")
-    @classmethod
-    def _as_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Raises ValueError."""
-        origins = [host if "://" in host else f"https://{host}" for host in value]
-        wrong = next((each for each in origins if not _WEB.match(each) or each != _origin_of(each)), None)
-        if wrong is not None:
-            form = "write it as in images.example.com, images.example.com:8443 or http://images.example.com"
-            raise ValueError(f"'{wrong.removeprefix('https://')}' is not a host: {form}")
-        return tuple(origins)
-
-
-def _check_triton_url(value: str) -> None:
-    for address in map(str.strip, value.split(",")):
-        scheme, separator, rest = address.partition("://")
-        if separator and scheme in ("http", "https", "grpc", "grpcs"):
-            raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
-        if not address.startswith("unix:") and not _HAS_PORT.search(address):
-            raise ValueError(f"'{address}' has no port: Triton's gRPC port is usually 8001")
-    addresses_of(value)
-
-
-def _check_redis_url(value: str) -> None:
-    if not value.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("must begin with redis://, rediss:// or unix://")
-
-
-def _check_header(name: str) -> None:
-    if not _HEADER.fullmatch(name):
-        raise ValueError(f"'{name}' is not the name of a header: write it as in X-Tenant, without wildcards")
-
-
-def _check_host(name: str) -> None:
-    if "/" in name or "*" in name:
-        raise ValueError(f"'{name}' is not the name of a host: write it as in gateway.example.com")
-
-
-_CHECKS: dict[str, Callable[[str], None]] = {
-    "triton_url": _check_triton_url,
-    "redis_url": _check_redis_url,
-    "cors_origins": check_origin,
-    "cors_headers": _check_header,
-    "allowed_hosts": _check_host,
-}
-"""By setting: raises ValueError for a wrong value, or for a wrong part of a list."""
 
 
 def config_beside(repository: Path) -> Path:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # Of this checkout, which is not installed yet.
-from app.launcher import interpreter, machine  # noqa: E402
-from app.launcher.interpreter import Interpreter, PythonUnavailable  # noqa: E402
+from app.launcher import machine  # noqa: E402
+from app.launcher.machine import Interpreter, PythonUnavailable  # noqa: E402
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 CACHE = ROOT / ".cache"
@@ -117,9 +117,9 @@ def require_fit_machine() -> None:
 
 def find_gateway_python() -> Interpreter:
     names = ("python3.13", "python3.14", "python3.12", "python3.11")
-    paths = [*interpreter.candidates(names, outside_checkout()), *interpreter.paths_in(MANAGED_PYTHONS)]
+    paths = [*machine.candidates(names, outside_checkout()), *machine.paths_in(MANAGED_PYTHONS)]
     require_venv(paths)
-    return interpreter.choose(paths, interpreter.inspect, can_run_gateway) or install_python(
+    return machine.choose(paths, machine.inspect, can_run_gateway) or install_python(
         "No Python on this machine can run the gateway: it needs Python 3.11 to 3.14. To name one that is not on PATH: "
         "`make run PYTHON=/path/to/python3.12`."
     )
@@ -127,29 +127,29 @@ def find_gateway_python() -> Interpreter:
 
 def find_models_python() -> Interpreter:
     override = Path(MODELS.chosen) if MODELS.chosen else None
-    here = [*interpreter.model_candidates(outside_checkout()), *interpreter.paths_in(MANAGED_PYTHONS)]
-    found = interpreter.choose([override] if override else here, interpreter.inspect, lambda each: each.runs_models)
+    here = [*machine.candidates(machine.NAMES, outside_checkout()), *machine.paths_in(MANAGED_PYTHONS)]
+    found = machine.choose([override] if override else here, machine.inspect, lambda each: each.runs_models)
     if found is None and override:
-        sys.exit(interpreter.refusal(override))
+        sys.exit(machine.refusal(override))
     return found or install_python(
-        f"{interpreter.refusal(None)} To name one that is not on PATH: `MODELS_PYTHON=/path/to/python3.12 make run`."
+        f"{machine.refusal(None)} To name one that is not on PATH: `MODELS_PYTHON=/path/to/python3.12 make run`."
     )
 
 
 def install_python(refusal: str) -> Interpreter:
     """Installs a Python for the gateway and the models. Exits with `refusal` and the reason if it cannot."""
     try:
-        interpreter.require_permission(os.environ)
+        machine.require_permission(os.environ)
         uv = UV if UV.exists() else install_uv()
         say(f"Installing a Python in {MANAGED_PYTHONS.relative_to(ROOT)}")
-        return interpreter.install(uv, MANAGED_PYTHONS, ENVIRONMENT)
+        return machine.install(uv, MANAGED_PYTHONS, ENVIRONMENT)
     except PythonUnavailable as exc:
         sys.exit(f"{refusal}\n{exc}")
 
 
 def install_uv() -> Path:
     """Installs uv in an environment of its own, because there is no Python for `.venv` yet. Returns its path."""
-    python = require_venv(interpreter.candidates((), outside_checkout()))
+    python = require_venv(machine.candidates((), outside_checkout()))
     run(python.path, "-m", "venv", "--clear", UV_ALONE)
     run(UV_ALONE / "bin" / "python3", *INSTALL_UV)
     return UV_ALONE / "bin" / "uv"
@@ -157,7 +157,7 @@ def install_uv() -> Path:
 
 def require_venv(paths: list[Path]) -> Interpreter:
     """Returns the first Python of `paths` that can make an environment; its version does not matter."""
-    found = interpreter.choose(paths, interpreter.inspect, can_make_environments)
+    found = machine.choose(paths, machine.inspect, can_make_environments)
     return found or sys.exit(
         "The setup needs a Python with venv and ensurepip (Debian and Ubuntu: `apt-get install python3-venv`), or name "
         "one: `make run PYTHON=/path/to/python3.12`."
@@ -209,7 +209,7 @@ def being_made(environment: Environment, python: Interpreter, *options: str) -> 
 def is_whole(environment: Environment, python: Interpreter) -> bool:
     if not environment.stamp.is_file():
         return False
-    current = interpreter.inspect(environment.python)
+    current = machine.inspect(environment.python)
     return current is not None and current.version == python.version
 
 

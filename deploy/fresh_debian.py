@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # Of this checkout, which may not be installed.
-from app.launcher import interpreter  # noqa: E402
+from app.launcher import machine  # noqa: E402
 from deploy.python_mirror import write_mirror  # noqa: E402
 
 PACKAGES = "ca-certificates,curl,make,python3-venv"
@@ -105,7 +105,7 @@ class Debian:
     def add_mirror(self) -> None:
         """Makes the Python of this machine the only one that uv can install."""
         candidates = [Path(f"/usr/bin/python3.{minor}") for minor in (12, 11)]
-        python = interpreter.choose(candidates, interpreter.inspect, lambda each: each.runs_models)
+        python = machine.choose(candidates, machine.inspect, lambda each: each.runs_models)
         if python is None:
             raise SystemExit("This machine has no /usr/bin/python3.11 or 3.12 with a shared libpython.")
         write_mirror(python.path, Path(f"{self.root}{MIRROR}"), f"file://{MIRROR}")

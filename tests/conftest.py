@@ -12,7 +12,7 @@ import httpx
 import pytest
 from hypothesis import settings
 
-from app.observability.log import LineHandler
+from app.observability.log import LineWriter
 from tests.toolkit.processes import WORKER, client, config_path, free_ports, gateway, repository, start_gateway, triton
 from tests.toolkit.redis import RedisServer, has_redis
 
@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
 def own_log() -> Iterator[None]:
     """Fails a test that leaves the gateway's log in this process: its descriptor may be a later test's socket."""
     yield
-    left = [handler for handler in logging.root.handlers if isinstance(handler, LineHandler)]
+    left = [handler for handler in logging.root.handlers if isinstance(handler, LineWriter)]
     logging.root.handlers[:] = [handler for handler in logging.root.handlers if handler not in left]
     assert not left, "the test configured the log of this process"
 

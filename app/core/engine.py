@@ -208,9 +208,8 @@ class ObservedCall:
         """Called exactly once at the end. ``code``: the gRPC status, ``CANCELLED`` if the caller disconnected."""
 
 
-class CallObserver(Protocol):
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        """``method``: ``ModelInfer`` or ``ModelStreamInfer``."""
+CallObserver = Callable[[InferenceRequest, str], ObservedCall]
+"""Is called at the start of a call, with its method: ``ModelInfer`` or ``ModelStreamInfer``."""
 
 
 class CallObservers:
@@ -219,10 +218,10 @@ class CallObservers:
     def __init__(self, *observers: CallObserver) -> None:
         self._observers = observers
 
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+    def __call__(self, request: InferenceRequest, method: str) -> ObservedCall:
         calls = []
         for observer in self._observers:
-            call = observer.started(request, method)
+            call = observer(request, method)
             request = call.request
             calls.append(call)
         return calls[0] if len(calls) == 1 else _ObservedCalls(request, calls)

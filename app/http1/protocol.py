@@ -9,7 +9,6 @@ import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import httptools
@@ -94,11 +93,6 @@ class ConnectionLimit:
             self.idle[connection] = now
         longest = next(iter(self.idle_websockets.items()), None)
         return longest is not None and now - longest[1] >= SHORTEST_IDLE_WEBSOCKET_S and longest[0].close_if_idle()
-
-
-def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
-    """Returns the factory for uvicorn's option ``http``, which uvicorn calls for each connection."""
-    return cast("type[asyncio.Protocol]", partial(HttpConnection, limit))
 
 
 class Receiver(asyncio.BufferedProtocol):

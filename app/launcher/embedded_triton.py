@@ -1,7 +1,6 @@
 """Starts a Triton with this process, restarts it when it ends, and stops it with this process.
 
-`EmbeddedTriton` checks over HTTP whether a newly started Triton is ready, and reports the progress of model loading
-(`Loading`).
+`EmbeddedTriton` checks over HTTP whether a newly started Triton is ready, and reports the progress of model loading.
 """
 
 import asyncio
@@ -10,22 +9,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import httpx
 
 from app.core.aio import Backoff
 from app.launcher.launch import EmbeddedOptions, Launch, Ports
-from app.launcher.machine import (
-    EmbeddedTritonError,
-    Machine,
-    MachineUnfit,
-    StartCrashed,
-    StartFailed,
-    StartTimedOut,
-    refusals,
-)
-from app.launcher.models_venv import ModelEnvironment
+from app.launcher.machine import EmbeddedTritonError, Machine, StartCrashed, refusals
 from app.launcher.process import GuardedTriton
 
 _ANSWER_TIMEOUT_S = 2.0
@@ -47,30 +36,8 @@ async def _is_ready(client: httpx.AsyncClient, nonce: str) -> bool:
     return server.get("name") == nonce and all(model.get("state") == "READY" for model in models)
 
 
-async def _is_live(client: httpx.AsyncClient) -> bool:
-    """Whether a server answers in time that it is live."""
-    try:
-        return (await client.get("/v2/health/live", timeout=_LIVE_TIMEOUT_S)).is_success
-    except httpx.HTTPError:
-        return False
-
-
-@dataclass(frozen=True)
-class Loading:
-    """`ready` of `total` models are ready. `model`: the model that became ready last; None before the first."""
-
-    ready: int
-    total: int
-    model: str | None = None
-
-    def __str__(self) -> str:
-        counted = f"{self.ready} of {self.total} models ready"
-        return f"{counted}: {self.model}" if self.model else counted
-
-
-OnProgress = Callable[[Loading], None]
-
-
+OnProgress = Callable[[str], None]
+"""Gets a line such as `2 of 8 models ready: ocr`."""
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
@@ -123,7 +90,7 @@ class EmbeddedTriton:
         A Triton that crashes while it loads is started again, twice at most.
         """
         for message in refusals(Machine.here()):
-            raise MachineUnfit(message)
+            raise EmbeddedTritonError(message)
         for attempts_left in reversed(range(_FIRST_STARTS)):
             try:
                 await self._launch(on_progress)
@@ -173,7 +140,7 @@ class EmbeddedTriton:
 
     async def _launch(self, on_progress: OnProgress = lambda _: None) -> None:
         async with self._launching:
-            launch = await asyncio.to_thread(self._prepare)
+            launch = await asyncio.to_thread(Launch.prepare, self._options, self._ports)
             self._triton = triton = await GuardedTriton.start(launch)
             try:
                 await self._until_ready(triton, on_progress)
@@ -181,37 +148,30 @@ class EmbeddedTriton:
                 await triton.stop()
                 raise
 
-    def _prepare(self) -> Launch:
-        repository = self._options.read(self._options.repository)
-        models = ModelEnvironment.of(self._options.venv)
-        self._ports.require_free(self._options.host)
-        return Launch.prepare(self._options, self._ports, repository, models)
-
     async def _until_ready(self, triton: GuardedTriton, on_progress: OnProgress) -> None:
         names, loaded = triton.launch.repository.models, triton.log.loaded
-        shown: Loading | None = None
+        shown, progress = "", f"0 of {len(names)} models ready"
         try:
             async with asyncio.timeout(self._options.start_timeout_s), _client(self.http_url) as client:
                 while not await _is_ready(client, triton.launch.nonce):
                     if self._stopping.is_set():
-                        raise StartFailed("Triton was stopped before it was ready.")
+                        raise EmbeddedTritonError("Triton was stopped before it was ready.")
                     if triton.has_ended and triton.status > _SIGNALED and not triton.log.failures:
                         end = self._end(triton.status)
                         raise StartCrashed(f"Triton crashed while it loaded its models, with {end}.")
                     if triton.has_ended:
-                        raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
-                    loading = Loading(len(loaded), len(names), loaded[-1] if loaded else None)
-                    if loading != shown:
-                        on_progress(loading)
-                    shown = loading
+                        raise EmbeddedTritonError(f"Triton did not start:\n{triton.log.explanation()}")
+                    progress = f"{len(loaded)} of {len(names)} models ready"
+                    text = f"{progress}: {loaded[-1]}" if loaded else progress
+                    if text != shown:
+                        on_progress(text)
+                    shown = text
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as exc:
             missing = ", ".join(name for name in names if name not in loaded)
-            waited = (
-                f"Triton was not ready after {self._options.start_timeout_s:g} s: {Loading(len(loaded), len(names))}"
-            )
-            raise StartTimedOut(f"{waited}. Not loaded: {missing}." if missing else f"{waited}.") from exc
-        on_progress(Loading(len(names), len(names)))
+            late = f"Triton was not ready after {self._options.start_timeout_s:g} s: {progress}."
+            raise EmbeddedTritonError(f"{late} Not loaded: {missing}." if missing else late) from exc
+        on_progress(f"{len(names)} of {len(names)} models ready")
 
     def _end(self, status: int) -> str:
         """Describes how Triton ended, with the line of its log that announced a crash."""
@@ -226,7 +186,11 @@ class EmbeddedTriton:
         triton, failures = self._triton, 0
         async with _client(self.http_url) as client:
             while not await _happens_within(LIVENESS_POLL_S, triton.ended()):
-                failures = 0 if await _is_live(client) else failures + 1
+                try:
+                    is_live = (await client.get("/v2/health/live", timeout=_LIVE_TIMEOUT_S)).is_success
+                except httpx.HTTPError:
+                    is_live = False
+                failures = 0 if is_live else failures + 1
                 if failures == LIVENESS_FAILURES and not triton.has_ended:
                     logger.error("the embedded Triton failed %d liveness checks in a row: it is killed", failures)
                     await triton.kill()

@@ -1,22 +1,40 @@
 """Prepares one start of Triton: its arguments, additions to its environment, and unique names.
 
-The input is `EmbeddedOptions` from the caller, and what the model repository on disk requires: `ServedRepository`.
+The input is `EmbeddedOptions` from the caller, what the model repository on disk requires (`ServedRepository`), and the
+Python environment of the models with the server of the wheel `nvidia-pytriton` inside it (`ModelEnvironment`). The
+gateway creates the environment if its own Python cannot run models. The extra `embedded` has uv for this. A checkout
+has its own setup, `deploy/bootstrap.py`.
 """
 
+import json
 import os
 import random
 import secrets
 import shlex
 import shutil
 import socket
+import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.launcher.machine import RepositoryUnservable, StartFailed, TritonPortTaken
-from app.launcher.models_venv import ModelEnvironment
+from app.launcher.machine import (
+    NAMES,
+    REQUEST,
+    EmbeddedTritonError,
+    Interpreter,
+    Machine,
+    RepositoryUnservable,
+    candidates,
+    choose,
+    inspect,
+    reason_of,
+    refusal,
+    refusals,
+)
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_768)
@@ -46,7 +64,7 @@ class Ports:
         return cls(*ports)
 
     def require_free(self, host: str) -> None:
-        """Raises `TritonPortTaken` for the first port that cannot be bound."""
+        """Raises `EmbeddedTritonError` for the first port that cannot be bound."""
         for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +72,7 @@ class Ports:
                     probe.bind((host, port))
                 except OSError as exc:
                     message = f"Port {port}, meant for Triton's {name}, is in use by another process."
-                    raise TritonPortTaken(message) from exc
+                    raise EmbeddedTritonError(message) from exc
 
 
 @dataclass(frozen=True)
@@ -104,6 +122,74 @@ class EmbeddedOptions:
     read: Callable[[Path], ServedRepository] = every_folder
 
 
+_PROBE = """
+import importlib.metadata as metadata, json
+def found(name):
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+numpy, wheel = found("numpy"), found("nvidia-pytriton")
+print(json.dumps([numpy and numpy.version, wheel and str(wheel.locate_file("pytriton/tritonserver"))]))
+"""
+
+PACKAGES = "'numpy<2' 'nvidia-pytriton==0.7.0'"
+"""The packages that an environment needs to run Triton and Python models, as arguments of pip."""
+
+
+@dataclass(frozen=True)
+class ModelEnvironment:
+    """An environment that can run Triton and its Python models; `server` is the wheel's `tritonserver` folder."""
+
+    python: Interpreter
+    server: Path
+
+    @classmethod
+    def of(cls, venv: Path) -> "ModelEnvironment":
+        """Examines `venv`. Raises `EmbeddedTritonError` with a remedy if models cannot run there."""
+        python = inspect(venv / "bin" / "python3")
+        if python is None:
+            raise EmbeddedTritonError(
+                f"There is no Python environment for the models in {venv}. In a checkout, `make run` makes one, and so "
+                "does `pip install '.[embedded]'` with the next start. Elsewhere, with Python 3.10 to 3.12: "
+                f"`python3 -m venv .venv-triton && .venv-triton/bin/pip install {PACKAGES}`."
+            )
+        if not python.runs_models:
+            by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
+            raise EmbeddedTritonError(f"{refusal(python.path)} {by_extra}")
+        answer = subprocess.run([str(python.path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
+        numpy, server = json.loads(answer.stdout)
+        problems = []
+        if numpy is None:
+            problems.append("it has no numpy")
+        elif int(numpy.partition(".")[0]) >= 2:
+            problems.append(
+                f"it has numpy {numpy}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"
+            )
+        if server is None:
+            problems.append("it does not hold the wheel nvidia-pytriton")
+        if problems:
+            raise EmbeddedTritonError(
+                f"The models' environment of {python.path} is not complete: {', and '.join(problems)}. "
+                f"Run `{python.path} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment "
+                "for the models."
+            )
+        return cls(python, Path(server))
+
+    @property
+    def executable(self) -> Path:
+        """The `tritonserver` binary."""
+        return self.server / "bin" / "tritonserver"
+
+    def link_backends(self, folder: Path) -> None:
+        """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects."""
+        python = folder / "python"
+        python.mkdir(parents=True)
+        stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)
+        for source in (*(self.server / "backends" / "python").iterdir(), *stub.iterdir()):
+            (python / source.name).symlink_to(source)
+
+
 # Without these arguments Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
 _KEEPALIVE = (
     "--grpc-http2-min-recv-ping-interval-without-data=200",
@@ -131,13 +217,13 @@ class Launch:
     folder: Path
 
     @classmethod
-    def prepare(
-        cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
-    ) -> "Launch":
-        """Chooses the names and creates the temporary folder with Triton's backends.
+    def prepare(cls, options: EmbeddedOptions, ports: Ports) -> "Launch":
+        """Examines the repository, the environment and the ports, and creates the folder with Triton's backends.
 
-        Raises StartFailed if its file system is full.
+        Raises EmbeddedTritonError, also if the file system for temporary files is full.
         """
+        repository, models = options.read(options.repository), ModelEnvironment.of(options.venv)
+        ports.require_free(options.host)
         folder = None
         try:
             temporary = tempfile.gettempdir()
@@ -152,7 +238,7 @@ class Launch:
                 shutil.rmtree(folder, ignore_errors=True)
             where = exc.filename or "the folder for temporary files"
             text = f"Triton cannot start: {where}: {exc.strerror}. Free space there, or set TMPDIR to another folder."
-            raise StartFailed(text) from exc
+            raise EmbeddedTritonError(text) from exc
         return cls(options, ports, repository, models, secrets.token_hex(8), folder)
 
     @property
@@ -211,3 +297,34 @@ class Launch:
 def _is_one_word(path: str) -> bool:
     """Whether Triton can use the path: its Python backend inserts paths without quotes into a command of bash."""
     return shlex.quote(path) == path
+
+
+def needs_environment(gateway: Path) -> bool:
+    """Whether the environment `gateway` has uv, but its Python cannot run models. False where Triton cannot run."""
+    python = inspect(gateway / "bin" / "python3")
+    return _path_of_uv().exists() and not (python and python.runs_models) and not refusals(Machine.here())
+
+
+def create_environment(venv: Path) -> None:
+    """Creates `venv` with a Python of this machine or one that uv installs. Raises `EmbeddedTritonError`."""
+    found = choose(candidates(NAMES, os.environ), inspect, lambda each: each.runs_models)
+    python = ["--python", str(found.path)] if found else ["--python", REQUEST, "--managed-python"]
+    try:
+        if stderr := _stderr_of_uv("venv", *python, str(venv)):
+            raise EmbeddedTritonError(f"{refusal(None)}\n{reason_of(stderr)}")
+        if stderr := _stderr_of_uv("pip", "install", "--no-deps", "--python", str(venv), "pip", *shlex.split(PACKAGES)):
+            raise EmbeddedTritonError(f"The models' environment {venv} could not be installed:\n{stderr}")
+    except BaseException:
+        shutil.rmtree(venv, ignore_errors=True)
+        raise
+
+
+def _stderr_of_uv(*arguments: str) -> str | None:
+    """Runs uv. Returns None after success."""
+    command = [str(_path_of_uv()), *arguments, "--quiet"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    return done.stderr.strip() or "uv failed" if done.returncode else None
+
+
+def _path_of_uv() -> Path:
+    return Path(sysconfig.get_path("scripts")) / "uv"

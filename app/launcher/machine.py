@@ -1,24 +1,20 @@
-"""Checks whether this machine can run the wheel `nvidia-pytriton`, and defines the errors of the embedded Triton.
+"""What the embedded Triton needs: a machine that can run the wheel `nvidia-pytriton`, and a Python for the models.
 
-The setup imports this file before it installs anything, so it uses only the standard library and is compatible with
-Python 3.9.
-
-EmbeddedTritonError
-├── MachineUnfit
-├── ModelEnvironmentUnfit
-├── RepositoryUnservable
-├── TritonPortTaken
-└── StartFailed
-    ├── StartCrashed
-    └── StartTimedOut
+Finds a Python 3.10 to 3.12 with a shared libpython, or installs one with uv. The setup imports this file before it
+installs anything, so it uses only the standard library and is compatible with Python 3.9.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,29 +83,142 @@ class EmbeddedTritonError(Exception):
     """The embedded Triton cannot run. The message is for the user at the terminal."""
 
 
-class MachineUnfit(EmbeddedTritonError):
-    """The wheel does not support the operating system or its libraries."""
-
-
-class ModelEnvironmentUnfit(EmbeddedTritonError):
-    """The models' Python environment is incomplete, or its numpy version corrupts tensors."""
-
-
 class RepositoryUnservable(EmbeddedTritonError):
     """The model repository is missing, broken, or needs a backend that the wheel does not have."""
 
 
-class TritonPortTaken(EmbeddedTritonError):
-    """Another process uses a port that is configured for Triton."""
-
-
-class StartFailed(EmbeddedTritonError):
-    """Triton exited before it was ready, usually because a model failed to load."""
-
-
-class StartCrashed(StartFailed):
+class StartCrashed(EmbeddedTritonError):
     """A signal ended Triton before it was ready, and no model had failed to load."""
 
 
-class StartTimedOut(StartFailed):
-    """Triton was not ready before the timeout."""
+OLDEST = (3, 10)
+NEWEST = (3, 12)
+NAMES = ("python3.12", "python3.11", "python3.10")
+"""The interpreters that may be able to run the models, best first."""
+
+# The folder of libpython differs between builds (pyenv, Debian, standalone builds), and a statically linked interpreter
+# may have a shared libpython too. For an interpreter without one, INSTSONAME is a `.a` file or empty.
+_PROBE = """
+import ctypes, json, os, sys, sysconfig
+name = sysconfig.get_config_var("INSTSONAME") or ""
+libdir, multiarch = sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("MULTIARCH") or ""
+folders = [libdir, os.path.join(libdir, multiarch), os.path.join(sys.base_prefix, "lib")]
+found = [folder for folder in folders if ".so" in name and os.path.isfile(os.path.join(folder, name))]
+if not found and ".so" in name:
+    try:
+        ctypes.CDLL(name)
+        found = [""]
+    except OSError:
+        pass
+print(json.dumps([sys.version_info[:2], found[0] if found else None]))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python on this machine.
+
+    `library_folder` is the folder of its shared libpython: "" if the system's loader finds it, None without one.
+    """
+
+    path: Path
+    version: tuple[int, int]
+    library_folder: str | None
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether the wheel and numpy below 2 support this version, and libpython is shared."""
+        return OLDEST <= self.version <= NEWEST and self.library_folder is not None
+
+
+Inspect = Callable[[Path], "Interpreter | None"]
+
+
+def inspect(path: Path) -> Interpreter | None:
+    """Queries the interpreter at `path`. Returns None if there is none, or if it fails."""
+    try:
+        answer = subprocess.run(
+            [str(path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version, library_folder = json.loads(answer.stdout)
+    return Interpreter(path, (version[0], version[1]), library_folder)
+
+
+def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Path]:
+    """Returns interpreters to try: the current one, those with these `names` on PATH, then those of pyenv."""
+    on_path = [shutil.which(name, path=environment.get("PATH")) for name in (*names, "python3")]
+    pyenv = Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    versions = [folder for name in names for folder in sorted(pyenv.glob(name[len("python") :] + ".*"), reverse=True)]
+    # Not `sys.executable`: it may belong to an environment that the setup is about to recreate.
+    found = [
+        getattr(sys, "_base_executable", sys.executable),
+        *filter(None, on_path),
+        *(str(folder / "bin" / "python3") for folder in versions),
+    ]
+    return [Path(path) for path in dict.fromkeys(found)]
+
+
+def choose(paths: Iterable[Path], inspect: Inspect, suits: Callable[[Interpreter], bool]) -> Interpreter | None:
+    """Returns the first interpreter of `paths` that can be queried and is suitable."""
+    answers = (inspect(path) for path in paths)
+    return next((found for found in answers if found is not None and suits(found)), None)
+
+
+def refusal(unfit: Path | None) -> str:
+    """Returns the message that `unfit`, or every Python, cannot run the models, with the remedies for this machine."""
+    lead = f"{unfit} cannot" if unfit else "No Python on this machine can"
+    by_apt = ""
+    if shutil.which("apt-cache") is not None:  # the newest Python that apt knows and that can run models, if any
+        names = [f"libpython3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
+        command = ["apt-cache", "show", "--no-all-versions", *names]
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout.decode()
+        library = next((name for name in names if f"Package: {name}" in shown.splitlines()), None)
+        by_apt = f"`apt-get install {library[len('lib') :]} {library}`, or " if library else ""
+    return (
+        f"{lead} run the models: they need Python 3.10 to 3.12 with a shared libpython. To install one: "
+        f"{by_apt}with pyenv `PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12`."
+    )
+
+
+REQUEST = ">=3.11,<3.13"
+"""The versions that can run both the models and the gateway, in the syntax of uv, which installs the newest."""
+
+
+class PythonUnavailable(Exception):
+    """uv could not install a Python, or must not install one. The message is the reason."""
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Returns the Pythons that `install` put into `folder`."""
+    return sorted(folder.glob("cpython-3.*.*/bin/python3"), reverse=True)
+
+
+def install(uv: Path, folder: Path, environment: Mapping[str, str]) -> Interpreter:
+    """Installs a CPython with a shared libpython in `folder`. Raises `PythonUnavailable`.
+
+    uv's own variables in `environment` select its address (`UV_PYTHON_INSTALL_MIRROR`) or forbid the installation
+    (`UV_PYTHON_DOWNLOADS=never`, `UV_OFFLINE`).
+    """
+    require_permission(environment)
+    command = [str(uv), "python", "install", "--no-bin", "--no-progress", "--install-dir", str(folder), REQUEST]
+    done = subprocess.run(command, env=dict(environment), stderr=subprocess.PIPE, text=True, check=False)
+    found = choose(paths_in(folder), inspect, lambda each: each.runs_models)
+    if done.returncode != 0 or found is None:
+        raise PythonUnavailable(reason_of(done.stderr))
+    return found
+
+
+def require_permission(environment: Mapping[str, str]) -> None:
+    """Raises `PythonUnavailable` if a variable in `environment` forbids uv to install a Python."""
+    if environment.get("UV_PYTHON_DOWNLOADS") == "never":
+        raise PythonUnavailable("The setup does not install one, because UV_PYTHON_DOWNLOADS=never is set.")
+    if environment.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise PythonUnavailable("The setup does not install one, because UV_OFFLINE is set.")
+
+
+def reason_of(stderr: str) -> str:
+    """Returns the reason of an installation that failed with these lines of uv."""
+    lines = [f"  {line.strip()}" for line in stderr.splitlines() if line.strip()]
+    return "\n".join(["The setup could not install one with uv (UV_PYTHON_INSTALL_MIRROR can name a mirror):", *lines])

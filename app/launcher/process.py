@@ -17,7 +17,7 @@ from pathlib import Path
 
 from app.launcher import guard
 from app.launcher.launch import Launch
-from app.launcher.machine import StartFailed
+from app.launcher.machine import EmbeddedTritonError
 
 _CRASHES = (1 << signal.SIGABRT - 1) | (1 << signal.SIGSEGV - 1)
 _ORDERLY = 1 << signal.SIGTERM - 1
@@ -150,7 +150,7 @@ class GuardedTriton:
             os.close(log_end)
         assert process.stdout is not None
         if not (pid := await process.stdout.readline()):
-            raise StartFailed("The process that guards Triton ended before it had started Triton.")
+            raise EmbeddedTritonError("The process that guards Triton ended before it had started Triton.")
         # With a pipe of asyncio, `Process.wait` may wait for every process that holds the pipe, also orphaned stubs.
         reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(log, "rb", 0))

@@ -4,7 +4,6 @@
 slow reader of the log never blocks a request.
 """
 
-import atexit
 import json
 import logging
 import os
@@ -30,17 +29,18 @@ CLOSE_S = 1.0
 """Time limit for writing the last lines at the end of the process."""
 
 
-class LineWriter:
-    """Writes lines to a descriptor in a separate thread, so that a slow reader of the log never blocks a request.
+class LineWriter(logging.Handler):
+    """Writes lines to a descriptor in a separate thread. :meth:`write` may be called from any thread and never blocks.
 
-    :meth:`write` may be called from any thread and never blocks.
+    A handler of ``logging``, too, which flushes it at the end of the process.
     """
 
     def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        super().__init__()
         self.dropped = 0
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
-        self._lock = threading.Lock()
+        self._buffer_lock = threading.Lock()
         self._waiting = bytearray()
         self._writing_bytes = 0
         self._has_lines = threading.Event()
@@ -50,7 +50,7 @@ class LineWriter:
 
     def write(self, line: bytes) -> None:
         """``line`` ends with a newline."""
-        with self._lock:
+        with self._buffer_lock:
             waiting_bytes = len(self._waiting)
             if waiting_bytes + self._writing_bytes + len(line) > self._max_waiting_bytes:
                 self.dropped += 1
@@ -65,7 +65,12 @@ class LineWriter:
                 with suppress(RuntimeError):  # no thread can start: the next line tries again
                     thread.start()
                     self._thread = thread
-                    atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.write(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
+        except Exception:
+            self.handleError(record)
 
     def flush(self, within_s: float = CLOSE_S) -> None:
         """Waits until every line is written, or until the timeout."""
@@ -75,11 +80,11 @@ class LineWriter:
         while True:
             self._has_lines.wait()
             self._has_lines.clear()
-            with self._lock:
+            with self._buffer_lock:
                 lines, self._waiting = self._waiting, bytearray()
                 self._writing_bytes = len(lines)
             self._write_all(lines)
-            with self._lock:
+            with self._buffer_lock:
                 self._writing_bytes = 0
                 if not self._waiting:
                     self._is_idle.set()
@@ -96,7 +101,7 @@ class LineWriter:
                 end = lines.rfind(b"\n", begin, begin + PIPE_BUF) + 1 or lines.find(b"\n", begin) + 1
                 begin += os.write(self._descriptor, view[begin:end])
         except Exception:  # of any kind, because the thread writes all later lines too
-            with self._lock:
+            with self._buffer_lock:
                 self.dropped += lines.count(b"\n", begin)
 
 
@@ -138,23 +143,6 @@ class JsonFormatter(logging.Formatter):
         return line.decode().rstrip("\n")
 
 
-class LineHandler(logging.Handler):
-    """Passes formatted records to a :class:`LineWriter`."""
-
-    def __init__(self, writer: LineWriter) -> None:
-        super().__init__()
-        self.writer = writer
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self.writer.write(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
-        except Exception:
-            self.handleError(record)
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-
 class TextFormatter(logging.Formatter):
     """Plain text. The line of a request has its main fields, and the code and the cause if it failed."""
 
@@ -191,26 +179,25 @@ class StructuredLogger:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-
-    def is_enabled_for(self, level: int) -> bool:
-        return self._logger.isEnabledFor(level)
+        self.is_enabled_for = self._logger.isEnabledFor
 
     def log(self, level: int, message: str, fields: Mapping[str, object]) -> None:
         """Call it only if :meth:`is_enabled_for` is true."""
-        logger, handler = self._logger, logging.root.handlers[0] if len(logging.root.handlers) == 1 else None
-        formatter = handler.formatter if isinstance(handler, LineHandler) and not handler.filters else None
+        logger, handlers = self._logger, logging.root.handlers
+        handler = handlers[0] if len(handlers) == 1 else None
         is_filtered = logger.parent is not logging.root or logger.handlers or logger.filters
-        if not isinstance(handler, LineHandler) or not isinstance(formatter, JsonFormatter) or is_filtered:
-            logger.log(level, message, extra=fields)
-        else:
-            level_name = logging.getLevelName(level)
-            handler.writer.write(formatter.line(time.time(), level_name, logger.name, message, fields))
+        if isinstance(handler, LineWriter) and not (is_filtered or handler.filters):
+            formatter = handler.formatter
+            if isinstance(formatter, JsonFormatter):
+                level_name = logging.getLevelName(level)
+                handler.write(formatter.line(time.time(), level_name, logger.name, message, fields))
+                return
+        logger.log(level, message, extra=fields)
 
 
 def dropped_lines() -> int:
     """The number of lines that the log dropped since the start of the process."""
-    handlers = logging.getLogger().handlers
-    return sum(handler.writer.dropped for handler in handlers if isinstance(handler, LineHandler))
+    return sum(handler.dropped for handler in logging.root.handlers if isinstance(handler, LineWriter))
 
 
 def configure_logging(level: str, style: str, own: Mapping[str, object] | None = None) -> LineWriter:
@@ -219,11 +206,9 @@ def configure_logging(level: str, style: str, own: Mapping[str, object] | None =
     ``own``: fields of every line of this process.
     """
     writer = LineWriter(sys.stderr.fileno())
-    handler = LineHandler(writer)
-    handler.setFormatter(formatter_of(style, own))
-    root = logging.getLogger()
-    root.setLevel(level.upper())
-    root.handlers[:] = [handler]
+    writer.setFormatter(formatter_of(style, own))
+    logging.root.setLevel(level.upper())
+    logging.root.handlers[:] = [writer]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     return writer
@@ -241,18 +226,13 @@ def say(line: str) -> None:
 _log = StructuredLogger("triton_gateway.tensors")
 
 
-class TensorLog:
-    """Implements ``GATEWAY_LOG_TENSORS=shapes``. Observes calls; logs one line for each response.
+class LoggedCall(ObservedCall):
+    """Implements ``GATEWAY_LOG_TENSORS=shapes``: observes a call, and logs one line for each response.
 
     A line has the name, datatype and shape of each output with the request id, but no values.
     """
 
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        return _LoggedCall(request)
-
-
-class _LoggedCall(ObservedCall):
-    def __init__(self, request: InferenceRequest) -> None:
+    def __init__(self, request: InferenceRequest, _method: str) -> None:
         super().__init__(request)
         self._number = 0
 

@@ -1,19 +1,28 @@
-"""The Prometheus metrics. Label values come from fixed sets, never from a caller's text."""
+"""The Prometheus metrics, and the numbers of each pipeline that a page can draw from them.
 
+Label values come from fixed sets, never from a caller's text.
+"""
+
+import math
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
+from msgspec import Meta, Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.registry import Collector
 
 from app.core.answer import Tokens
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome, TooManyRequests
 from app.core.inference import InferenceRequest
+from app.core.json import Schema, enum_of
 from app.observability.log import dropped_lines
 
 NO_PIPELINE = "-"
+PREFIX = "triton_gateway_"
 
 DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _BY_REQUEST = ("pipeline", "transport", "outcome")
@@ -118,6 +127,8 @@ class Metrics:
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
         self.websockets = OpenedMetrics(self.open_websockets, self.ended_websockets)
+        self.calls_of: Callable[..., Counter] = cache(self.triton_calls.labels)
+        self.calls_by_address: Callable[..., Counter] = cache(self.triton_calls_by_address.labels)
         self._shown_dropped_lines = 0
 
     def _registered(self, attribute: str, kind: type, of: _Of) -> Any:
@@ -130,22 +141,15 @@ class Metrics:
 
     def gauge(self, name: str, text: str, *labels: str, mode: Mode = "livesum") -> Gauge:
         """``mode``: of the values of several processes."""
-        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
+        return Gauge(f"{PREFIX}{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
+        return _Counter(f"{PREFIX}{name}", text, labels, registry=self.registry)
 
     def histogram(
         self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
     ) -> Histogram:
-        return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
-
-    @cached_property
-    def _calls_of(self) -> Callable[..., Counter]:
-        return cache(self.triton_calls.labels)
-
-    def count_triton_call(self, model: str, code: str) -> None:
-        self._calls_of(model, code).inc()
+        return _Histogram(f"{PREFIX}{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def show_load(
         self,
@@ -261,27 +265,82 @@ class OpenedMetrics:
         self._ended_of(pipeline, reason).inc()
 
 
-class CallMetrics:
-    """Observes calls; counts each call by model and gRPC code, and by address where there are several."""
+class CountedCall(ObservedCall):
+    """Observes a call; counts it by model and gRPC code, and by address where there are several."""
 
-    def __init__(self, metrics: Metrics, address: str = "") -> None:
-        self._metrics = metrics
-        self._address = address
-        self._calls_of = cache(partial(metrics.triton_calls_by_address.labels, address))
-
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        return _CountedCall(request, self._metrics, self._calls_of if self._address else None)
-
-
-class _CountedCall(ObservedCall):
-    def __init__(
-        self, request: InferenceRequest, metrics: Metrics, calls_of: Callable[[str], Counter] | None = None
-    ) -> None:
+    def __init__(self, metrics: Metrics, address: str, request: InferenceRequest, _method: str) -> None:
         super().__init__(request)
         self._metrics = metrics
-        self._calls_of = calls_of
+        self._address = address
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        self._metrics.count_triton_call(self.request.model, code)
-        if self._calls_of is not None:
-            self._calls_of(code).inc()
+        self._metrics.calls_of(self.request.model, code).inc()
+        if self._address:
+            self._metrics.calls_by_address(self._address, code).inc()
+
+
+_INDEX_BY_BOUND = {bound: index for index, bound in enumerate([*DURATION_BOUNDS_S, math.inf])}
+_ANSWERED = {Outcome.OK, Outcome.EARLY_EXIT}
+_COUNT_BY_GAUGE = {
+    "in_flight_requests": "in_flight",
+    "active_streams": "active_streams",
+    "requests_waiting_by_pipeline": "waiting",
+}
+
+_Count = Annotated[int, Meta(ge=0)]
+_Outcomes: Schema = {"propertyNames": enum_of(map(str, Outcome))}
+
+
+class TransportStatistics(Struct):
+    """The ended requests of a pipeline, either the unary ones or the streams."""
+
+    outcomes: Annotated[dict[str, _Count], Meta(description="Ended requests by outcome", extra_json_schema=_Outcomes)]
+    durations: Annotated[
+        list[_Count],
+        Meta(
+            description="How many answered requests (`ok` and `early_exit`) took at most each of `bounds_s`; then all"
+        ),
+    ]
+
+
+class PipelineStatistics(Struct):
+    """Counters since the start of the gateway, and gauges of this moment."""
+
+    unary: TransportStatistics
+    stream: TransportStatistics
+    early_exits: Annotated[dict[str, _Count], Meta(description="Early exits by reason")]
+    in_flight: Annotated[int, Meta(ge=0, description="Unary requests in progress")] = 0
+    active_streams: _Count = 0
+    waiting: Annotated[int, Meta(ge=0, description="Requests that wait for a slot")] = 0
+
+
+class Statistics(Struct):
+    """The numbers of each pipeline."""
+
+    # all processes of the machine share the clock
+    time_s: Annotated[float, Meta(description="Only the difference of two answers has a meaning")]
+    bounds_s: Annotated[Sequence[float], Meta(description="The upper bounds of `durations`, in seconds")]
+    pipelines: dict[str, PipelineStatistics]
+
+
+def statistics_of(metrics: Collector) -> Statistics:
+    """``metrics``: of all processes. A pipeline without requests may be missing."""
+    found: dict[str, PipelineStatistics] = {}
+    for sample in (each for family in metrics.collect() for each in family.samples if "pipeline" in each.labels):
+        name, labels, value = sample.name.removeprefix(PREFIX), sample.labels, int(sample.value)
+        statistics = found.setdefault(labels["pipeline"], no_requests())
+        ended = statistics.stream if labels.get("transport") == "stream" else statistics.unary
+        if name == "requests_total":
+            ended.outcomes[labels["outcome"]] = value
+        elif name == "request_duration_seconds_bucket" and labels["outcome"] in _ANSWERED:
+            ended.durations[_INDEX_BY_BOUND[float(labels["le"])]] += value
+        elif name == "early_exits_total":
+            statistics.early_exits[labels["reason"]] = value
+        elif name in _COUNT_BY_GAUGE:
+            setattr(statistics, _COUNT_BY_GAUGE[name], value)
+    return Statistics(time.monotonic(), DURATION_BOUNDS_S, found)
+
+
+def no_requests() -> PipelineStatistics:
+    unary, stream = (TransportStatistics({}, [0] * len(_INDEX_BY_BOUND)) for _ in range(2))
+    return PipelineStatistics(unary, stream, {})

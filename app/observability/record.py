@@ -170,19 +170,20 @@ class RequestRecord(Struct, eq=False):
         for start, ids in _BEARER_IDS.items():
             if start in path:  # ten times as fast as the search of the pattern
                 path = ids.sub("***", path)
+        # a time is rounded to two decimals, three times as fast as with round(..., 2)
         fields: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
             "path": path,
             "status": self.status,
             "outcome": str(self.outcome),
-            "duration_ms": _milliseconds(self.total_s),
+            "duration_ms": round(self.total_s * 1e5) / 100,
         }
         if self.transport is not None:
             fields["pipeline"] = self.pipeline
             fields["transport"] = self.transport
-            fields["queue_ms"] = _milliseconds(self.queue_s)
-            fields["triton_ms"] = _milliseconds(self.triton_s)
+            fields["queue_ms"] = round(self.queue_s * 1e5) / 100
+            fields["triton_ms"] = round(self.triton_s * 1e5) / 100
         if self.key:
             fields["key"] = self.key
         if self.triton_request_id:
@@ -203,8 +204,3 @@ class RequestRecord(Struct, eq=False):
                 fields["triton_code"] = error.upstream.grpc_code
                 fields["triton_message"] = error.upstream.message[:1024]
         return fields
-
-
-def _milliseconds(seconds: float) -> float:
-    """Rounds to two decimals, three times as fast as ``round(..., 2)``."""
-    return round(seconds * 1e5) / 100

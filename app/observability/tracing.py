@@ -74,7 +74,6 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
         "triton_gateway.request_id": record.request_id,
-        **_outcome_of(record.outcome, record.error, record.early_exit),
     }
     if record.status:
         attributes["http.response.status_code"] = record.status
@@ -100,34 +99,39 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
     if route is not None:
         attributes["http.route"] = route
     name = record.method if route is None else f"{record.method} {route}"
-    span.end(attributes, name=name, error=_fault_of(record.outcome, record.error))
+    outcome, fault = _outcome_of(record.outcome, record.error, record.early_exit)
+    span.end(attributes | outcome, name=name, error=fault)
 
 
 def end_stream_span(
     span: Span, *, outputs: int, outcome: Outcome | None, error: GatewayError | None, early_exit: str | None
 ) -> None:
     """Called with the stream's terminal event."""
-    if span.is_noop:
-        return
-    outcome = outcome or Outcome.OK
-    attributes = {"triton_gateway.outputs": outputs, **_outcome_of(outcome, error, early_exit)}
-    span.end(attributes, error=_fault_of(outcome, error))
+    if not span.is_noop:
+        attributes, fault = _outcome_of(outcome or Outcome.OK, error, early_exit)
+        span.end({"triton_gateway.outputs": outputs} | attributes, error=fault)
 
 
-class CallTracing:
-    """Observes calls; opens a span for each call. Triton's own spans are children of that span.
+def _outcome_of(
+    outcome: Outcome, error: GatewayError | None, early_exit: str | None
+) -> tuple[dict[str, str | int], str | None]:
+    """Returns the attributes, and the code of an error that marks the span as failed."""
+    attributes: dict[str, str | int] = {"triton_gateway.outcome": str(outcome)}
+    if error is not None:
+        attributes["error.type"] = error.code
+    if early_exit is not None:
+        attributes["triton_gateway.early_exit"] = early_exit
+    return attributes, error.code if error is not None and outcome in _FAULTS else None
+
+
+def traced_call(tracer: Tracer, request: InferenceRequest, method: str) -> ObservedCall:
+    """Opens a span for a call. Triton's own spans are children of that span.
 
     The gateway's internal requests, such as a warm-up, have no trace and get no span.
     """
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        if request.trace is None:
-            return ObservedCall(request)
-        span = self._tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
-        return _TracedCall(request, method, span)
+    if request.trace is None:
+        return ObservedCall(request)
+    return _TracedCall(request, method, tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace))
 
 
 class _TracedCall(ObservedCall):
@@ -145,19 +149,6 @@ class _TracedCall(ObservedCall):
             "triton.request_id": self.request.request_id,
         }
         self._span.end(attributes, error=code if error else None)
-
-
-def _outcome_of(outcome: Outcome, error: GatewayError | None, early_exit: str | None) -> Attributes:
-    attributes = {"triton_gateway.outcome": str(outcome)}
-    if error is not None:
-        attributes["error.type"] = error.code
-    if early_exit is not None:
-        attributes["triton_gateway.early_exit"] = early_exit
-    return attributes
-
-
-def _fault_of(outcome: Outcome, error: GatewayError | None) -> str | None:
-    return error.code if error is not None and outcome in _FAULTS else None
 
 
 @asynccontextmanager

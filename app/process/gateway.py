@@ -35,10 +35,9 @@ from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
-from app.process.credential_settings import credentials_of
-from app.process.open_files import connections_within, watch_open_files
+from app.process.listening import connections_within, watch_open_files
 from app.process.supervision import Supervisor
-from app.process.tritons import Servers, Triton
+from app.process.tritons import Servers, Triton, credentials_of
 from app.routes import DIALECTS
 from app.settings import Settings
 from app.streams.store import StreamStore

@@ -1,23 +1,35 @@
-"""The gateway's listening sockets, and a uvicorn server for each socket."""
+"""The gateway's listening sockets, a uvicorn server for each socket, and the limit of open files.
 
+Each connection needs a file descriptor (``ulimit -n``), and without one it is reset.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.http1.protocol import ConnectionLimit, HttpConnection, protocol_with
+from app.http1.protocol import ConnectionLimit, HttpConnection
 from app.process.supervision import Supervisor
 from app.settings import PREFIX
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 """Connections that the kernel keeps until they are accepted."""
+LAST_BYTES_S = 5.0
+"""Time limit for ended requests and streams to send their last bytes."""
 GRACE_S = 5
 """How long a stopped server waits for open responses, in seconds."""
 
+_log = logging.getLogger(__name__)
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """By address that listens on all interfaces: the address for calls from this machine."""
@@ -67,15 +79,13 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
         except ListeningPortTaken as exc:
             taken.append(str(exc))
     if taken:
-        flags = " ".join(
-            f"--{setting.removeprefix(PREFIX).lower().replace('_', '-')} {_free_port(host)}" for setting in ports
-        )
-        raise ListeningPortTaken("\n".join([*taken, f"Stop the other process, or use other ports: {flags}"]))
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        return int(free.getsockname()[1])
+        flags = []
+        for setting in ports:
+            with listening(host, 0, setting) as free:
+                flag = setting.removeprefix(PREFIX).lower().replace("_", "-")
+                flags.append(f"--{flag} {free.getsockname()[1]}")
+        taken.append(f"Stop the other process, or use other ports: {' '.join(flags)}")
+        raise ListeningPortTaken("\n".join(taken))
 
 
 def _bound(host: str, port: int, setting: str, *, shares_port: bool) -> socket.socket:
@@ -125,7 +135,7 @@ async def serving(
     server = Server(
         uvicorn.Config(
             app,
-            http=protocol_with(limit),
+            http=cast("type[asyncio.Protocol]", partial(HttpConnection, limit)),  # called for each connection
             ws="none",
             lifespan="off",
             log_config=None,
@@ -141,3 +151,50 @@ async def serving(
     name = f"server on port {listener.getsockname()[1]}"
     async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):
         yield server
+
+
+RESERVED = 512
+"""Descriptors for other uses than accepted connections: rejected connections, Triton, Redis, files, the log."""
+CHECK_S = 1.0
+
+
+def connections_within(limit: int) -> int:
+    """Returns how many of ``limit`` connections the process can open; raises its limit of open files if necessary.
+
+    The other connections get 429, which is logged and counted, while the event loop resets connections for which there
+    is no file descriptor.
+    """
+    wanted, (files, most) = limit + RESERVED, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        with suppress(OSError, ValueError):
+            raised = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = wanted if files == resource.RLIM_INFINITY else files
+    fitting = min(limit, max(files - RESERVED, files // 2))
+    if fitting < limit:
+        _log.warning(
+            "the limit of open files is %d, so that a process accepts %d connections and not %d "
+            "(GATEWAY_MAX_CONNECTIONS); raise the limit (ulimit -n) to %d",
+            *(files, fitting, limit, wanted),
+        )
+    return fitting
+
+
+async def watch_open_files(count: Callable[[], None]) -> None:
+    """Calls ``count`` in each second in which no file can be opened. Logs the beginning and the end."""
+    was_full = False
+    while True:
+        is_full = False
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as exc:
+            is_full = exc.errno in {errno.EMFILE, errno.ENFILE}
+        if is_full:
+            count()
+        if is_full and not was_full:
+            _log.error("no file descriptor is free: new connections are reset; raise the limit (ulimit -n)")
+        elif was_full and not is_full:
+            _log.warning("file descriptors are free again")
+        was_full = is_full
+        await asyncio.sleep(CHECK_S)

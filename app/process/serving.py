@@ -6,6 +6,7 @@ answer.
 
 import asyncio
 import gc
+import logging
 import math
 import socket
 import time
@@ -21,6 +22,7 @@ from app.api import body_memory
 from app.api.error_table import problem_of, problem_response
 from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
+from app.core.errors import Draining
 from app.http1.protocol import ConnectionLimit
 from app.main import create_admin_app, create_app
 from app.observability.log import say
@@ -29,20 +31,19 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
-from app.process.credential_settings import check_credentials
 from app.process.gateway import open_gateway
-from app.process.listening import listening, serving, url_of
-from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
-from app.process.supervision import Supervisor
-from app.process.tritons import running_triton
-from app.process.workers.board import PageOfAll
+from app.process.listening import LAST_BYTES_S, listening, serving, url_of
+from app.process.supervision import ShutdownRequested, Supervisor, first_of
+from app.process.tritons import check_credentials, running_triton
 from app.process.workers.parent import run_workers
-from app.process.workers.worker import Worker
+from app.process.workers.worker import PageOfAll, Worker
 from app.routes import DIALECTS
 from app.settings import PREFIX, Settings, SettingsError
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits
 from app.streams.store import StreamStore
+
+_log = logging.getLogger(__name__)
 
 WITHIN_S = 1.0
 HTTP_PORT = "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
@@ -133,23 +134,25 @@ async def serve(settings: Settings, worker: Worker | None = None) -> None:
     Raises ListeningPortTaken, ConfigError, SettingsError or EmbeddedTritonError before anything is served, and
     BackgroundTaskFailed at the end if a background task ended unexpectedly.
     """
-    shutdown = Shutdown()
-    shutdown.listen_to_signals()
-    supervisor = Supervisor(on_failure=shutdown.request)
+    supervisor = Supervisor()
+    supervisor.listen_to_signals()
     check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
             if settings.workers > 1 and worker is None:
-                await run_workers(settings, shutdown, supervisor, stack)
+                await run_workers(settings, supervisor, stack)
             else:
-                await _run_gateway(settings, worker, shutdown, supervisor, stack)
+                await _run_gateway(settings, worker, supervisor, stack)
     supervisor.raise_if_failed()
 
 
 async def _run_gateway(
-    settings: Settings, worker: Worker | None, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack
+    settings: Settings, worker: Worker | None, supervisor: Supervisor, stack: AsyncExitStack
 ) -> None:
-    """Serves with this process until a signal arrives, then drains it."""
+    """Serves until the first signal, still serves for ``shutdown_delay_s``, then rejects new work and drains.
+
+    Running work may take ``drain_s`` seconds, and then ends with ``draining``. The second signal ends both phases.
+    """
 
     async def running(name: str, work: Coroutine[Any, Any, None]) -> None:
         await stack.enter_async_context(supervisor.running(name, work))
@@ -165,7 +168,7 @@ async def _run_gateway(
         store = await stack.enter_async_context(open_store(settings))
         await running("store of streams", store.run())
     if worker is None:
-        triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+        triton = await stack.enter_async_context(running_triton(settings, supervisor, admin_port))
     else:
         triton = worker.triton
     gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
@@ -175,7 +178,11 @@ async def _run_gateway(
     app = create_app(gateway, admin_port=admin_port)
     admin_app = create_admin_app(gateway, api_port=port, processes=worker)
     body_memory.keep()
-    freeze_heap()
+    # The garbage collector would otherwise look at everything made so far, which lives as long as the process: a full
+    # collection stops every request for 26 ms, and collections take 5 % of the time under load.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     refused = gateway.inference.metrics.count_refused_connection
     limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
     server = await stack.enter_async_context(serving(app, main, supervisor, limit))
@@ -186,9 +193,19 @@ async def _run_gateway(
         if worker is None or worker.announces:
             announcement = announce(catalog, url, triton.grpc_url, worker, with_key=gateway.keys is not None)
             await announcing.enter_async_context(supervisor.running("announcement", announcement))
-        await shutdown.requested.wait()
-    await delay(workload, server, shutdown, settings.shutdown_delay_s)
-    await drain(workload, shutdown, settings.drain_s)
+        await supervisor.requested.wait()
+    # Readiness fails at once, so load balancers send new connections elsewhere. Each answer has `Connection: close`, so
+    # clients with open connections follow, without a request that fails.
+    workload.is_shutting_down = True
+    server.close_after_answers()
+    if delay_s := settings.shutdown_delay_s:
+        _log.info("shutting down", extra={"in_flight": len(workload.running), "delay_s": delay_s})
+        await first_of(supervisor.hurried.wait(), timeout_s=delay_s)
+    _log.info("draining", extra={"in_flight": len(workload.running), "drain_s": settings.drain_s})
+    workload.start_draining()
+    await first_of(workload.idle(), supervisor.hurried.wait(), timeout_s=settings.drain_s)
+    workload.end_all(Draining("The gateway is shutting down."))
+    await first_of(workload.idle(), timeout_s=LAST_BYTES_S)
 
 
 EXTRAS = {"redis_url": ("redis", "redis"), "otlp_endpoint": ("otel", "opentelemetry")}
@@ -205,16 +222,6 @@ def check_files(settings: Settings) -> None:
         read_keys(settings.api_keys_file, DIALECTS)
     if settings.config_path is not None:
         warn_without_counter(read_gateway_file(settings.config_path))
-
-
-def freeze_heap() -> None:
-    """Keeps the garbage collector away from everything made so far, which lives as long as the process.
-
-    A full collection would otherwise stop every request for 26 ms, and collections take 5 % of the time under load.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def open_store(settings: Settings) -> StreamStore:

@@ -1,43 +1,86 @@
 """Opens the Tritons that the gateway calls, each with everything that belongs to its address.
 
-``running_triton`` yields the Triton to call, and runs the embedded Triton for the duration of its block. ``Servers``
-opens the calls. ``run_triton`` is the command ``triton-gateway triton``, which runs only the wheel's Triton.
+``credentials_of`` has what the gateway and a Triton that is not local prove to each other. ``running_triton`` yields
+the Triton to call, and runs the embedded Triton for the duration of its block. ``Servers`` opens the calls.
+``run_triton`` is the command ``triton-gateway triton``, which runs only the wheel's Triton.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from app.core.engine import CallObserver, CallObservers, InferenceServer
 from app.core.errors import GatewayError
+from app.core.loopback import is_loopback
 from app.core.share import WHOLE, Share
-from app.grpc.rpc import Transport
-from app.launcher.embedded_triton import EmbeddedTriton, Loading
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
-from app.observability.log import TensorLog, say
-from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
-from app.observability.tracing import CallTracing, Tracer
+from app.observability.log import LoggedCall, say
+from app.observability.metrics import CountedCall, Metrics, SharedMemoryMetrics
+from app.observability.tracing import Tracer, traced_call
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
-from app.process.credential_settings import credentials_of
 from app.process.listening import url_of
-from app.process.shutdown import Shutdown, ShutdownRequested
-from app.process.supervision import Supervisor
-from app.settings import PREFIX, Settings
+from app.process.supervision import ShutdownRequested, Supervisor
+from app.settings import PREFIX, Settings, SettingsError
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, addresses_of, is_name, open_transport, registry_of
+from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.fleet.pool import ServerPool, watch_servers
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
 from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
 from app.triton.triton_engine import TritonEngine
+
+SYSTEM = "system"
+"""A value of ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
+
+
+def credentials_of(settings: Settings) -> Credentials:
+    files, authorities = None, settings.triton_ca
+    if authorities is not None:
+        path = None if authorities == SYSTEM else Path(authorities)
+        files = TlsFiles(path, settings.triton_cert, settings.triton_key)
+    return Credentials(files, settings.triton_token_file)
+
+
+def check_credentials(settings: Settings) -> None:
+    """Raises SettingsError for settings that do not fit together, and for files that cannot be used."""
+    addresses = [each.strip() for each in settings.triton_url.split(",")]
+    has_certificate, has_tls = settings.triton_cert is not None, settings.triton_ca is not None
+    are_local = [each.startswith("unix:") or is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses]
+    complaint = ""
+    if has_certificate != (settings.triton_key is not None):
+        complaint = "TRITON_CERT and GATEWAY_TRITON_KEY belong together: set both, or none"
+    elif has_certificate and not has_tls:
+        complaint = f"TRITON_CERT needs GATEWAY_TRITON_CA: a file of authorities, or '{SYSTEM}'"
+    elif settings.embedded and (has_tls or settings.triton_token_file):
+        complaint = "TRITON_CA and GATEWAY_TRITON_TOKEN_FILE are not for the embedded Triton, which is on this machine"
+    elif has_tls and any(each.startswith("unix:") for each in addresses):
+        complaint = "TRITON_CA is not for an address that begins with unix:"
+    elif settings.triton_token_file is not None and not has_tls and not all(are_local):
+        away = addresses[are_local.index(False)]
+        complaint = f"TRITON_TOKEN_FILE: the token would travel to {away} unencrypted; set GATEWAY_TRITON_CA"
+    if complaint:
+        raise SettingsError(f"{PREFIX}{complaint}")
+    credentials = credentials_of(settings)
+    try:
+        if credentials.tls is not None:
+            credentials.tls.context()
+        if credentials.token_file is not None:
+            token_in(credentials.token_file)
+    except CredentialsUnusable as exc:
+        raise SettingsError(f"a file of credentials for Triton cannot be used: {exc}") from exc
+
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
@@ -69,9 +112,7 @@ class Triton:
 
 
 @asynccontextmanager
-async def running_triton(
-    settings: Settings, shutdown: Shutdown, supervisor: Supervisor, admin_port: int
-) -> AsyncIterator[Triton]:
+async def running_triton(settings: Settings, supervisor: Supervisor, admin_port: int) -> AsyncIterator[Triton]:
     """Yields the Triton to call. An embedded Triton runs for the duration of the block.
 
     The embedded Triton sends its spans to the admin port if the gateway receives them. Its models read settings from
@@ -91,7 +132,7 @@ async def running_triton(
     )
     embedded = EmbeddedTriton(options)
     try:
-        await shutdown.unless_requested(embedded.start(_say_progress))
+        await supervisor.unless_requested(embedded.start(lambda progress: say(f"Triton: {progress}")))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
@@ -180,11 +221,11 @@ class Servers:
         """One Triton and its watch. One of several has no shared memory: Tritons elsewhere cannot map it."""
         settings, triton, metrics = self.settings, self.triton, self.metrics
         health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.repairs_triton)
-        observers: list[CallObserver] = [CallMetrics(metrics, "" if is_single else address)]
+        observers: list[CallObserver] = [partial(CountedCall, metrics, "" if is_single else address)]
         if settings.traces_url is not None:
-            observers.append(CallTracing(self.tracer))
+            observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":
-            observers.append(TensorLog())
+            observers.append(LoggedCall)
         common = CallObservers(*observers), health, PacedCancels.shared_by(triton.share.of)
         transport_of = open_transport(
             address,
@@ -193,30 +234,22 @@ class Servers:
             authority=address if address in triton.addresses else triton.addresses[0],
             credentials=credentials_of(settings),
         )
-        async with transport_of as transport, self._shared_memory(transport, is_single=is_single) as shared_memory:
+        async with AsyncExitStack() as stack:
+            transport = await stack.enter_async_context(transport_of)
+            shared_memory = None
+            if is_single and (limit := settings.shared_memory_limit):
+                regions = registry_of(transport)
+                shared_memory = SharedMemory(regions, limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(metrics))
+                stack.push_async_callback(shared_memory.close)
+                await stack.enter_async_context(self.supervisor.running("shared memory", shared_memory.run()))
             engine = TritonEngine(transport, *common, shared_memory)
             engine.on_repeat = metrics.triton_repeats.inc if is_single else None
+            stack.push_async_callback(engine.close)
             watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
             self.health[address] = health
-            try:
-                async with self.supervisor.running(f"watch of Triton at {address}", watch.run()):
-                    yield engine, health, shared_memory
-            finally:
-                await engine.close()
-                del self.health[address]
-
-    @asynccontextmanager
-    async def _shared_memory(self, transport: Transport, *, is_single: bool) -> AsyncIterator[SharedMemory | None]:
-        limit = self.settings.shared_memory_limit
-        if not (limit and is_single):
-            yield None
-            return
-        shared_memory = SharedMemory(
-            registry_of(transport), limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(self.metrics)
-        )
-        async with self.supervisor.running("shared memory", shared_memory.run()):
-            yield shared_memory
-        await shared_memory.close()
+            stack.callback(self.health.pop, address)
+            await stack.enter_async_context(self.supervisor.running(f"watch of Triton at {address}", watch.run()))
+            yield engine, health, shared_memory
 
     def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
         if fault is ModelFault.OPEN:
@@ -234,10 +267,6 @@ class Servers:
             self.metrics.triton_ejections.labels(ejected, states[ejected]).inc()
 
 
-def _say_progress(loading: Loading) -> None:
-    say(f"Triton: {loading}")
-
-
 PORTS = Ports(grpc=8001, http=8000, metrics=8002)
 """Triton's usual ports, on the loopback address."""
 
@@ -247,16 +276,16 @@ async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
 
     Raises EmbeddedTritonError.
     """
-    shutdown = Shutdown()
-    shutdown.listen_to_signals()
+    supervisor = Supervisor()
+    supervisor.listen_to_signals()
     options = EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports, read=served_repository)
     triton = EmbeddedTriton(options)
     try:
         with suppress(ShutdownRequested):
-            await shutdown.unless_requested(triton.start(_say_progress))
+            await supervisor.unless_requested(triton.start(lambda progress: say(f"Triton: {progress}")))
             say(f"Triton is ready: gRPC {triton.grpc_url}, HTTP {triton.http_url}, {triton.metrics_url}")
             watching = asyncio.create_task(triton.watch())
-            await shutdown.requested.wait()
+            await supervisor.requested.wait()
             watching.cancel()
     finally:
         await triton.stop()

@@ -56,7 +56,7 @@ class WatchedCall:
         """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
         if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
             raise refusal
-        self._observed = observer.started(request, method)
+        self._observed = observer(request, method)
         self._calls = health.calls_of(request.model, method)
         self._health = health
         self._timeout_s = timeout_s

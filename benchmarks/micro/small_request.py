@@ -1,6 +1,7 @@
 """The parts of a unary request of four floats, from the bytes of its body to the bytes of its answer."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from app.core.engine import CallObservers
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.grpc.rpc import Metadata
-from app.observability.metrics import CallMetrics, Metrics
+from app.observability.metrics import CountedCall, Metrics
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
@@ -79,7 +80,7 @@ def parts() -> dict[str, Part]:
     answer = message.SerializeToString()
     quick: Any = _AnsweringEngine(response)
     transport: Any = _AnsweringTransport(answer)
-    engine = TritonEngine(transport, CallObservers(CallMetrics(Metrics("0"))))
+    engine = TritonEngine(transport, CallObservers(partial(CountedCall, Metrics("0"), "")))
     deadline = Deadline.after(1e6)
     from_bytes = service_pb2.ModelInferResponse.FromString
     heads = RepeatedHeads()

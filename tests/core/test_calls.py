@@ -16,7 +16,7 @@ class Renaming:
         self.model = model
         self.notices = notices
 
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+    def __call__(self, request: InferenceRequest, method: str) -> ObservedCall:
         self.notices.append(f"{self.model} started {request.model}")
         return _Renamed(replace(request, model=self.model), self.notices)
 
@@ -35,7 +35,7 @@ class _Renamed(ObservedCall):
 
 def test_each_observer_gets_the_previous_observers_request() -> None:
     notices: list[str] = []
-    call = CallObservers(Renaming("a", notices), Renaming("b", notices)).started(REQUEST, "ModelInfer")
+    call = CallObservers(Renaming("a", notices), Renaming("b", notices))(REQUEST, "ModelInfer")
     call.response(InferenceResponse({}))
     call.ended("OK", None)
     assert call.request.model == "b"
@@ -43,7 +43,7 @@ def test_each_observer_gets_the_previous_observers_request() -> None:
 
 
 def test_without_an_observer_the_request_stays_the_same() -> None:
-    call = CallObservers().started(REQUEST, "ModelInfer")
+    call = CallObservers()(REQUEST, "ModelInfer")
     call.response(InferenceResponse({}))
     call.ended("OK", None)
     assert call.request is REQUEST

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from app.launcher import interpreter
+from app.launcher import machine
 from deploy.python_mirror import write_mirror
 
 
@@ -52,7 +52,7 @@ def setup(bootstrap: ModuleType, downloads: Path, tmp_path: Path, monkeypatch: p
     python = tmp_path / "python3.15"
     python.write_text("#!/bin/sh\necho '[[3, 15], null]'\n")
     python.chmod(0o755)
-    monkeypatch.setattr(interpreter, "candidates", lambda *_: [python])
+    monkeypatch.setattr(machine, "candidates", lambda *_: [python])
     make_apt(tmp_path, "", monkeypatch)
     monkeypatch.setattr(bootstrap, "MANAGED_PYTHONS", bootstrap.CACHE / "tmp" / tmp_path.name)
     use(bootstrap, monkeypatch, UV_PYTHON_DOWNLOADS_JSON_URL=str(downloads))
@@ -79,7 +79,7 @@ def test_without_a_fitting_python_one_is_installed(setup: ModuleType, monkeypatc
     assert found.path.is_relative_to(setup.MANAGED_PYTHONS)
     use(setup, monkeypatch, UV_PYTHON_DOWNLOADS="never")
     assert setup.find_models_python() == found
-    assert interpreter.inspect(found.path) == found
+    assert machine.inspect(found.path) == found
 
 
 def test_the_gateway_gets_the_same_python(setup: ModuleType) -> None:
@@ -138,7 +138,7 @@ def test_the_message_has_the_packages_that_this_system_has(
     known: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_apt(tmp_path, known, monkeypatch)
-    message = interpreter.refusal(None)
+    message = machine.refusal(None)
     assert advice in message if advice else "apt-get" not in message
     assert "pyenv install 3.12" in message
 

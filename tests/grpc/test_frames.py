@@ -1,10 +1,13 @@
-"""Frames are decoded correctly, wherever the bytes are split."""
+"""Frames and messages are decoded correctly, wherever the bytes are split."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.grpc.calls import PREFIX_BYTES, MessageReader
+from app.grpc.connection import PREFIX
 from app.grpc.frames import ConnectionFailed, Frame, FrameBuffer, frame_bytes
+from app.grpc.rpc import RpcError
 
 LIMIT = 64
 FRAMES = st.lists(
@@ -34,3 +37,36 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
 def test_a_large_frame_is_rejected_at_its_header() -> None:
     with pytest.raises(ConnectionFailed):
         list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))
+
+
+MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)
+
+
+def framed(message: bytes) -> bytes:
+    return PREFIX.pack(0, len(message)) + message
+
+
+@given(MESSAGES, st.data())
+def test_messages_do_not_depend_on_the_split(messages: list[bytes], data: st.DataObject) -> None:
+    body, reader, found = b"".join(map(framed, messages)), MessageReader(LIMIT), []
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        found += reader.messages(body[start:end])
+    assert found == messages
+    assert reader.is_between_messages
+    assert reader.missing == PREFIX_BYTES
+
+
+def test_the_prefix_gives_the_number_of_missing_bytes() -> None:
+    reader = MessageReader(LIMIT)
+    for piece, missing in ((b"\0\0", 3), (b"\0\0\x0a", 10), (b"", 10), (b"1234", 6)):
+        assert list(reader.messages(piece)) == []
+        assert (reader.missing, reader.is_between_messages) == (missing, False)
+
+
+@pytest.mark.parametrize("prefix", [b"\x01\0\0\0\x01x", b"\0\0\0\0\x41"])
+def test_messages_before_an_invalid_message_are_returned(prefix: bytes) -> None:
+    messages = MessageReader(LIMIT).messages(framed(b"good") + prefix)
+    assert next(messages) == b"good"
+    with pytest.raises(RpcError):
+        next(messages)

@@ -1,12 +1,29 @@
+"""The models' environment, the arguments of one start, and the log of Triton."""
+
+import logging
+import os
+import subprocess
+import tomllib
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.launcher.interpreter import Interpreter
-from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository, every_folder
-from app.launcher.machine import RepositoryUnservable
-from app.launcher.models_venv import ModelEnvironment
+from app import cli
+from app.launcher import launch as launch_module
+from app.launcher.launch import (
+    PACKAGES,
+    EmbeddedOptions,
+    Launch,
+    ModelEnvironment,
+    Ports,
+    ServedRepository,
+    every_folder,
+)
+from app.launcher.machine import EmbeddedTritonError, Interpreter, RepositoryUnservable
+from app.launcher.process import TritonLog
+from deploy.python_mirror import write_mirror
 
 MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))
 
@@ -71,3 +88,253 @@ def test_without_a_reader_every_folder_is_a_model_that_triton_completes(tmp_path
     (tmp_path / "b").mkdir()
     (tmp_path / "a").mkdir()
     assert every_folder(tmp_path) == ServedRepository(tmp_path.resolve(), ("a", "b"), is_complete=False)
+
+
+@pytest.fixture
+def venv(tmp_path, models_venv):
+    """An environment with the models' interpreter and no packages."""
+    python = models_venv / "bin" / "python3"
+    subprocess.run([str(python), "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    return tmp_path / "venv"
+
+
+@pytest.fixture
+def install(venv):
+    """Adds metadata that makes a distribution look installed."""
+
+    def install(name: str, version: str) -> None:
+        (site_packages,) = venv.glob("lib/python3.*/site-packages")
+        folder = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    return install
+
+
+def test_the_environment_of_the_models_is_usable(models_venv):
+    environment = ModelEnvironment.of(models_venv)
+    assert environment.executable.is_file()
+    assert environment.python.runs_models
+
+
+def test_the_backend_is_linked_with_the_matching_stub(models_venv, tmp_path):
+    ModelEnvironment.of(models_venv).link_backends(tmp_path / "backends")
+    linked = {each.name: each.resolve() for each in (tmp_path / "backends" / "python").iterdir()}
+    assert {"libtriton_python.so", "triton_python_backend_utils.py", "triton_python_backend_stub"} <= linked.keys()
+    assert all(each.is_file() for each in linked.values())
+
+
+@pytest.mark.parametrize(
+    ("installed", "text"),
+    [
+        ({"nvidia-pytriton": "0.7.0", "numpy": "2.1.3"}, r"numpy 2\.1\.3.*corrupts.*numpy<2"),
+        ({"numpy": "1.26.4"}, "does not hold the wheel"),
+        ({}, "has no numpy, and it does not hold the wheel"),
+    ],
+    ids=["numpy 2", "no wheel", "nothing"],
+)
+def test_an_incomplete_environment_is_an_error_with_its_remedy(venv, install, installed, text):
+    for name, version in installed.items():
+        install(name, version)
+    with pytest.raises(EmbeddedTritonError, match=text) as caught:
+        ModelEnvironment.of(venv)
+    assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)
+
+
+def test_the_error_for_a_missing_environment_has_a_remedy(tmp_path):
+    with pytest.raises(EmbeddedTritonError, match=r"make run.*pip install '\.\[embedded\]'"):
+        ModelEnvironment.of(tmp_path)
+
+
+def test_a_python_without_a_stub_in_the_wheel_is_an_error(tmp_path):
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho '[[3, 13], \"/usr/lib\"]'\n")
+    python.chmod(0o755)
+    with pytest.raises(EmbeddedTritonError, match=r"3\.10 to 3\.12"):
+        ModelEnvironment.of(tmp_path)
+
+
+def test_packages_match_the_extra_and_the_lock(pytestconfig):
+    extra = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wheel = extra["embedded"][0].partition(";")[0]
+    assert f"'{wheel}'" in PACKAGES
+    assert {wheel, "numpy<2"} <= set((pytestconfig.rootpath / "requirements" / "triton.in").read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def mirror(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mirror(models_venv / "bin" / "python3", tmp_path_factory.mktemp("mirror"))
+
+
+@pytest.fixture
+def machine(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine without a Python for the models."""
+    for name, version in (("numpy", "1.26.4"), ("nvidia-pytriton", "0.7.0"), ("pip", "25.0")):
+        write_wheel(tmp_path / "wheels", name, version)
+    variables = {
+        "UV_PYTHON_DOWNLOADS_JSON_URL": str(mirror),
+        "UV_PYTHON_INSTALL_DIR": str(tmp_path / "pythons"),
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+        "UV_DEFAULT_INDEX": (tmp_path / "empty index").as_uri(),
+        "UV_FIND_LINKS": str(tmp_path / "wheels"),
+        "GATEWAY_EMBEDDED_VENV": "models-environment",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)  # keeps pytest's logging
+    monkeypatch.setattr(launch_module, "candidates", lambda *_: [Path("/nonexistent")])
+    monkeypatch.setattr(launch_module.Interpreter, "runs_models", property(lambda each: tmp_path in each.path.parents))
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    folder.mkdir(exist_ok=True)
+    stem = f"{name.replace('-', '_')}-{version}"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+@pytest.mark.usefixtures("machine")
+def test_init_creates_the_environment_with_a_python_that_uv_installs(tmp_path: Path) -> None:
+    assert cli.main(["init", "models"]) == 0
+    made = ModelEnvironment.of(tmp_path / "models-environment")
+    assert made.python.version in {(3, 11), (3, 12)}
+    assert made.python.path.resolve().is_relative_to(tmp_path / "pythons")
+
+
+def test_a_forbidden_download_is_one_message(
+    machine: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine.setenv("UV_PYTHON_DOWNLOADS", "never")
+    assert cli.main(["init", "models"]) == 2
+    message = capfd.readouterr().err
+    assert "No Python on this machine can run the models: they need Python 3.10 to 3.12" in message
+    assert "Python downloads are set to 'never'" in message
+    assert not (tmp_path / "models-environment").exists()
+    assert (tmp_path / "models" / "gateway.yaml").exists()
+
+
+def test_an_incomplete_environment_is_removed(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wheels" / "numpy-1.26.4-py3-none-any.whl").unlink()
+    with pytest.raises(EmbeddedTritonError, match="numpy"):
+        launch_module.create_environment(tmp_path / "models-environment")
+    assert not (tmp_path / "models-environment").exists()
+
+
+def test_a_gateway_that_can_run_models_needs_no_other_environment(models_venv: Path) -> None:
+    assert not launch_module.needs_environment(models_venv)
+
+
+def test_a_gateway_without_uv_cannot_create_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert launch_module.needs_environment(tmp_path)
+    monkeypatch.setattr(launch_module.sysconfig, "get_path", lambda _: os.devnull)
+    assert not launch_module.needs_environment(tmp_path)
+
+
+LOADED = b"""I1120 13:55:39.635715 7662 model_lifecycle.cc:839] "successfully loaded 'ident'"\n"""
+FAILED = (
+    b"""E1120 13:55:49.076815 7740 model_lifecycle.cc:642] "failed to load 'bad' version 1: """
+    b"""Internal: ValueError: weights are missing\\n\\nAt:\\n  /models/bad/1/model.py(5): initialize\\n"\n"""
+)
+NOT_POLLED = (
+    b"""E1120 13:55:49.076815 7740 model_repository_manager.cc:1460] """
+    b""""Poll failed for model directory 'broken': ensemble input 'X' for ensemble X' is not used"\n"""
+)
+NOISE = b"""E1120 13:55:48.693759 7740 server.cc:241] "CudaDriverHelper has not been initialized."\n"""
+IN_USE = b"""E1120 13:55:48.693759 7740 main.cc:244] "failed to start GRPC service: Unavailable - already in use"\n"""
+
+
+def log_of(*pieces):
+    log = TritonLog()
+    for piece in pieces:
+        log.feed(piece)
+    return log
+
+
+def test_loaded_models_are_found_in_split_output():
+    assert log_of(LOADED[:30], LOADED[30:] + LOADED[:7]).loaded == ["ident"]
+
+
+def test_failed_models_are_the_explanation():
+    explanation = log_of(NOISE, FAILED, NOT_POLLED, IN_USE).explanation()
+    assert explanation.startswith("model 'bad': Internal: ValueError: weights are missing\n\nAt:")
+    assert explanation.endswith("model 'broken': ensemble input 'X' for ensemble X' is not used")
+
+
+def test_harmless_errors_are_not_in_the_explanation():
+    assert log_of(NOISE, LOADED, IN_USE).explanation() == IN_USE.decode().strip()
+
+
+def test_without_errors_the_last_lines_are_the_explanation():
+    assert log_of(LOADED).explanation() == LOADED.decode().strip()
+    assert log_of().explanation() == "it wrote no log"
+
+
+def test_errors_are_logged_as_errors_and_other_lines_as_debug(caplog):
+    caplog.set_level(logging.DEBUG)
+    log_of(NOISE, LOADED, FAILED)
+    assert [(each.levelname, "weights" in each.message) for each in caplog.records] == [
+        ("DEBUG", False),
+        ("ERROR", True),
+    ]
+
+
+def test_an_endless_line_is_cut(caplog):
+    caplog.set_level(logging.DEBUG)
+    log = TritonLog()
+    for _ in range(64):
+        log.feed(b"x" * 1024)
+    assert 0 < len(log.explanation()) < 128 * 1024
+    assert max(len(each.message) for each in caplog.records) < 17 * 1024
+
+
+CRASH = (
+    b"malloc(): unaligned fastbin chunk detected\nSignal (6) received.\n 0# 0x000055D0 in tritonserver\n"
+    b"terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n"
+)
+
+
+def test_a_crash_is_logged_although_its_lines_have_no_prefix(caplog):
+    caplog.set_level(logging.DEBUG)
+    log = log_of(LOADED, CRASH)
+    assert log.death == "malloc(): unaligned fastbin chunk detected"
+    assert [each.levelname for each in caplog.records] == ["DEBUG", "ERROR", "ERROR", "WARNING", "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "free(): invalid pointer",
+        "double free or corruption (fasttop)",
+        "corrupted size vs. prev_size",
+        "corrupted double-linked list",
+        "*** stack smashing detected ***: terminated",
+        "Fatal glibc error: pthread_mutex_lock.c:450 (__pthread_mutex_lock_full): assertion failed: e != ESRCH",
+        "tritonserver: pthread_mutex_lock.c:81: __pthread_mutex_lock: Assertion `mutex->__data.__owner == 0' failed.",
+        "terminate called without an active exception",
+        "pure virtual method called",
+        "Signal (11) received.",
+    ],
+)
+def test_these_lines_announce_a_crash(line):
+    assert log_of(f"{line}\n".encode()).death == line
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (b"a model's own words\n", ["WARNING"]),
+        (b"Signal (15) received.\n", ["DEBUG"]),
+        (b"I1120 13:55:39.635715 7662 server.cc:674] \n+----+\n| Model |\n+----+\n\n", ["DEBUG"] * 4),
+        (NOISE + b'E1120 13:55:48.693759 7740 a.cc:1] "broken"\nwords\n', ["ERROR", "WARNING"]),
+    ],
+    ids=["model", "stop", "table", "after an error"],
+)
+def test_other_lines_without_prefix_announce_nothing(caplog, text, levels):
+    caplog.set_level(logging.DEBUG)
+    assert log_of(text).death == ""
+    assert [each.levelname for each in caplog.records] == levels

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from app.launcher.launch import EmbeddedOptions, Launch, Ports
-from app.launcher.models_venv import ModelEnvironment
 from app.launcher.process import GuardedTriton
 from app.triton.connect import open_transport
 from app.triton.repository import served_repository
@@ -70,12 +69,8 @@ async def test_triton_starts_with_the_sidecars_arguments(
 ) -> None:
     require(shutil.which("curl"), "curl, which the probe of the sidecar runs, is not installed")
     container = triton_container(render(CHART / "ci" / "cpu-demo-values.yaml"))
-    prepared = Launch.prepare(
-        EmbeddedOptions(repository_with_a_broken_model, models_venv),
-        Ports.free(),
-        served_repository(repository_with_a_broken_model),
-        ModelEnvironment.of(models_venv),
-    )
+    options = EmbeddedOptions(repository_with_a_broken_model, models_venv, read=served_repository)
+    prepared = Launch.prepare(options, Ports.free())
     launch = SidecarLaunch(**vars(prepared), container=container)
     triton = await GuardedTriton.start(launch)
     try:

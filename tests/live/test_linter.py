@@ -14,7 +14,6 @@ from tritonclient.utils import InferenceServerException
 
 from app.cli import main
 from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
-from app.launcher.models_venv import ModelEnvironment
 from app.launcher.process import GuardedTriton
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S, GatewayProcess, running_triton
@@ -69,11 +68,15 @@ def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
     """Returns the models that a Triton loads from a repository, and its log."""
 
     async def outcomes(repository: Path, *, completes: bool = False) -> tuple[set[str], str]:
-        served = ServedRepository(repository, (), is_complete=not completes)
-        options = EmbeddedOptions(repository, models_venv, exit_timeout_s=EXIT_S, arguments=("--exit-on-error=false",))
-        environment = ModelEnvironment.of(models_venv)
+        options = EmbeddedOptions(
+            repository,
+            models_venv,
+            exit_timeout_s=EXIT_S,
+            arguments=("--exit-on-error=false",),
+            read=lambda path: ServedRepository(path, (), is_complete=not completes),
+        )
         with caplog.at_level(logging.DEBUG, "app.launcher.process"):
-            triton = await GuardedTriton.start(Launch.prepare(options, Ports.free(), served, environment))
+            triton = await GuardedTriton.start(Launch.prepare(options, Ports.free()))
             async with asyncio.timeout(START_S):
                 while not triton.has_ended and STARTED not in caplog.text:
                     await asyncio.sleep(0.1)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher.models_venv import ModelEnvironment
+from app.launcher.launch import ModelEnvironment
 from app.shared_memory.regions import PREFIX
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container

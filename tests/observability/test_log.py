@@ -1,16 +1,23 @@
-"""Every log line on standard error is one JSON object."""
+"""The log on standard error: its lines are JSON objects or text, and never block their writer."""
 
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from select import PIPE_BUF
 
 import pytest
 from prometheus_client import generate_latest
 
-from app.observability.log import JsonFormatter, LineHandler, LineWriter, TextFormatter, formatter_of
+from app.core.inference import InferenceRequest
+from app.observability.log import JsonFormatter, LineWriter, LoggedCall, StructuredLogger, TextFormatter, formatter_of
 from app.observability.metrics import Metrics
+from tests.toolkit.models import response, tensor
 
 SCRIPT = """
 import logging, sys
@@ -53,7 +60,7 @@ def test_the_lines_of_a_worker_have_its_number() -> None:
 
 def test_dropped_lines_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, descriptor = os.pipe()
-    handler = LineHandler(LineWriter(descriptor, max_waiting_bytes=0))
+    handler = LineWriter(descriptor, max_waiting_bytes=0)
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     logging.getLogger("some.where").error("no room")
     metrics = Metrics("1.2.3")
@@ -110,3 +117,281 @@ def test_the_format_is_text_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
     assert type(formatter_of(style, None)) is formatter
+
+
+WITHOUT_RECORD = """
+import logging, sys
+from app.observability.log import configure_logging
+from app.observability.metrics import Metrics
+from app.observability.record import RequestRecord
+
+def no_record(*given, **named):
+    raise AssertionError("a LogRecord was made")
+
+configure_logging("info", "json", {"worker": int(number) for number in sys.argv[1:]})
+logging.setLogRecordFactory(no_record)
+RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200).close(Metrics("1.2.3"))
+"""
+FIELDS = {"request_id": "rid", "status": 200, "duration_ms": 1.25, "detail": "\u00e9\n\u2028", "triton_code": None}
+_numbers = count()
+
+
+@pytest.fixture
+def name() -> str:
+    """A separate logger for each test."""
+    return f"structured{next(_numbers)}"
+
+
+def json_log(monkeypatch: pytest.MonkeyPatch) -> tuple[LineWriter, list[bytes]]:
+    """Replaces the handlers of the root logger. Returns the new handler and the list of its lines."""
+    handler, lines = LineWriter(2), list[bytes]()
+    handler.setFormatter(JsonFormatter())
+    monkeypatch.setattr(handler, "write", lines.append)
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    monkeypatch.setattr(logging.root, "level", logging.INFO)
+    return handler, lines
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
+    """Every record that ``logging`` handles."""
+    handled: list[logging.LogRecord] = []
+    handle = logging.Logger.handle
+
+    def noted(logger: logging.Logger, record: logging.LogRecord) -> None:
+        handled.append(record)
+        handle(logger, record)
+
+    monkeypatch.setattr(logging.Logger, "handle", noted)
+    return handled
+
+
+def without_time(line: bytes) -> bytes:
+    text, replaced = re.subn(rb'"time":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?\+00:00"', b'"time":""', line)
+    assert replaced == 1
+    return text
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+@pytest.mark.parametrize("fields", [FIELDS, {}, {"detail": "\ud800", "number": 1 << 70}])
+def test_a_line_is_the_same_with_and_without_a_record(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    records: list[logging.LogRecord],
+    level: int,
+    fields: dict[str, object],
+) -> None:
+    _, written = json_log(monkeypatch)
+    StructuredLogger(name).log(level, "request", fields)
+    assert records == []
+    logging.getLogger(name).log(level, "request", extra=fields)
+    assert len(records) == 1
+    direct, through_logging = map(without_time, written)
+    assert direct == through_logging
+    assert json.loads(direct) == {"time": "", "level": logging.getLevelName(level), "logger": name} | {
+        "message": "request",
+        **fields,
+    }
+
+
+def test_the_logger_tells_which_levels_are_enabled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    json_log(monkeypatch)
+    log = StructuredLogger(name)
+    assert (log.is_enabled_for(logging.DEBUG), log.is_enabled_for(logging.INFO)) == (False, True)
+
+
+class Seen(logging.Handler):
+    """A handler of another library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize(
+    "place", [lambda name: logging.root, logging.getLogger, lambda name: logging.getLogger("above")]
+)
+def test_another_handler_gets_the_record_once(
+    name: str, monkeypatch: pytest.MonkeyPatch, place: Callable[[str], logging.Logger]
+) -> None:
+    _, written = json_log(monkeypatch)
+    log, seen = StructuredLogger(f"above.{name}"), Seen()
+    logger = place(f"above.{name}")
+    logger.addHandler(seen)
+    log.log(logging.INFO, "request", FIELDS)
+    logger.removeHandler(seen)
+    (record,) = seen.records
+    assert vars(record)["request_id"] == "rid"
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize("of_handler", [True, False])
+def test_filters_are_applied(name: str, monkeypatch: pytest.MonkeyPatch, of_handler: bool) -> None:
+    handler, written = json_log(monkeypatch)
+    filtered = handler if of_handler else logging.getLogger(name)
+    filtered.addFilter(lambda record: record.getMessage() != "request")
+    StructuredLogger(name).log(logging.INFO, "request", FIELDS)
+    assert written == []
+
+
+def test_another_formatter_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, written = json_log(monkeypatch)
+    handler.setFormatter(logging.Formatter("%(levelname)-7s %(name)s: %(message)s"))
+    StructuredLogger(name).log(logging.INFO, "request", FIELDS)
+    assert written == [f"INFO    {name}: request\n".encode()]
+
+
+def test_a_request_is_logged_without_a_record() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_RECORD, "3"], capture_output=True, text=True, check=True)
+    line = json.loads(run.stderr)
+    assert (line["logger"], line["request_id"], line["worker"]) == ("triton_gateway.request", "rid", 3)
+
+
+PIPE_BYTES = 64 * 1024
+"""The capacity of a pipe without a reader. Less fits while its first page is partly read."""
+
+
+def read_all(descriptor: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += os.read(descriptor, 65536)
+    return data
+
+
+def test_lines_arrive_complete_and_in_order() -> None:
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end)
+    lines = [b"%d\n" % n for n in range(5000)]
+    for line in lines:
+        writer.write(line)
+    assert read_all(reader, sum(map(len, lines))) == b"".join(lines)
+    assert writer.dropped == 0
+
+
+def test_a_blocked_pipe_does_not_block_the_writer() -> None:
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end, max_waiting_bytes=100_000)
+    line = b"x" * 999 + b"\n"
+    for _ in range(1000):
+        writer.write(line)
+    assert writer.dropped > 0
+    kept = 1000 - writer.dropped
+    assert kept * 1000 <= 100_000 + PIPE_BYTES
+    assert read_all(reader, kept * 1000) == line * kept
+    writer.flush(20)
+    writer.write(b"next\n")
+    assert read_all(reader, 5) == b"next\n"
+
+
+def test_lines_of_several_threads_are_not_mixed() -> None:
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end)
+
+    def write(letter: bytes) -> None:
+        for _ in range(500):
+            writer.write(letter * 50 + b"\n")
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    lines = read_all(reader, 3 * 500 * 51).splitlines()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(lines)) == [b"a" * 50, b"b" * 50, b"c" * 50]
+
+
+def test_the_thread_goes_on_after_any_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception other than OSError ended the thread, and no line was written any more."""
+    reader, writer_end = os.pipe()
+    failing, write = [MemoryError(), ValueError()], os.write
+
+    def write_or_fail(descriptor: int, data: memoryview) -> int:
+        if descriptor == writer_end and failing:
+            raise failing.pop()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_or_fail)
+    writer = LineWriter(writer_end)
+    for dropped in (1, 2):
+        writer.write(b"lost\n")
+        writer.flush(20)
+        assert writer.dropped == dropped
+    writer.write(b"next\n")
+    writer.flush(20)
+    assert (writer.dropped, os.read(reader, 100)) == (2, b"next\n")
+
+
+def test_a_thread_that_cannot_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes holds for threads too."""
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "_start_new_thread", _no_thread)
+        writer.write(b"first\n")
+    writer.write(b"second\n")
+    writer.flush(20)
+    assert os.read(reader, 100) == b"first\nsecond\n"
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_closed_descriptor_drops_lines_without_an_error() -> None:
+    reader, writer_end = os.pipe()
+    os.close(reader)
+    writer = LineWriter(writer_end)
+    writer.write(b"lost\n")
+    writer.flush(20)
+    assert writer.dropped == 1
+
+
+WRITE_TO_STANDARD_ERROR = """
+import sys
+from app.observability.log import LineWriter
+letter = sys.argv[1].encode()
+writer = LineWriter(2)
+for n in range(2000):
+    writer.write(letter * (n % 999) + b"\\n")
+writer.flush(20)
+"""
+
+
+def test_lines_of_several_processes_are_not_mixed() -> None:
+    """All lines together are larger than the kernel's limit for atomic writes to a pipe."""
+    reader, writer_end = os.pipe()
+    letters = b"ab"
+    command = [sys.executable, "-c", WRITE_TO_STANDARD_ERROR]
+    processes = [subprocess.Popen([*command, chr(letter)], stderr=writer_end) for letter in letters]
+    expected = [bytes([letter]) * (n % 999) for letter in letters for n in range(2000)]
+    lines = read_all(reader, sum(len(line) + 1 for line in expected)).splitlines()
+    assert [process.wait(20) for process in processes] == [0, 0]
+    assert sorted(lines) == sorted(expected)
+
+
+def test_a_line_longer_than_a_write_is_written() -> None:
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end)
+    lines = b"short\n" + b"x" * 2 * PIPE_BUF + b"\nshort\nshort\n"
+    writer.write(lines)
+    assert read_all(reader, len(lines)) == lines
+
+
+RESPONSE = response(tensor("Y", "FP32", [41.5, 42.5]), tensor("T", "BYTES", [b"secret"]))
+CALLED = InferenceRequest("m", (), request_id="rid")
+
+
+def test_each_response_is_logged_as_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "triton_gateway.tensors"):
+        stream = LoggedCall(CALLED, "ModelStreamInfer")
+        stream.response(RESPONSE)
+        stream.response(RESPONSE)
+        LoggedCall(CALLED, "ModelInfer").response(RESPONSE)
+    lines = [vars(record) for record in caplog.records]
+    assert [line["response"] for line in lines] == [1, 2, 1]
+    assert {line["tensors"] for line in lines} == {"Y:FP32[2] T:BYTES[1]"}
+    assert {line["triton_request_id"] for line in lines} == {"rid"}
+    assert "secret" not in repr(lines)

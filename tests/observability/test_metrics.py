@@ -5,18 +5,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.errors import Outcome
 from app.core.inference import InferenceRequest
-from app.observability.metrics import CallMetrics, Metrics
+from app.observability.metrics import CountedCall, Metrics
 
 
 def test_gateways_do_not_share_counters() -> None:
     first, second = Metrics("1"), Metrics("1")
-    first.count_triton_call("m", "OK")
+    first.calls_of("m", "OK").inc()
     assert second.registry.get_sample_value("triton_gateway_triton_calls_total", {"model": "m", "code": "OK"}) is None
 
 
 def test_a_call_is_counted_by_model_and_code() -> None:
     metrics = Metrics("1")
-    CallMetrics(metrics).started(InferenceRequest("m", ()), "ModelInfer").ended("CANCELLED", None)
+    CountedCall(metrics, "", InferenceRequest("m", ()), "ModelInfer").ended("CANCELLED", None)
     labels = {"model": "m", "code": "CANCELLED"}
     assert metrics.registry.get_sample_value("triton_gateway_triton_calls_total", labels) == 1.0
 

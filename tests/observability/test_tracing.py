@@ -17,13 +17,13 @@ from app.core.trace import TraceContext
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord
 from app.observability.tracing import (
-    CallTracing,
     SpanKind,
     Tracer,
     end_request_span,
     end_stream_span,
     open_tracer,
     trace_of,
+    traced_call,
 )
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.models import refusal
@@ -178,7 +178,7 @@ async def test_the_callers_tracestate_is_passed_on(tracer: Tracer) -> None:
 
 async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, collector: Collector) -> None:
     request = InferenceRequest("m", (), trace=CALLER)
-    call = CallTracing(tracer).started(request, "ModelInfer")
+    call = traced_call(tracer, request, "ModelInfer")
     call.ended("OK", None)
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.kind, seen.parent_id) == ("ModelInfer m", 3, CALLER.span_id)
@@ -193,7 +193,7 @@ async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, 
 
 
 async def test_a_failed_call_names_its_code_and_never_its_message(tracer: Tracer, collector: Collector) -> None:
-    call = CallTracing(tracer).started(InferenceRequest("m", (), trace=CALLER), "ModelInfer")
+    call = traced_call(tracer, InferenceRequest("m", (), trace=CALLER), "ModelInfer")
     call.ended("INVALID_ARGUMENT", refusal("user text", "INVALID_ARGUMENT"))
     (seen,) = await sent(tracer, collector)
     assert (seen.is_error, seen.attributes["rpc.response.status_code"]) == (True, "INVALID_ARGUMENT")
@@ -201,7 +201,7 @@ async def test_a_failed_call_names_its_code_and_never_its_message(tracer: Tracer
 
 
 async def test_a_cancelled_call_is_not_an_error(tracer: Tracer, collector: Collector) -> None:
-    CallTracing(tracer).started(InferenceRequest("m", (), trace=CALLER), "ModelStreamInfer").ended("CANCELLED", None)
+    traced_call(tracer, InferenceRequest("m", (), trace=CALLER), "ModelStreamInfer").ended("CANCELLED", None)
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.is_error) == ("ModelStreamInfer m", False)
     assert seen.attributes["rpc.response.status_code"] == "CANCELLED"
@@ -209,7 +209,7 @@ async def test_a_cancelled_call_is_not_an_error(tracer: Tracer, collector: Colle
 
 async def test_calls_of_the_gateway_itself_start_no_trace(tracer: Tracer, collector: Collector) -> None:
     request = InferenceRequest("m", ())
-    call = CallTracing(tracer).started(request, "ModelInfer")
+    call = traced_call(tracer, request, "ModelInfer")
     call.ended("OK", None)
     assert call.request is request
     assert await sent(tracer, collector) == []

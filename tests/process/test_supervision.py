@@ -1,11 +1,15 @@
-"""A background task that ends unexpectedly is logged and ends the process; a stopped task does not."""
+"""Background tasks, signals, and work that a signal cancels."""
 
 import asyncio
 import logging
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from app.process.supervision import BackgroundTaskFailed, Supervisor
+from app.process.supervision import BackgroundTaskFailed, ShutdownRequested, Supervisor
 
 
 async def forever() -> None:
@@ -20,30 +24,21 @@ async def returning() -> None:
     pass
 
 
-class Failures:
-    count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
 async def test_a_task_runs_for_the_duration_of_its_block() -> None:
-    failures = Failures()
-    supervisor = Supervisor(failures)
+    supervisor = Supervisor()
     async with supervisor.running("watch", forever()):
         (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "watch")
         assert not task.done()
     assert task.cancelled()
-    assert failures.count == 0
+    assert not supervisor.requested.is_set()
     supervisor.raise_if_failed()
 
 
 async def test_a_task_that_raises_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    failures = Failures()
-    supervisor = Supervisor(failures)
+    supervisor = Supervisor()
     async with supervisor.running("watch", failing()):
         await asyncio.sleep(0.01)
-        assert failures.count == 1
+        assert supervisor.requested.is_set()
     (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
     assert "'watch' ended unexpectedly" in record.getMessage()
     assert record.exc_info
@@ -53,33 +48,30 @@ async def test_a_task_that_raises_is_logged_with_its_traceback(caplog: pytest.Lo
 
 
 async def test_a_task_that_returns_too_early_is_a_failure() -> None:
-    failures = Failures()
-    supervisor = Supervisor(failures)
+    supervisor = Supervisor()
     async with supervisor.running("server", returning()):
         await asyncio.sleep(0.01)
-    assert failures.count == 1
+    assert supervisor.requested.is_set()
     with pytest.raises(BackgroundTaskFailed):
         supervisor.raise_if_failed()
 
 
 async def test_only_the_first_failure_is_reported() -> None:
-    failures = Failures()
-    supervisor = Supervisor(failures)
+    supervisor = Supervisor()
     async with supervisor.running("one", failing()), supervisor.running("two", failing()):
         await asyncio.sleep(0.01)
-    assert failures.count == 1
+    assert (supervisor.requested.is_set(), supervisor.hurried.is_set()) == (True, False)
 
 
 async def test_a_task_can_be_stopped_with_a_function() -> None:
-    stop, failures = asyncio.Event(), Failures()
-    supervisor = Supervisor(failures)
+    stop, supervisor = asyncio.Event(), Supervisor()
 
     async def until_stopped() -> None:
         await stop.wait()
 
     async with supervisor.running("server", until_stopped(), stop=stop.set):
         pass
-    assert failures.count == 0
+    assert not supervisor.requested.is_set()
 
 
 async def test_an_error_while_a_task_stops_is_a_failure() -> None:
@@ -89,7 +81,7 @@ async def test_an_error_while_a_task_stops_is_a_failure() -> None:
         finally:
             raise ZeroDivisionError
 
-    supervisor = Supervisor(Failures())
+    supervisor = Supervisor()
     async with supervisor.running("watch", failing_at_the_end()):
         await asyncio.sleep(0)
     with pytest.raises(BackgroundTaskFailed):
@@ -105,7 +97,7 @@ async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
             raise
 
     async def outer() -> None:
-        async with Supervisor(Failures()).running("watch", slow_to_stop()):
+        async with Supervisor().running("watch", slow_to_stop()):
             await asyncio.sleep(0.01)
 
     task = asyncio.create_task(outer())
@@ -113,3 +105,63 @@ async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_the_second_signal_skips_the_drain(number: signal.Signals) -> None:
+    supervisor = Supervisor()
+    supervisor.listen_to_signals()
+    try:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(supervisor.requested.wait(), 10)
+        assert not supervisor.hurried.is_set()
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(supervisor.hurried.wait(), 10)
+    finally:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(each)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """For example, nohup ignores SIGHUP."""
+    script = (
+        "import asyncio, os, signal\n"
+        "from app.process.supervision import Supervisor\n"
+        "async def main():\n"
+        "    supervisor = Supervisor(); supervisor.listen_to_signals()\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); await asyncio.sleep(0.05)\n"
+        "    assert not supervisor.requested.is_set()\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+async def test_work_without_a_signal_returns_its_result() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await Supervisor().unless_requested(work()) == 7
+
+
+async def test_a_signal_cancels_the_work() -> None:
+    supervisor = Supervisor()
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    asyncio.get_running_loop().call_later(0.01, supervisor.request)
+    with pytest.raises(ShutdownRequested):
+        await supervisor.unless_requested(work())
+    assert cancelled.is_set()
+
+
+async def test_an_exception_of_the_work_propagates() -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Supervisor().unless_requested(work())

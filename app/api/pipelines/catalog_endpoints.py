@@ -26,7 +26,7 @@ from app.core.json import TEXT
 from app.core.model import ModelConfig
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding, Severity, checks
-from app.observability.statistics import Statistics, no_requests
+from app.observability.metrics import Statistics, no_requests
 from app.pipelines.examples import Filled, body_of, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd
 from app.pipelines.inputs import InputField

@@ -1,5 +1,5 @@
 """Several processes of one gateway on one port: replicas within a pod, which share nothing but their numbers.
 
 Begin with `parent.py`, which starts and replaces them. `worker.py` is what a worker adds to the start of an ordinary
-gateway, and `board.py` adds up their metrics.
+gateway: its state, and its part of the metrics.
 """

@@ -12,7 +12,6 @@ import sys
 from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,12 +19,10 @@ from prometheus_client import Counter
 
 from app.core.aio import Backoff
 from app.core.share import Share
-from app.process.listening import GRACE_S, reserved
-from app.process.shutdown import LAST_BYTES_S, Shutdown, first_of
-from app.process.supervision import Supervisor
+from app.process.listening import GRACE_S, LAST_BYTES_S, reserved
+from app.process.supervision import Supervisor, first_of
 from app.process.tritons import Triton, running_triton
-from app.process.workers.board import Board
-from app.process.workers.worker import BEAT_S, STATES, Worker, restart_by_parent, turn_of
+from app.process.workers.worker import BEAT_S, STATES, Board, Worker, restart_by_parent
 from app.settings import PREFIX, Settings, SettingsError
 
 COMMAND = (sys.executable, "-m", "app.process.workers.worker")
@@ -48,7 +45,7 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _log = logging.getLogger(__name__)
 
 
-async def run_workers(settings: Settings, shutdown: Shutdown, supervisor: Supervisor, stack: AsyncExitStack) -> None:
+async def run_workers(settings: Settings, supervisor: Supervisor, stack: AsyncExitStack) -> None:
     """Serves with several processes until a signal arrives, then drains them. Names what needs one process.
 
     Raises SettingsError, ListeningPortTaken or EmbeddedTritonError, and SystemExit with the status of a worker that
@@ -62,25 +59,25 @@ async def run_workers(settings: Settings, shutdown: Shutdown, supervisor: Superv
     folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-"))
     port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
     admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
-    triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+    triton = await stack.enter_async_context(running_triton(settings, supervisor, admin_port))
     if (restart := triton.restart) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: asyncio.ensure_future(restart()))
     own = settings.model_copy(update={"port": port, "admin_port": admin_port})
-    pool = WorkerPool(own, triton, shutdown, Board(Path(folder), settings.workers))
+    pool = WorkerPool(own, triton, supervisor, Board(Path(folder), settings.workers))
     await stack.enter_async_context(supervisor.running("workers", pool.run()))
-    await shutdown.requested.wait()
+    await supervisor.requested.wait()
     await pool.drain()
     if pool.failed_status:
         raise SystemExit(pool.failed_status)
 
 
 class WorkerPool:
-    """``settings``: of the gateway, with its real ports. ``shutdown``: is requested if no worker can start."""
+    """``settings``: of the gateway, with its real ports. Requests the shutdown if no worker can start."""
 
-    def __init__(self, settings: Settings, triton: Triton, shutdown: Shutdown, board: Board) -> None:
+    def __init__(self, settings: Settings, triton: Triton, supervisor: Supervisor, board: Board) -> None:
         self._settings = settings
         self._triton = triton
-        self._shutdown = shutdown
+        self._supervisor = supervisor
         self._board = board
         board.keep_metrics(0)
         self._deaths = Counter("triton_gateway_worker_deaths", "", registry=None)
@@ -111,8 +108,8 @@ class WorkerPool:
         """Drains every worker, and returns when all have ended, or should have ended. A second signal hurries them."""
         drain_s = self._settings.shutdown_delay_s + self._settings.drain_s
         self._signal(signal.SIGTERM)
-        await first_of(self._ended(), self._shutdown.hurried.wait(), timeout_s=drain_s + END_S)
-        if self._shutdown.hurried.is_set():
+        await first_of(self._ended(), self._supervisor.hurried.wait(), timeout_s=drain_s + END_S)
+        if self._supervisor.hurried.is_set():
             self._signal(signal.SIGTERM)
             await first_of(self._ended(), timeout_s=END_S)
         if self._running:
@@ -125,15 +122,15 @@ class WorkerPool:
     async def _keep(self, number: int) -> None:
         """Starts a worker, and again when it ends, with a delay that grows unless it ran for long."""
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, forgiven_s=STABLE_S)
-        while not self._shutdown.requested.is_set():
+        while not self._supervisor.requested.is_set():
             try:
                 status = await self._run_worker(number)
             except OSError as exc:
                 status = 1
                 _log.error("worker %d cannot be started: %s", number, exc.strerror)
-            if not (self._has_served or self._shutdown.requested.is_set()):
+            if not (self._has_served or self._supervisor.requested.is_set()):
                 self.failed_status = max(status, 1)
-                self._shutdown.request()
+                self._supervisor.request()
             await asyncio.sleep(backoff.fail())
 
     async def _run_worker(self, number: int) -> int:
@@ -144,7 +141,7 @@ class WorkerPool:
         share, restart = Share(number, self._settings.workers), self._triton.restart and restart_by_parent
         worker = Worker(
             settings_of_worker(self._settings, share),
-            replace(self._triton, restart=restart, share=share, turn=partial(turn_of, self._board)),
+            replace(self._triton, restart=restart, share=share, turn=self._board.turn),
             self._board,
             parent=os.getpid(),
             announces=number == 1 and not self._has_served,
@@ -154,7 +151,7 @@ class WorkerPool:
             file.seek(0)
             process = await asyncio.create_subprocess_exec(*COMMAND, stdin=file, start_new_session=True)
         self._running[number] = process
-        if self._shutdown.requested.is_set():
+        if self._supervisor.requested.is_set():
             process.terminate()
         statuses, beats, silence_s = self._board.statuses, 0, 0.0
         ended = asyncio.create_task(process.wait())
@@ -168,7 +165,7 @@ class WorkerPool:
         del self._running[number]
         self._has_served |= any(status.state for status in statuses)
         self._board.clear(number)
-        if not self._shutdown.requested.is_set():
+        if not self._supervisor.requested.is_set():
             self._deaths.inc()
             text = "worker %d ended with status %d and is replaced"
             _log.error(text, number, ended.result(), extra={"pid": process.pid})

@@ -13,9 +13,8 @@ from prometheus_client import generate_latest, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.errors import Outcome
-from app.observability.metrics import DURATION_BOUNDS_S, Metrics
-from app.observability.statistics import statistics_of
-from app.process.workers.board import Board, PageOfAll
+from app.observability.metrics import DURATION_BOUNDS_S, Metrics, statistics_of
+from app.process.workers.worker import Board, PageOfAll
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 OK = {"pipeline": "p", "transport": "unary", "outcome": "ok"}
@@ -158,7 +157,7 @@ def test_values_of_a_killed_process_stay_readable(first: Process) -> None:
         "import os, sys\n"
         "from pathlib import Path\n"
         "from app.observability.metrics import Metrics\n"
-        "from app.process.workers.board import Board\n"
+        "from app.process.workers.worker import Board\n"
         "board = Board(Path(sys.argv[1]), 3)\n"
         "board.keep_metrics(2)\n"
         "Metrics('1').requests.labels('p', 'unary', 'ok').inc(3)\n"

@@ -260,7 +260,7 @@ class Http2StreamCall(Http2Call):
         message = self._messages.pop(0)
         if not self._is_over:
             session = self._connection.session
-            if self.receive_window < session.limits.stream_window // 4:
+            if self.receive_window < session.stream_window // 4:
                 self._note_delay()
             session.acknowledge(self, len(message) + PREFIX_BYTES)
             self._connection.flush()

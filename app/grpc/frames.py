@@ -5,7 +5,6 @@ Source: RFC 9113, sections 4 and 6 (frames) and 7 (error codes).
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
@@ -107,13 +106,10 @@ CONNECTION_WINDOW = 2**30
 """The window of the connection is large and always reopened. The windows of the streams limit the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLimits:
-    """Limits on what the peer may send."""
-
-    stream_window: int = 64 * 1024
-    max_frame_bytes: int = 1024 * 1024
-    max_header_bytes: int = 64 * 1024
+STREAM_WINDOW = 64 * 1024
+MAX_FRAME_BYTES = 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Limits on what the peer may send."""
 
 
 def integer_frame(kind: int, stream_id: int, value: int) -> bytes:
@@ -152,14 +148,13 @@ class HeaderBlocks:
     and each distinct block is decoded once.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self) -> None:
         self.stream_id = 0
         """That of the block whose CONTINUATION frames are still to come; 0 if there is none."""
         self._is_end = False
         self._parts: list[bytes] = []
         self._size = 0
-        self._max_bytes = max_bytes
-        self._decoder = Decoder(max_header_list_size=max_bytes)
+        self._decoder = Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._decoded: dict[bytes, Headers] = {}
 
@@ -184,14 +179,14 @@ class HeaderBlocks:
             raise ConnectionFailed(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         # An empty part counts too, so that endless empty CONTINUATION frames end the connection.
         self._size += len(part) + 1
-        if self._size > self._max_bytes * _ENDLESS:
+        if self._size > MAX_HEADER_BYTES * _ENDLESS:
             raise ConnectionFailed(ENHANCE_YOUR_CALM, "a header block has no end")
-        if self._size <= self._max_bytes:
+        if self._size <= MAX_HEADER_BYTES:
             self._parts.append(part)
         if not frame.flags & END_HEADERS:
             return None
         self.stream_id = 0
-        return (self._headers() if self._size <= self._max_bytes else None), self._is_end
+        return (self._headers() if self._size <= MAX_HEADER_BYTES else None), self._is_end
 
     def _headers(self) -> Headers | None:
         content = b"".join(self._parts)

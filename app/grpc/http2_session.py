@@ -4,27 +4,7 @@ import struct
 from collections import deque
 
 from app.grpc import frames
-from app.grpc.frames import (
-    CANCEL,
-    CONNECTION_WINDOW,
-    DEFAULT_WINDOW,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
-    HEADER,
-    MAX_WINDOW,
-    NO_ERROR,
-    PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    ConnectionFailed,
-    Frame,
-    FrameBuffer,
-    HeaderBlocks,
-    Headers,
-    PeerLimits,
-    frame_bytes,
-    unpadded,
-)
+from app.grpc.frames import MAX_WINDOW, ConnectionFailed, Frame, FrameBuffer, HeaderBlocks, Headers, frame_bytes
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
@@ -61,26 +41,26 @@ class Http2Stream:
 
 
 _SETTING = struct.Struct(">HI")
-_LOW_WINDOW = CONNECTION_WINDOW // 2
+_LOW_WINDOW = frames.CONNECTION_WINDOW // 2
 
 
 class Session:
     """The state of a connection. After a call of any method, ``output`` has the bytes to send."""
 
-    def __init__(self, limits: PeerLimits | None = None) -> None:
-        self.limits = limits or PeerLimits()
+    def __init__(self, stream_window: int = frames.STREAM_WINDOW) -> None:
+        self.stream_window = stream_window
         self.max_concurrent_streams = MAX_WINDOW
         """The peer's limit on open streams."""
         self.is_closing = False
         """No new stream can be opened: after GOAWAY, after the last stream id, or when the connection is lost."""
         self.streams: dict[int, Http2Stream] = {}
         """The streams that have not ended."""
-        self._buffer = FrameBuffer(self.limits.max_frame_bytes)
-        self._blocks = HeaderBlocks(self.limits.max_header_bytes)
+        self._buffer = FrameBuffer(frames.MAX_FRAME_BYTES)
+        self._blocks = HeaderBlocks()
         self._next_id = 1
         self._has_settings = False
-        self._receive_window = CONNECTION_WINDOW
-        self._send_window = self._initial_window = DEFAULT_WINDOW
+        self._receive_window = frames.CONNECTION_WINDOW
+        self._send_window = self._initial_window = frames.DEFAULT_WINDOW
         """Of the connection, and of a new stream."""
         self._max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
         self._blocked: deque[Http2Stream] = deque()
@@ -88,15 +68,15 @@ class Session:
         settings = {
             frames.HEADER_TABLE_SIZE: 0,
             frames.ENABLE_PUSH: 0,
-            frames.INITIAL_WINDOW_SIZE: self.limits.stream_window,
-            frames.MAX_FRAME_SIZE: self.limits.max_frame_bytes,
-            frames.MAX_HEADER_LIST_SIZE: self.limits.max_header_bytes,
+            frames.INITIAL_WINDOW_SIZE: self.stream_window,
+            frames.MAX_FRAME_SIZE: frames.MAX_FRAME_BYTES,
+            frames.MAX_HEADER_LIST_SIZE: frames.MAX_HEADER_BYTES,
         }
         own = b"".join(_SETTING.pack(name, value) for name, value in settings.items())
         self.output: list[bytes | memoryview] = [
             frames.PREFACE,
             frame_bytes(frames.SETTINGS, 0, 0, own),
-            frames.integer_frame(frames.WINDOW_UPDATE, 0, CONNECTION_WINDOW - DEFAULT_WINDOW),
+            frames.integer_frame(frames.WINDOW_UPDATE, 0, frames.CONNECTION_WINDOW - frames.DEFAULT_WINDOW),
         ]
 
     def receive(self, data: bytes) -> None:
@@ -104,16 +84,16 @@ class Session:
         for frame in self._buffer.frames(data):
             kind, stream_id, block_id = frame.kind, frame.stream_id, self._blocks.stream_id
             if block_id and (kind != frames.CONTINUATION or stream_id != block_id):
-                raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
+                raise ConnectionFailed(frames.PROTOCOL_ERROR, "a header block was interrupted")
             if not self._has_settings and kind != frames.SETTINGS:
-                raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise ConnectionFailed(frames.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             handler = _HANDLERS.get(kind)
             if handler is None:
                 continue
             stream = self.streams.get(stream_id)
             is_unknown = stream is None and (stream_id % 2 == 0 or stream_id >= self._next_id)
             if is_unknown and (stream_id or kind in _OF_STREAMS):
-                raise ConnectionFailed(PROTOCOL_ERROR, "a frame of a stream that was never opened")
+                raise ConnectionFailed(frames.PROTOCOL_ERROR, "a frame of a stream that was never opened")
             handler(self, frame, stream)
 
     def open(self, stream: Http2Stream, header_block: bytes, body: bytes, prefix: bytes = b"") -> None:
@@ -125,7 +105,7 @@ class Session:
         self.is_closing |= self._next_id > MAX_WINDOW
         self.streams[stream_id] = stream
         stream.stream_id, stream.unsent, stream.unacknowledged = stream_id, None, 0
-        stream.send_window, stream.receive_window = self._initial_window, self.limits.stream_window
+        stream.send_window, stream.receive_window = self._initial_window, self.stream_window
         limit, end = self._max_frame_bytes, len(header_block)
         if end <= limit:
             self.output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
@@ -161,7 +141,7 @@ class Session:
                     if size < len(part):
                         unsent.appendleft(part[size:])
                     flags = 0 if unsent else frames.END_STREAM
-                    self.output += (HEADER.pack(size << 8 | frames.DATA, flags, stream.stream_id), part[:size])
+                    self.output += (frames.HEADER.pack(size << 8 | frames.DATA, flags, stream.stream_id), part[:size])
                     if not unsent:
                         stream.unsent = None
                         continue
@@ -175,7 +155,7 @@ class Session:
     def acknowledge(self, stream: Http2Stream, size: int) -> None:
         """Returns ``size`` bytes to the receive window after the reader has read them. A no-op after the end."""
         stream.unacknowledged += size
-        if stream.unacknowledged * 2 >= self.limits.stream_window:
+        if stream.unacknowledged * 2 >= self.stream_window:
             self._grant(stream, stream.unacknowledged)
 
     def await_bytes(self, stream: Http2Stream, size: int) -> bool:
@@ -194,7 +174,7 @@ class Session:
         self.output.append(frames.integer_frame(frames.WINDOW_UPDATE, stream.stream_id, size))
         return True
 
-    def reset(self, stream: Http2Stream, code: int = CANCEL) -> bool:
+    def reset(self, stream: Http2Stream, code: int = frames.CANCEL) -> bool:
         """Ends a stream; later frames of the stream are ignored. Returns False for a stream that has ended."""
         if self.streams.pop(stream.stream_id, None) is None:
             return False
@@ -206,7 +186,7 @@ class Session:
         """``content``: 8 bytes that the answer of the peer repeats."""
         self.output.append(frame_bytes(frames.PING, 0, 0, content))
 
-    def close(self, code: int = NO_ERROR) -> None:
+    def close(self, code: int = frames.NO_ERROR) -> None:
         """Tells the peer that the connection ends."""
         self.is_closing = True
         self.output.append(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, code)))
@@ -216,16 +196,16 @@ class Session:
         self._receive_window -= size
         if self._receive_window < _LOW_WINDOW:
             if self._receive_window < 0:
-                raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
-            grown, self._receive_window = CONNECTION_WINDOW - self._receive_window, CONNECTION_WINDOW
+                raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "the connection's window was not respected")
+            grown, self._receive_window = frames.CONNECTION_WINDOW - self._receive_window, frames.CONNECTION_WINDOW
             self.output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
         if stream is None:
             return
         stream.receive_window -= size
         if stream.receive_window < 0:
-            self._fail(stream, FLOW_CONTROL_ERROR, "the stream's window was not respected")
+            self._fail(stream, frames.FLOW_CONTROL_ERROR, "the stream's window was not respected")
             return
-        data = unpadded(frame) if frame.flags & frames.PADDED else frame.content
+        data = frames.unpadded(frame) if frame.flags & frames.PADDED else frame.content
         is_end = bool(frame.flags & frames.END_STREAM)
         if is_end:
             self._end(stream)
@@ -238,8 +218,8 @@ class Session:
             return
         headers, is_end = block
         if headers is None:
-            reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
-            self._fail(stream, ENHANCE_YOUR_CALM, reason)
+            reason = f"metadata size exceeds the limit of {frames.MAX_HEADER_BYTES} bytes"
+            self._fail(stream, frames.ENHANCE_YOUR_CALM, reason)
             return
         if is_end:
             self._end(stream)
@@ -255,7 +235,7 @@ class Session:
     def _on_settings(self, frame: Frame, _stream: Http2Stream | None) -> None:
         is_ack = bool(frame.flags & frames.ACK)
         if frame.stream_id or len(frame.content) % _SETTING.size or (is_ack and frame.content):
-            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed SETTINGS")
+            raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed SETTINGS")
         if is_ack:
             return
         self._has_settings = True
@@ -264,47 +244,47 @@ class Session:
                 self.max_concurrent_streams = value
             elif name == frames.MAX_FRAME_SIZE:
                 if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
-                    raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
+                    raise ConnectionFailed(frames.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
                 self._max_frame_bytes, self._most_copied = value, min(value, MOST_COPIED)
             elif name == frames.INITIAL_WINDOW_SIZE:
                 change, self._initial_window = value - self._initial_window, value
                 for stream in self.streams.values():
                     stream.send_window += change
                 if max([value, *(stream.send_window for stream in self.streams.values())]) > MAX_WINDOW:
-                    raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
+                    raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
         self.output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
         self._send_blocked()
 
     def _on_push_promise(self, _frame: Frame, _stream: Http2Stream | None) -> None:
-        raise ConnectionFailed(PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
+        raise ConnectionFailed(frames.PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
 
     def _on_ping(self, frame: Frame, _stream: Http2Stream | None) -> None:
         if frame.stream_id or len(frame.content) != 8:
-            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed PING")
+            raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed PING")
         if not frame.flags & frames.ACK:
             self.output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
 
     def _on_goaway(self, frame: Frame, stream: Http2Stream | None) -> None:
         """The peer did not process streams above the given one, as if it had refused each of them."""
         if frame.stream_id or len(frame.content) < 8:
-            raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed GOAWAY")
+            raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed GOAWAY")
         (last_stream_id,) = struct.unpack_from(">I", frame.content)
         self.is_closing = True
         for stream_id in [each for each in self.streams if each > last_stream_id & MAX_WINDOW]:
             if (stream := self.streams.pop(stream_id, None)) is not None:
                 stream.unsent = None
-                stream.was_reset(REFUSED_STREAM, "the server is going away")
+                stream.was_reset(frames.REFUSED_STREAM, "the server is going away")
 
     def _on_window_update(self, frame: Frame, stream: Http2Stream | None) -> None:
         size = frames.integer_of(frame) & MAX_WINDOW
         if not frame.stream_id:
             self._send_window += size
             if not size or self._send_window > MAX_WINDOW:
-                raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
+                raise ConnectionFailed(frames.FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
         elif stream is not None:
             stream.send_window += size
             if not size or stream.send_window > MAX_WINDOW:
-                self._fail(stream, FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
+                self._fail(stream, frames.FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
         if self._blocked:
             self._send_blocked()
 
@@ -315,7 +295,7 @@ class Session:
     def _end(self, stream: Http2Stream) -> None:
         """Removes a stream that the peer has answered. An unsent rest of the request is not sent."""
         if stream.unsent is not None:
-            self.reset(stream, NO_ERROR)
+            self.reset(stream, frames.NO_ERROR)
         else:
             del self.streams[stream.stream_id]
 

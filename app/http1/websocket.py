@@ -215,7 +215,7 @@ class WebSocket:
             self._partial_since = None
         elif self._partial_since is None:
             self._partial_since = self._loop.time()
-        self._count_partial(partial)
+        self._count(partial)
         self._limit_reading()
 
     def _take(self, frame: Frame) -> None:
@@ -243,8 +243,8 @@ class WebSocket:
             self._fail(CloseReason.INVALID_TEXT)
             return
         size, self._partial_since = len(data), None
-        self._count_partial(0)
-        if self._hold(size):
+        if self._count(size):
+            self._held = 0  # the message gives them back
             self._idle.pop(self, None)
             self._unanswered += 1
             self._messages.append(Message(data, is_text, lambda: self._release(size)))
@@ -266,21 +266,17 @@ class WebSocket:
         self._transport.close()  # after the close frame
         return True
 
-    def _count_partial(self, size: int) -> None:
-        if size > self._held:
-            if self._hold(size - self._held):
-                self._held = size
-        elif size < self._held:
-            self._terms.release(self._held - size)
-            self._held = size
-
-    def _hold(self, size: int) -> bool:
-        """Whether there is memory. Otherwise the WebSocket ends."""
+    def _count(self, size: int) -> bool:
+        """Counts ``size`` bytes for the incomplete message. Ends the WebSocket if there is no memory for them."""
         try:
-            self._terms.hold(size)
+            if size > self._held:
+                self._terms.hold(size - self._held)
+            elif size < self._held:
+                self._terms.release(self._held - size)
         except TooManyRequests:
             self._fail(CloseReason.TOO_MANY_REQUESTS)
             return False
+        self._held = size
         return True
 
     def _limit_reading(self) -> None:
@@ -394,7 +390,7 @@ class WebSocket:
         self._protocol.reader.discard()
         self._protocol.parser.close()  # a generator of the protocol, which refers to it, as its error does
         self._protocol.parser_exc = None
-        self._count_partial(0)
+        self._count(0)
         self.is_behind = bool
         self._ended.set()
 

@@ -172,7 +172,7 @@ async def open_gateway(
     path, is_first = settings.api_keys_file, triton.share.number == 1
     keys = None if path is None else FollowedKeys(path, DIALECTS)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
-    async with servers.opened() as (engine, shared_memory):
+    async with servers.opened() as engine:
         catalog = await _catalog_of(settings, triton, engine)
         servers.declarations.catalog = catalog
         processes, late_file = triton.share.of if is_first else 1, settings.default_config
@@ -205,7 +205,7 @@ async def open_gateway(
                 inference,
                 store,
                 limits,
-                None if shared_memory is None else shared_memory.bodies,
+                None if servers.shared_memory is None else servers.shared_memory.bodies,
                 triton.metrics_url,
                 None if (tls := credentials_of(settings).tls) is None else tls.context("http/1.1"),
                 servers.health,

@@ -188,38 +188,34 @@ class Servers:
     supervisor: Supervisor
     declarations: Declarations = field(default_factory=Declarations)
     health: HealthByAddress = field(default_factory=HealthByAddress)
+    shared_memory: SharedMemory | None = None
+    """Of a single Triton: Tritons elsewhere cannot map it."""
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[tuple[InferenceServer, SharedMemory | None]]:
+    async def opened(self) -> AsyncIterator[InferenceServer]:
         """For the duration of the block the gateway calls its Tritons, and cares for them."""
         if self.triton.is_single:
-            async with self._engine(self.triton.addresses[0], is_single=True) as (engine, _, shared_memory):
-                yield engine, shared_memory
+            async with self._server(self.triton.addresses[0]) as server:
+                yield server.engine
             return
         balancer = Balancer(self._count_states, self.metrics.triton_repeats.inc)
         self._count_states({})
-        pool = ServerPool(self.triton.addresses, balancer, self._balanced)
+        pool = ServerPool(self.triton.addresses, balancer, self._server)
         try:
             await pool.open()
             async with (
                 self.supervisor.running("addresses of Triton", pool.run()),
                 self.supervisor.running("watch of the Tritons", watch_servers(balancer, self.declarations.canaries)),
             ):
-                yield balancer, None
+                yield balancer
         finally:
             await pool.close()
 
     @asynccontextmanager
-    async def _balanced(self, address: str) -> AsyncIterator[TritonServer]:
-        async with self._engine(address, is_single=False) as (engine, health, _):
-            yield TritonServer(address, engine, health)
-
-    @asynccontextmanager
-    async def _engine(
-        self, address: str, *, is_single: bool
-    ) -> AsyncIterator[tuple[TritonEngine, TritonHealth, SharedMemory | None]]:
-        """One Triton and its watch. One of several has no shared memory: Tritons elsewhere cannot map it."""
+    async def _server(self, address: str) -> AsyncIterator[TritonServer]:
+        """One Triton and its watch."""
         settings, triton, metrics = self.settings, self.triton, self.metrics
+        is_single = triton.is_single
         health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.repairs_triton)
         observers: list[CallObserver] = [partial(CountedCall, metrics, "" if is_single else address)]
         if settings.traces_url is not None:
@@ -236,20 +232,20 @@ class Servers:
         )
         async with AsyncExitStack() as stack:
             transport = await stack.enter_async_context(transport_of)
-            shared_memory = None
             if is_single and (limit := settings.shared_memory_limit):
                 regions = registry_of(transport)
                 shared_memory = SharedMemory(regions, limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(metrics))
+                self.shared_memory = shared_memory
                 stack.push_async_callback(shared_memory.close)
                 await stack.enter_async_context(self.supervisor.running("shared memory", shared_memory.run()))
-            engine = TritonEngine(transport, *common, shared_memory)
+            engine = TritonEngine(transport, *common, self.shared_memory)
             engine.on_repeat = metrics.triton_repeats.inc if is_single else None
             stack.push_async_callback(engine.close)
             watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
             self.health[address] = health
             stack.callback(self.health.pop, address)
             await stack.enter_async_context(self.supervisor.running(f"watch of Triton at {address}", watch.run()))
-            yield engine, health, shared_memory
+            yield TritonServer(address, engine, health)
 
     def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
         if fault is ModelFault.OPEN:

@@ -12,7 +12,7 @@ import pytest
 from app.grpc import connection, frames
 from app.grpc.calls import PREFIX_BYTES, Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
-from app.grpc.frames import PeerLimits, frame_bytes
+from app.grpc.frames import STREAM_WINDOW, frame_bytes
 from app.grpc.http2_session import Session
 from tests.toolkit.strict_peer import Call, Script, StrictPeer, message_of, request_of
 
@@ -214,8 +214,7 @@ async def test_the_pause_ends_with_the_connection() -> None:
 
 LIMIT = 64 * 1024 * 1024
 LONG_S = 600.0
-WINDOWS = (64, 300, 4096, PeerLimits().stream_window)
-WINDOW = PeerLimits().stream_window
+WINDOWS = (64, 300, 4096, STREAM_WINDOW)
 
 
 class PeerTransport:
@@ -241,10 +240,10 @@ class PeerTransport:
 class Exchange:
     """A connection of the client and its peer."""
 
-    def __init__(self, random: Random, scripts: list[Script], window: int = WINDOW) -> None:
+    def __init__(self, random: Random, scripts: list[Script], window: int = STREAM_WINDOW) -> None:
         self.random = random
         self.peer = StrictPeer(random, scripts.__getitem__, pads=True)
-        self.connection = Http2Connection(Session(PeerLimits(stream_window=window)), KeepAlive(LONG_S, LONG_S))
+        self.connection = Http2Connection(Session(window), KeepAlive(LONG_S, LONG_S))
         self.connection.connection_made(cast("asyncio.Transport", PeerTransport(self.peer)))
         self.receive(self.peer.take_output())
 

@@ -12,6 +12,7 @@ import pytest
 
 from app import cli
 from app.launcher import launch as launch_module
+from app.launcher.embedded_triton import TritonLog
 from app.launcher.launch import (
     PACKAGES,
     EmbeddedOptions,
@@ -22,7 +23,6 @@ from app.launcher.launch import (
     every_folder,
 )
 from app.launcher.machine import EmbeddedTritonError, Interpreter, RepositoryUnservable
-from app.launcher.process import TritonLog
 from deploy.python_mirror import write_mirror
 
 MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))

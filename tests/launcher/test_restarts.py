@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 
 from app.launcher import embedded_triton as server
-from app.launcher import process as process_module
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.arenas import lock_arenas
 
@@ -64,7 +63,7 @@ async def test_a_crash_is_logged_with_its_signal(triton, until_restarted, caplog
 
 @pytest.fixture
 def short_crashes(monkeypatch):
-    monkeypatch.setattr(process_module, "CRASH_S", 1.0)
+    monkeypatch.setattr(server, "CRASH_S", 1.0)
 
 
 @pytest.mark.usefixtures("short_crashes")

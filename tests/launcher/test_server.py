@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from app.launcher import launch
-from app.launcher import process as process_module
+from app.launcher import embedded_triton, launch
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import LOOPBACK, PORTS, Ports
 from app.launcher.machine import EmbeddedTritonError, StartCrashed
 from tests.toolkit.processes import is_free
 from tests.toolkit.waiting import eventually
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ORDERLY_S = 15
 """Triton 2.51 may crash when its time to exit is over before its models have ended."""
 
@@ -104,7 +103,7 @@ async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy):
 
 
 async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
-    monkeypatch.setattr(process_module, "CRASH_S", 0.2)
+    monkeypatch.setattr(embedded_triton, "CRASH_S", 0.2)
     add_model("loud", initialize='import os; os.write(2, b"Signal (6) received.\\nfree(): invalid pointer\\n")')
     triton = EmbeddedTriton(options)
     await triton.start()

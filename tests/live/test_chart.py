@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.launcher.embedded_triton import GuardedTriton
 from app.launcher.launch import EmbeddedOptions, Launch, Ports
-from app.launcher.process import GuardedTriton
 from app.triton.connect import open_transport
 from app.triton.repository import served_repository
 from app.triton.triton_engine import TritonEngine

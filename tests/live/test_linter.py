@@ -13,8 +13,8 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from app.cli import main
+from app.launcher.embedded_triton import GuardedTriton
 from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
-from app.launcher.process import GuardedTriton
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S, GatewayProcess, running_triton
 from tests.toolkit.refused_configurations import REFUSED, Refused, ident
@@ -75,7 +75,7 @@ def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
             arguments=("--exit-on-error=false",),
             read=lambda path: ServedRepository(path, (), is_complete=not completes),
         )
-        with caplog.at_level(logging.DEBUG, "app.launcher.process"):
+        with caplog.at_level(logging.DEBUG, "app.launcher.embedded_triton"):
             triton = await GuardedTriton.start(Launch.prepare(options, Ports.free()))
             async with asyncio.timeout(START_S):
                 while not triton.has_ended and STARTED not in caplog.text:

@@ -119,19 +119,6 @@ def test_the_format_is_text_on_a_terminal(
     assert type(formatter_of(style, None)) is formatter
 
 
-WITHOUT_RECORD = """
-import logging, sys
-from app.observability.log import configure_logging
-from app.observability.metrics import Metrics
-from app.observability.record import RequestRecord
-
-def no_record(*given, **named):
-    raise AssertionError("a LogRecord was made")
-
-configure_logging("info", "json", {"worker": int(number) for number in sys.argv[1:]})
-logging.setLogRecordFactory(no_record)
-RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200).close(Metrics("1.2.3"))
-"""
 FIELDS = {"request_id": "rid", "status": 200, "duration_ms": 1.25, "detail": "\u00e9\n\u2028", "triton_code": None}
 _numbers = count()
 
@@ -194,12 +181,6 @@ def test_a_line_is_the_same_with_and_without_a_record(
     }
 
 
-def test_the_logger_tells_which_levels_are_enabled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    json_log(monkeypatch)
-    log = StructuredLogger(name)
-    assert (log.is_enabled_for(logging.DEBUG), log.is_enabled_for(logging.INFO)) == (False, True)
-
-
 class Seen(logging.Handler):
     """A handler of another library."""
 
@@ -242,12 +223,6 @@ def test_another_formatter_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -
     handler.setFormatter(logging.Formatter("%(levelname)-7s %(name)s: %(message)s"))
     StructuredLogger(name).log(logging.INFO, "request", FIELDS)
     assert written == [f"INFO    {name}: request\n".encode()]
-
-
-def test_a_request_is_logged_without_a_record() -> None:
-    run = subprocess.run([sys.executable, "-c", WITHOUT_RECORD, "3"], capture_output=True, text=True, check=True)
-    line = json.loads(run.stderr)
-    assert (line["logger"], line["request_id"], line["worker"]) == ("triton_gateway.request", "rid", 3)
 
 
 PIPE_BYTES = 64 * 1024

@@ -39,9 +39,6 @@ END_S = LAST_BYTES_S + GRACE_S + 5.0
 SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
 """Settings that are totals for all workers."""
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""A folder that can be written on a read-only system too."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -144,7 +141,6 @@ class WorkerPool:
             replace(self._triton, restart=restart, share=share, turn=self._board.turn),
             self._board,
             parent=os.getpid(),
-            announces=number == 1 and not self._has_served,
         )
         with os.fdopen(os.memfd_create("worker"), "w+b") as file:
             pickle.dump(worker, file)

@@ -186,14 +186,18 @@ async def restart_by_parent() -> None:
 class Worker:
     """Created by the parent. Implements :class:`app.api.probes.Processes`.
 
-    ``settings``: with the worker's part of each limit. ``announces``: whether this one says when the gateway is ready.
+    ``settings``: with the worker's part of each limit.
     """
 
     settings: Settings
     triton: Triton
     board: Board
     parent: int
-    announces: bool
+
+    @property
+    def announces(self) -> bool:
+        """Whether this one says when the gateway is ready for the first time."""
+        return self.triton.share.number == 1 and not self.board.statuses[0].state
 
     @property
     def states(self) -> Mapping[str, str]:

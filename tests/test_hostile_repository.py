@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.triton.repository import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
+from app.triton.model_folder import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
 from tests.toolkit.broken_repositories import Repository
 
 Checked = tuple[int, str]

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
 from app.core.engine import Document
-from app.core.errors import UpstreamProtocol
+from app.core.errors import PayloadTooLarge, UpstreamProtocol
 from app.core.inference import (
     BYTES,
     DTYPE_BY_DATATYPE,
@@ -28,6 +28,8 @@ from app.core.inference import (
     raw_parts,
 )
 from app.shared_memory.leases import Lease, TensorSlot
+from app.triton.connect import MAX_MESSAGE_BYTES
+from app.triton.grpc_errors import TOO_LARGE
 
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -42,8 +44,8 @@ _MAX_EMPTY_LISTS = 65_536
 """Limit on the product of the other dimensions of an output that has a dimension 0."""
 
 
-def request_parts(request: InferenceRequest, lease: Lease | None = None, *, streamed: bool = False) -> list[Buffer]:
-    """Serializes a ModelInferRequest. The caller joins the parts.
+def request_message(request: InferenceRequest, lease: Lease | None = None, *, streamed: bool = False) -> bytes:
+    """Serializes a ModelInferRequest. Raises PayloadTooLarge if Triton would not accept the message.
 
     The parts of a protobuf message can be serialized separately and then concatenated. The part that all requests to a
     model share is serialized once. The bytes of the tensors are copied only once; protobuf would copy them several
@@ -80,7 +82,9 @@ def request_parts(request: InferenceRequest, lease: Lease | None = None, *, stre
         if slot is None:
             raw = raw_parts(tensor)
             parts += (_raw_input_head(sum(map(len, raw))), *raw)
-    return parts
+    if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
+        raise PayloadTooLarge(TOO_LARGE)
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=1024)

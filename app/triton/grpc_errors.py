@@ -32,7 +32,7 @@ from app.triton.connect import MAX_MESSAGE_BYTES
 REPAIR_S = 3
 """``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""
 _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
-_LONGEST_MESSAGE = 4096
+LONGEST_MESSAGE = 4096
 
 _MODEL = r"'(?P<model>[^']*)'"
 _INPUT = r"input '(?P<tensor>[^']*)'"
@@ -114,7 +114,7 @@ def fault_in(message: str) -> Fault | None:
     ``in ensemble 'e', `` and ``[request id: r] ``, and a BLS script may include the error of a child. The first
     matching row wins.
     """
-    message = message[:_LONGEST_MESSAGE]
+    message = message[:LONGEST_MESSAGE]
     for kind, pattern in _PATTERNS.items():
         if found := pattern.search(message):
             ensembles = re.findall(r"in ensemble '([^']*)', ", message[: found.end()])
@@ -124,8 +124,9 @@ def fault_in(message: str) -> Fault | None:
 
 _PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
 _SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
-_DEAD_SOMEWHERE = re.compile(r"Stub process (?:'[^']*' )?is not healthy\.")
-_DEAD_PROCESS = re.compile(_PREFIX + _DEAD_SOMEWHERE.pattern)
+DEAD_PROCESS = re.compile(r"Stub process (?:'([^']*)' )?is not healthy\.")
+"""Also of a model that a script called. Triton names a process after its model, its instance group and its instance."""
+_DEAD_PROCESS = re.compile(_PREFIX + DEAD_PROCESS.pattern)
 _NOT_STARTED = re.compile(
     _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
 )
@@ -263,7 +264,7 @@ def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: b
 
 def is_dead_process(error: GatewayError) -> bool:
     """Whether Triton answered that the Python process of a model is dead, also of one that a script called."""
-    return error.upstream is not None and _DEAD_SOMEWHERE.search(error.upstream.message) is not None
+    return error.upstream is not None and DEAD_PROCESS.search(error.upstream.message) is not None
 
 
 def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:

@@ -9,35 +9,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.core.model import Refusal
-from app.triton.config import Repeat
+from app.triton.model_folder import BACKEND_BY_PLATFORM, ModelFolder
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A model as its folder declares it.
-
-    ``backend``: the one that Triton takes, empty if none. ``versions``: the folders; ``loaded``: those that the policy
-    loads. ``completes``: whether the backend or the script may complete inputs and outputs.
-    """
-
-    config: pb.ModelConfig
-    folder: Path
-    backend: str
-    versions: Sequence[str]
-    loaded: Sequence[str]
-    completes: bool
-    repeats: Sequence[Repeat]
-
-
-def refusals(model: Declared) -> Iterator[Refusal]:
+def refusals(model: ModelFolder) -> Iterator[Refusal]:
     """Each reason with what to do. One text stands once, however often it applies."""
     for code, texts_of in RULES:
         for text in dict.fromkeys(texts_of(model)):
@@ -48,7 +29,7 @@ def refusals(model: Declared) -> Iterator[Refusal]:
 _ANY = -1
 
 
-def _tensors(model: Declared) -> Iterator[str]:
+def _tensors(model: ModelFolder) -> Iterator[str]:
     config, is_tensorrt = model.config, model.backend == "tensorrt"
     for name in _twice(each.name for each in config.input if each.name):
         yield f"input '{name}' is declared twice, and each request fails: remove one"
@@ -83,7 +64,7 @@ def _parts(dims: Sequence[int]) -> list[int]:
     return [math.prod(dims[start + 1 : end]) for start, end in pairwise(ends)]
 
 
-def _batching(model: Declared) -> Iterator[str]:
+def _batching(model: ModelFolder) -> Iterator[str]:
     config, batching = model.config, model.config.dynamic_batching
     for size in [*batching.preferred_batch_size, *config.sequence_batching.oldest.preferred_batch_size]:
         if not 0 < size <= config.max_batch_size:
@@ -109,7 +90,7 @@ def _batching(model: Declared) -> Iterator[str]:
                 yield f"response_cache does not work with {what}: remove it"
 
 
-def _batch_tensors(model: Declared) -> Iterator[str]:
+def _batch_tensors(model: ModelFolder) -> Iterator[str]:
     config = model.config
     inputs, outputs = ({each.name for each in tensors} for tensors in (config.input, config.output))
     for kind, entry in [
@@ -127,7 +108,7 @@ def _batch_tensors(model: Declared) -> Iterator[str]:
                 yield f"{kind} has the target_name '{name}': each must be an output, once"
 
 
-def _sequences(model: Declared) -> Iterator[str]:
+def _sequences(model: ModelFolder) -> Iterator[str]:
     batching = model.config.sequence_batching
     controls = [(tensor.name, each) for tensor in batching.control_input for each in tensor.control]
     for tensor in batching.control_input:
@@ -151,7 +132,7 @@ def _sequences(model: Declared) -> Iterator[str]:
         yield f"minimum_slot_utilization is {batching.direct.minimum_slot_utilization:g}: write a number from 0 to 1"
 
 
-def _states(model: Declared) -> Iterator[str]:
+def _states(model: ModelFolder) -> Iterator[str]:
     for state in model.config.sequence_batching.state:
         name = f"the state '{state.input_name}'"
         if len(state.initial_state) > 1:
@@ -170,7 +151,7 @@ def _states(model: Declared) -> Iterator[str]:
 _ID_TYPES = (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)
 
 
-def _ensembles(model: Declared) -> Iterator[str]:
+def _ensembles(model: ModelFolder) -> Iterator[str]:
     config, is_scheduled = model.config, model.config.HasField("ensemble_scheduling")
     if config.platform == "ensemble" and config.backend:
         yield f'an ensemble has no backend: remove `backend: "{config.backend}"`'
@@ -191,7 +172,7 @@ def _ensembles(model: Declared) -> Iterator[str]:
                 yield f"step {number} has no {field}: add it"
 
 
-def _settings(model: Declared) -> Iterator[str]:
+def _settings(model: ModelFolder) -> Iterator[str]:
     config, backend = model.config, model.config.backend
     if model.versions and not config.platform and not model.backend:
         yield "config.pbtxt names no backend, and no file such as 1/model.py tells which one it is: write `backend`"
@@ -212,18 +193,9 @@ def _settings(model: Declared) -> Iterator[str]:
 
 
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
-BACKEND_BY_PLATFORM = {
-    "tensorflow_savedmodel": "tensorflow",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "torch_aoti": "torch_aoti",
-    "ensemble": "ensemble",
-}
 
 
-def _warmups(model: Declared) -> Iterator[str]:
+def _warmups(model: ModelFolder) -> Iterator[str]:
     inputs = {each.name: each for each in model.config.input}
     largest = max(model.config.max_batch_size, 1)
     for sample in model.config.model_warmup if model.backend != "ensemble" else ():
@@ -244,7 +216,7 @@ def _warmups(model: Declared) -> Iterator[str]:
                 yield f"model_warmup '{sample.name}' has no input '{name}', which the model requires: add it"
 
 
-def _files(model: Declared) -> Iterator[str]:
+def _files(model: ModelFolder) -> Iterator[str]:
     config = model.config
     named = [("label_filename", each.label_filename) for each in config.output if each.label_filename]
     data = [each for sample in config.model_warmup for each in sample.inputs.values() if sample.batch_size]
@@ -255,11 +227,11 @@ def _files(model: Declared) -> Iterator[str]:
     if environment.startswith(_OWN_FOLDER):
         named.append(("EXECUTION_ENV_PATH", environment.removeprefix(_OWN_FOLDER).lstrip("/")))
     for field, path in named:
-        if not os.path.exists(model.folder / path):  # noqa: PTH110 - Path.exists raises OSError for a name too long
+        if not os.path.exists(model.path / path):  # noqa: PTH110 - Path.exists raises OSError for a name too long
             yield f"{field} is '{path}', which is not in the model's folder: add it, or remove the line"
     for each in data:
         size = math.prod(each.dims) * _BYTES.get(each.data_type, 0)
-        path = model.folder / "warmup" / each.input_data_file
+        path = model.path / "warmup" / each.input_data_file
         if each.input_data_file and path.is_file() and path.stat().st_size < size:
             yield f"'warmup/{each.input_data_file}' has {path.stat().st_size} bytes: the dims need {size}"
 
@@ -273,11 +245,11 @@ _BYTES = {
 }
 
 
-def _parameter(model: Declared, name: str) -> str:
+def _parameter(model: ModelFolder, name: str) -> str:
     return model.config.parameters[name].string_value if name in model.config.parameters else ""
 
 
-def _versions(model: Declared) -> Iterator[str]:
+def _versions(model: ModelFolder) -> Iterator[str]:
     if not model.versions and model.config == pb.ModelConfig():
         yield "the folder has no config.pbtxt and no version, and Triton loads each folder: move it elsewhere"
     elif not model.versions:
@@ -286,18 +258,19 @@ def _versions(model: Declared) -> Iterator[str]:
         yield f"version_policy loads none of the versions {', '.join(model.versions)}: change it, or add the folder"
 
 
-def unusable_names(folder: Path, config: pb.ModelConfig, backend: str) -> Iterator[str]:
+def unusable_names(model: ModelFolder) -> Iterator[str]:
     """Triton 2.51 starts the process of an instance by a command of a shell without quotes; 2.61 and newer do not."""
-    named = [("the folder", folder.name), ("default_model_filename", config.default_model_filename)]
+    config = model.config
+    named = [("the folder", model.path.name), ("default_model_filename", config.default_model_filename)]
     for what, name in [*named, *(("an instance group", each.name) for each in config.instance_group)]:
-        if backend in ("python", "vllm") and _NO_WORD.search(name):
+        if model.backend in ("python", "vllm") and _NO_WORD.search(name):
             yield f"{what} is '{name}', and Triton 2.51 never loads such a model: use letters, digits, '_', '-' and '.'"
 
 
 _NO_WORD = re.compile(r"""[\s;|&$`<>()\\"']|^#|\{.*,""")
 
 
-def _repeats(model: Declared) -> Iterator[str]:
+def _repeats(model: ModelFolder) -> Iterator[str]:
     for step, field, key, last in model.repeats:
         place = f"step {step} ('{model.config.ensemble_scheduling.step[step - 1].model_name}'): " if step else ""
         yield f"{place}{field} has the key '{key}' twice; Triton uses only the last, {last}: correct or remove one"
@@ -306,7 +279,7 @@ def _repeats(model: Declared) -> Iterator[str]:
 RULES = (
     ("duplicate-key", lambda model: (text for text in _repeats(model) if text.startswith("step "))),
     ("overwritten-value", lambda model: (text for text in _repeats(model) if not text.startswith("step "))),
-    ("folder-name", lambda model: unusable_names(model.folder, model.config, model.backend)),
+    ("folder-name", unusable_names),
     ("unknown-version", _versions),
     ("missing-file", _files),
     ("invalid-tensor", _tensors),

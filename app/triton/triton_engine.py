@@ -21,20 +21,20 @@ from app.core.errors import (
     GatewayError,
     ModelError,
     ModelNotReady,
-    PayloadTooLarge,
     Unavailable,
     UnknownModel,
     UpstreamProtocol,
+    UpstreamUnavailable,
 )
-from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
 from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.shared_memory.leases import Lease, SharedMemory
 from app.triton.cancellation import SELF_END_S, PacedCancels
-from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_parts, trace_metadata
+from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_message, trace_metadata
 from app.triton.config import model_config_of
-from app.triton.connect import MAX_MESSAGE_BYTES, call_control, path_of
-from app.triton.grpc_errors import TOO_LARGE, cause_of_refusal, error_of_call, gateway_error_of, note_lost_sequence
+from app.triton.connect import call_control, path_of
+from app.triton.grpc_errors import cause_of_refusal, error_of_call, gateway_error_of, note_lost_sequence
 from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth
 
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
@@ -54,10 +54,11 @@ class WatchedCall:
         self, request: InferenceRequest, method: str, timeout_s: float, observer: CallObserver, health: TritonHealth
     ) -> None:
         """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
-        if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
+        may_refuse = (health.faults or health.is_stuck) and not request.is_probe
+        if may_refuse and (refusal := health.refusal(request.model)) is not None:
             raise refusal
         self._observed = observer(request, method)
-        self._calls = health.calls_of(request.model, method)
+        self._calls = health.calls.get((request.model, method)) or health.calls_of(request.model, method)
         self._health = health
         self._timeout_s = timeout_s
         self._began = self._since = time.monotonic()
@@ -76,9 +77,10 @@ class WatchedCall:
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         health, request = self._health, self.request
-        if exc is None:
-            self.ended("OK", None)
-            health.succeeded(request.model)
+        if exc is None:  # the last response was counted when it arrived
+            self._observed.ended("OK", None)
+            if health.suspects:
+                health.succeeded(request.model)
             return
         if isinstance(exc, RpcError | DecodeError):
             error = error_of_call(exc, request.model, is_repaired=health.may_reload)
@@ -106,20 +108,22 @@ class WatchedCall:
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         self._observed.ended(code, error)
-        if code == "OK" and self._has_response:
-            return  # the last response was counted when it arrived
         now = time.monotonic()
         if code not in _NO_ANSWER:
             self._answered(now)
             return
+        waited_s, health, model = now - self._since, self._health, self.request.model
         is_late = code == "DEADLINE_EXCEEDED" and not self._has_response
-        if is_late or (code != "UNAVAILABLE" and now - self._since >= SILENCE_S):
+        if is_late or (code != "UNAVAILABLE" and waited_s >= SILENCE_S):
             self._calls.went_unanswered(self._since, now)
-        model, is_timeout = self.request.model, isinstance(error, DeadlineExceeded)
-        is_explained = self._has_response or (is_timeout and self._health.may_be_busy(model, self._calls))
-        if error is not None and not is_explained:
-            waited_s = min(now - self._since, self._timeout_s)  # a busy gateway notices a deadline late
-            self._health.failed(model, error, waited_s)
+        # The breaker counts UNAVAILABLE, and a deadline that passed after the model should have answered.
+        if is_timeout := isinstance(error, DeadlineExceeded):
+            waited_s = min(waited_s, self._timeout_s)  # a busy gateway notices a deadline late
+            counts = waited_s >= health.models[model].timeout_s and not health.may_be_busy(model, self._calls)
+        else:
+            counts = isinstance(error, UpstreamUnavailable) and not error.was_answered
+        if counts and not self._has_response:
+            health.failed(model, is_timeout=is_timeout)
 
     def _answered(self, now: float) -> None:
         self._calls.answered(now - self._since, now)
@@ -305,7 +309,7 @@ class TritonEngine(InferenceServer):
     async def _answer(
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
-        message, began = _joined(request_parts(request, lease)), time.monotonic()
+        message, began = request_message(request, lease), time.monotonic()
         call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
         del message  # frees the memory before the response arrives
         try:
@@ -326,7 +330,7 @@ class TritonEngine(InferenceServer):
             timeout_s = _timeout_s(deadline, model)
             try:
                 with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, health) as watched:
-                    message = _joined(request_parts(structs.replace(watched.request, inputs=inputs), streamed=True))
+                    message = request_message(structs.replace(watched.request, inputs=inputs), streamed=True)
                     call = await self._transport.stream(
                         _STREAM_INFER, message, timeout_s, trace_metadata(watched.request)
                     )
@@ -375,13 +379,6 @@ class TritonEngine(InferenceServer):
     async def close(self) -> None:
         """Waits until every abandoned call has ended or is cancelled."""
         await self._cancelling.close()
-
-
-def _joined(parts: Sequence[Buffer]) -> bytes:
-    """Joins the parts of a message. Raises PayloadTooLarge if Triton would not accept the message."""
-    if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-        raise PayloadTooLarge(TOO_LARGE)
-    return b"".join(parts)
 
 
 def _timeout_s(deadline: Deadline, model: str) -> float:

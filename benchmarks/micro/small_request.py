@@ -18,7 +18,7 @@ from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
-from app.triton.codec import RepeatedHeads, request_parts
+from app.triton.codec import RepeatedHeads, request_message
 from app.triton.triton_engine import TritonEngine
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
@@ -93,7 +93,7 @@ def parts() -> dict[str, Part]:
         "request_of_json": _repeated(lambda: pipeline.request_of_json(BODY)),
         "run, with an engine that answers at once": _awaited(run_small),
         "engine.infer, with a transport that answers at once": _awaited(lambda: engine.infer(request, deadline)),
-        "of that: the request message, serialized": _repeated(lambda: b"".join(request_parts(request))),
+        "of that: the request message, serialized": _repeated(lambda: request_message(request)),
         "of that: the response of the answer's bytes": _repeated(
             lambda: heads.response_of("identity", from_bytes(answer))
         ),

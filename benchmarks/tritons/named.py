@@ -1,12 +1,10 @@
 """`python -m benchmarks.tritons.named FILE serve ...`: the gateway; its DNS name has the addresses that FILE lists."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
 from app import cli
-from app.process import tritons
-from app.triton.fleet.pool import ServerPool
+from app.triton.fleet import pool
 
 
 def main() -> int:
@@ -15,7 +13,7 @@ def main() -> int:
     async def resolve(_host: str, _port: int) -> list[str]:
         return file.read_text().split()  # noqa: ASYNC240 - a few bytes
 
-    tritons.ServerPool = partial(ServerPool, resolve=resolve)  # type: ignore[assignment,misc]
+    pool.resolve = resolve
     return cli.main(sys.argv[2:])
 
 

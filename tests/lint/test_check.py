@@ -11,7 +11,8 @@ from app.check import CheckReport, text_of
 from app.lint.findings import Finding, checks
 from app.lint.linter import check
 from app.pipelines.file import read_gateway_file
-from app.triton.repository import PYTHON, read_repository
+from app.triton.model_folder import PYTHON
+from app.triton.repository import read_repository
 from tests.docs.pages import ROOT
 from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
 

@@ -15,26 +15,25 @@ from app.core.errors import UpstreamProtocol
 from app.core.inference import (
     BYTES,
     DTYPE_BY_DATATYPE,
-    Buffer,
     InferenceRequest,
     InferenceResponse,
     RequestedOutput,
     Tensor,
     bytes_array,
 )
-from app.triton.codec import RepeatedHeads, request_parts
+from app.triton.codec import RepeatedHeads, request_message
 
 NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
 
 
-def message_of(parts: list[Buffer]) -> service_pb2.ModelInferRequest:
+def message_of(request: InferenceRequest, *, streamed: bool = False) -> service_pb2.ModelInferRequest:
     """Returns the request that Triton reads."""
-    return service_pb2.ModelInferRequest.FromString(b"".join(parts))
+    return service_pb2.ModelInferRequest.FromString(request_message(request, streamed=streamed))
 
 
 def echoed(*tensors: Tensor) -> service_pb2.ModelInferResponse:
     """Returns a response with the tensors of the request."""
-    request = message_of(request_parts(InferenceRequest("m", tensors)))
+    request = message_of(InferenceRequest("m", tensors))
     answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=request.raw_input_contents)
     for each in request.inputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
@@ -86,7 +85,7 @@ def test_bytes_survive_a_round_trip(values: list[bytes], form: tuple[int, ...]) 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
 def test_bytes_are_encoded_like_in_tritonclient(values: list[bytes]) -> None:
     array = bytes_array(values, (len(values),))
-    message = message_of(request_parts(InferenceRequest("m", (Tensor("X", BYTES, array),))))
+    message = message_of(InferenceRequest("m", (Tensor("X", BYTES, array),)))
     assert message.raw_input_contents[0] == serialize_byte_tensor(array).item()
 
 
@@ -114,7 +113,7 @@ def test_bytes_of_any_size_survive_a_round_trip(size: int) -> None:
 def test_requests_of_one_signature_differ_in_values_and_id() -> None:
     first, second = (InferenceRequest("m", (Tensor("X", "INT32", np.array([n], np.int32)),), "3") for n in (1, 2))
     for request, raw in ((first, b"\1\0\0\0"), (second, b"\2\0\0\0")):
-        message = message_of(request_parts(request))
+        message = message_of(request)
         assert (message.model_name, message.model_version, message.id) == ("m", "3", request.request_id)
         assert message.raw_input_contents[0] == raw
         assert [(each.name, each.datatype, each.shape) for each in message.inputs] == [("X", "INT32", [1])]
@@ -182,15 +181,15 @@ def test_tensors_without_raw_contents_are_rejected() -> None:
     ],
 )
 def test_a_parameter_keeps_its_type(value: Any, field: str) -> None:
-    message = message_of(request_parts(InferenceRequest("m", (), parameters={"p": value})))
+    message = message_of(InferenceRequest("m", (), parameters={"p": value}))
     assert message.parameters["p"].WhichOneof("parameter_choice") == field
     assert getattr(message.parameters["p"], field) == value
 
 
 def test_only_a_stream_requests_a_final_flag() -> None:
     request = InferenceRequest("m", ())
-    assert not message_of(request_parts(request)).parameters
-    assert message_of(request_parts(request, streamed=True)).parameters["triton_enable_empty_final_response"].bool_param
+    assert not message_of(request).parameters
+    assert message_of(request, streamed=True).parameters["triton_enable_empty_final_response"].bool_param
 
 
 @pytest.mark.parametrize("flag", [None, False, True])
@@ -236,10 +235,10 @@ def test_the_name_of_an_output_is_cut_in_the_error() -> None:
 
 def test_requested_outputs_are_sent_with_classification() -> None:
     outputs = (RequestedOutput("Y"), RequestedOutput("Z", 3))
-    request = message_of(request_parts(InferenceRequest("m", (), outputs=outputs)))
+    request = message_of(InferenceRequest("m", (), outputs=outputs))
     classes = [(each.name, each.parameters["classification"].int64_param) for each in request.outputs]
     assert classes == [("Y", 0), ("Z", 3)]
-    assert not message_of(request_parts(InferenceRequest("m", ()))).outputs
+    assert not message_of(InferenceRequest("m", ())).outputs
 
 
 def test_a_response_has_the_version_of_the_model() -> None:

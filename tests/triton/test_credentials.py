@@ -72,23 +72,16 @@ async def test_mutual_tls(kind: Kind, authority: Authority, caplog: pytest.LogCa
 
 
 async def test_the_certificate_must_match_the_host_name(kind: Kind, authority: Authority) -> None:
+    """That of a DNS name covers its addresses."""
     async with serving(FakeTriton(), authority.server("triton.example")) as triton:
-        for name, is_right in (("triton.example:8001", True), ("other.example:8001", False)):
+        for name, is_right in (("triton.example:8001", True), ("other.example:8001", False), ("", False)):
             credentials = Credentials(authority.files())
             async with open_transport(triton.url, kind=kind, authority=name, credentials=credentials) as transport:
                 assert await TritonEngine(transport).answers() is is_right
 
 
-REFUSALS = {
-    "wrong authority": "no authority in GATEWAY_TRITON_CA signed the certificate of the server",
-    "expired": "the certificate of the server or of the gateway has expired",
-    "other name": "the certificate of the server does not match the name in GATEWAY_TRITON_URL",
-    "no tls": "the server does not speak TLS at this port",
-}
-
-
-@pytest.mark.parametrize("fault", REFUSALS)
-async def test_a_tls_error_is_logged_once_with_its_cause(
+@pytest.mark.parametrize("fault", ["wrong authority", "expired", "other name", "no tls"])
+async def test_a_tls_error_is_logged_once(
     fault: str, kind: Kind, authority: Authority, other: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = {
@@ -104,7 +97,9 @@ async def test_a_tls_error_is_logged_once_with_its_cause(
         for _ in range(4):
             assert not await engine.answers()
             await asyncio.sleep(0.15)
-    assert [record.getMessage() for record in caplog.records] == [f"Triton refuses the gateway: {REFUSALS[fault]}"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Triton refuses the gateway: TLS failed; check GATEWAY_TRITON_CA")
+    assert record.error  # type: ignore[attr-defined]
 
 
 def test_a_lost_triton_does_not_count_as_a_tls_error() -> None:
@@ -119,10 +114,12 @@ class TestToken:
         path.write_text("secret-1\n")
         server = authority.server("127.0.0.1") if with_tls else None
         credentials = Credentials(authority.files() if with_tls else None, path)
-        seen: list[str] = []
-        async with serving(_Recording(seen), server) as triton, calling(triton.url, kind, credentials) as engine:
+        async with (
+            serving(recording := _Checking(), server) as triton,
+            calling(triton.url, kind, credentials) as engine,
+        ):
             assert await engine.answers()
-        assert seen == ["Bearer secret-1"]
+        assert recording.seen == ["Bearer secret-1"]
 
     async def test_a_changed_token_is_read_again(
         self, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,14 +129,13 @@ class TestToken:
             (tmp_path / f"data{number}").mkdir()
             (tmp_path / f"data{number}" / "token").write_text(f"secret-{number}")
         (tmp_path / "data").symlink_to("data1")
-        seen: list[str] = []
         credentials = Credentials(None, tmp_path / "data" / "token")
-        async with serving(_Recording(seen)) as triton, calling(triton.url, kind, credentials) as engine:
+        async with serving(recording := _Checking()) as triton, calling(triton.url, kind, credentials) as engine:
             await engine.answers()
             (tmp_path / "swap").symlink_to("data2")
             (tmp_path / "swap").rename(tmp_path / "data")
             await engine.answers()
-        assert seen == ["Bearer secret-1", "Bearer secret-2"]
+        assert recording.seen == ["Bearer secret-1", "Bearer secret-2"]
 
     async def test_an_unusable_token_keeps_the_old_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -147,28 +143,28 @@ class TestToken:
         monkeypatch.setattr(module, "CHECK_S", 0.0)
         path = tmp_path / "token"
         path.write_text("secret-1")
-        seen: list[str] = []
         async with (
-            serving(_Recording(seen)) as triton,
+            serving(recording := _Checking()) as triton,
             calling(triton.url, "asyncio", Credentials(None, path)) as engine,
         ):
             path.write_text("two words of secret-2")
             for _ in range(3):
                 await engine.answers()
-        assert seen == ["Bearer secret-1"] * 3
+        assert recording.seen == ["Bearer secret-1"] * 3
         assert len(caplog.records) == 1
         assert "secret" not in caplog.text
 
     async def test_a_rejected_token_is_logged_once(self, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
         """And again after Triton has answered in between."""
-        async with serving(_Refusing()) as triton, calling(triton.url, kind, Credentials()) as engine:
+        refusing = _Checking(refuses=True)
+        async with serving(refusing) as triton, calling(triton.url, kind, Credentials()) as engine:
             for _ in range(2):
                 assert not await engine.answers()
             assert [record.levelname for record in caplog.records] == ["ERROR"]
             assert "GATEWAY_TRITON_TOKEN_FILE" in caplog.text
-            triton.refuses = False  # type: ignore[attr-defined]
+            refusing.refuses = False
             assert await engine.answers()
-            triton.refuses = True  # type: ignore[attr-defined]
+            refusing.refuses = True
             assert not await engine.answers()
         assert len(caplog.records) == 2
 
@@ -212,29 +208,16 @@ class TestFiles:
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-class _Recording(FakeTriton):
-    def __init__(self, seen: list[str]) -> None:
+class _Checking(FakeTriton):
+    """Records the tokens of its callers, or refuses them."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
         super().__init__()
-        self._seen = seen
-
-    async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:  # type: ignore[override]  # noqa: N802
-        self._seen += [value for name, value in context.invocation_metadata() or () if name == "authorization"]
-        return await super().ServerLive(request, context)
-
-
-class _Refusing(FakeTriton):
-    refuses = True
+        self.seen: list[str] = []
+        self.refuses = refuses
 
     async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:  # type: ignore[override]  # noqa: N802
         if self.refuses:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+        self.seen += [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         return await super().ServerLive(request, context)
-
-
-async def test_the_certificate_of_a_dns_name_covers_its_addresses(kind: Kind, authority: Authority) -> None:
-    async with serving(FakeTriton(), authority.server("triton.test")) as triton:
-        name = f"triton.test:{triton.url.rpartition(':')[2]}"
-        credentials = Credentials(authority.files())
-        async with open_transport(triton.url, kind=kind, authority=name, credentials=credentials) as transport:
-            assert await TritonEngine(transport).answers()
-        assert not await answers(triton.url, kind, credentials)

@@ -76,37 +76,40 @@ def test_a_known_text_with_another_code_is_a_model_error(code: str, text: str, _
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("code", "text", "error"),
     [
-        "user says: Exceeds maximum queue size",
-        "Exceeds maximum queue size\n",
-        "Exceeds maximum queue size, and more",
-        "in ensemble 'e' Exceeds maximum queue size",
+        ("DEADLINE_EXCEEDED", "whatever", DeadlineExceeded),
+        ("UNAVAILABLE", "whatever", UpstreamUnavailable),
+        *[
+            (code, "whatever", ModelError)
+            for code in (
+                *("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "CANCELLED", "INTERNAL"),
+                *("UNKNOWN", "UNIMPLEMENTED", None),
+            )
+        ],
+        # a quoted text of Triton is not its own
+        *[
+            (code, text, error)
+            for code, error in (("UNAVAILABLE", UpstreamUnavailable), (None, ModelError))
+            for text in (
+                "user says: Exceeds maximum queue size",
+                "Exceeds maximum queue size\n",
+                "Exceeds maximum queue size, and more",
+                "in ensemble 'e' Exceeds maximum queue size",
+            )
+        ],
+        # a text of gRPC inside a stream
+        (None, "failed to connect to all addresses", ModelError),
+        # a smaller limit of Triton
+        ("RESOURCE_EXHAUSTED", "Received message larger than max (5000000 vs. 4194304)", PayloadTooLarge),
     ],
 )
-def test_a_quoted_text_of_triton_is_not_recognized(text: str) -> None:
-    assert type(gateway_error_of("UNAVAILABLE", text, "m")) is UpstreamUnavailable
-    assert type(gateway_error_of(None, text, "m")) is ModelError
+def test_errors_for_a_code_and_its_text(code: str | None, text: str, error: type[GatewayError]) -> None:
+    assert type(gateway_error_of(code, text, "m")) is error
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("DEADLINE_EXCEEDED", DeadlineExceeded),
-        ("UNAVAILABLE", UpstreamUnavailable),
-        ("RESOURCE_EXHAUSTED", ModelError),
-        ("INVALID_ARGUMENT", ModelError),
-        ("NOT_FOUND", ModelError),
-        ("ALREADY_EXISTS", ModelError),
-        ("CANCELLED", ModelError),
-        ("INTERNAL", ModelError),
-        ("UNKNOWN", ModelError),
-        ("UNIMPLEMENTED", ModelError),
-        (None, ModelError),
-    ],
-)
-def test_errors_for_a_code_with_an_unknown_text(code: str | None, error: type[GatewayError]) -> None:
-    assert type(gateway_error_of(code, "whatever", "m")) is error
+RAISED = "Failed to process the request(s) for model 'm_0_0', message: "
+SHM = "Failed to increase the shared memory pool size for key 'triton_x' to 67108864 bytes: No space left on device"
 
 
 @pytest.mark.parametrize(
@@ -116,25 +119,17 @@ def test_errors_for_a_code_with_an_unknown_text(code: str | None, error: type[Ga
         ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (9 vs. 8)", "decoupled"),
         ("RESOURCE_EXHAUSTED", "a message of 9 bytes; at most 8 are read", "decoupled"),
         ("INTERNAL", "Stub process 'm_0_0' is not healthy.", "load the model"),
+        *[
+            (code, prefix + SHM, "shmSize")
+            for code in ("INTERNAL", None)
+            for prefix in ("", "in ensemble 'e', ", RAISED)
+        ],
     ],
 )
-def test_an_error_of_a_model_gets_a_hint(code: str, text: str, hint: str) -> None:
+def test_an_error_of_a_model_gets_a_hint(code: str | None, text: str, hint: str) -> None:
     error = gateway_error_of(code, text, "m")
     assert type(error) is ModelError
     assert hint in (error.hint or "")
-
-
-SHM = "Failed to increase the shared memory pool size for key 'triton_x' to 67108864 bytes: No space left on device"
-
-
-@pytest.mark.parametrize(
-    "prefix", ["", "in ensemble 'e', ", "Failed to process the request(s) for model 'm_0_0', message: "]
-)
-@pytest.mark.parametrize("code", ["INTERNAL", None])
-def test_full_shared_memory_gets_a_hint(prefix: str, code: str | None) -> None:
-    error = gateway_error_of(code, prefix + SHM, "m")
-    assert type(error) is ModelError
-    assert "shmSize" in (error.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -154,18 +149,14 @@ def test_only_a_failed_connection_means_nothing_was_sent(text: str, was_sent: bo
     assert error.was_sent is was_sent
 
 
-def test_a_text_of_grpc_inside_a_stream_is_a_model_error() -> None:
-    assert type(gateway_error_of(None, "failed to connect to all addresses", "m")) is ModelError
-
-
-def test_a_smaller_message_limit_of_triton_is_payload_too_large() -> None:
-    text = "Received message larger than max (5000000 vs. 4194304)"
-    assert type(gateway_error_of("RESOURCE_EXHAUSTED", text, "m")) is PayloadTooLarge
+UNFIT = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,320], got [0]. "
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS", None])
-def test_the_text_of_triton_is_not_shown(code: str | None) -> None:
-    text = "Failed to process the request(s) for model 'm_0_0', message: ValueError: secret\n\nAt:\n  /abs/model.py(21)"
+@pytest.mark.parametrize(
+    "text", [f"{RAISED}ValueError: secret\n\nAt:\n  /abs/model.py(21)", UNFIT.replace("ident", "secret")]
+)
+def test_the_text_of_triton_is_not_shown(code: str | None, text: str) -> None:
     error = gateway_error_of(code, text, "m")
     for shown in (error.detail, error.hint or ""):
         assert "secret" not in shown
@@ -221,9 +212,6 @@ def test_a_refusal_of_the_gateway_itself_loses_no_sequence() -> None:
     assert not sequence.is_lost
     note_lost_sequence(sequence, UpstreamUnavailable("The stream was ended."))
     assert sequence.is_lost
-
-
-UNFIT = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,320], got [0]. "
 
 
 @pytest.mark.parametrize(
@@ -306,33 +294,26 @@ def test_a_message_of_triton_is_parsed(message: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     "message",
     [
+        # the rows of the caller's own request
         "[request id: 1] inference request batch-size must be <= 16 for 'e'",
         "[request id: 1] input byte size mismatch for input 'crop' for model 'e'. Expected 48, got 0",
+        # of a model
+        *("", "no boxes", "internal", "EARLY_EXIT[no_text]"),
+        "expected 1 inputs but got 0 inputs for model 'x'." * 100_000,
+    ],
+    ids=lambda message: message[:40],
+)
+def test_another_message_is_no_fault_of_a_step(message: str) -> None:
+    assert fault_in(message) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "is_fault"),
+    [
+        *[(code, True) for code in ("INVALID_ARGUMENT", "INTERNAL", None)],
+        *[(code, False) for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "CANCELLED")],
     ],
 )
-def test_the_rows_of_the_callers_own_request_are_no_fault_of_a_step(message: str) -> None:
-    assert fault_in(message) is None
-
-
-@pytest.mark.parametrize("message", ["", "no boxes", "internal", "EARLY_EXIT[no_text]"])
-def test_a_message_of_a_model_is_not_a_fault(message: str) -> None:
-    assert fault_in(message) is None
-
-
-@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", None])
-def test_a_fault_is_recognized_without_its_code(code: str | None) -> None:
-    assert gateway_error_of(code, UNFIT, "ident").code == "contract_violation"
-
-
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "CANCELLED"])
-def test_other_codes_are_not_faults(code: str) -> None:
-    assert gateway_error_of(code, UNFIT, "ident").fault is None
-
-
-def test_names_in_a_message_are_not_shown() -> None:
-    error = gateway_error_of("INVALID_ARGUMENT", UNFIT.replace("ident", "<b>"), "m")
-    assert "<b>" not in f"{error.detail}{error.hint}"
-
-
-def test_a_huge_message_is_parsed_quickly() -> None:
-    assert fault_in("expected 1 inputs but got 0 inputs for model 'x'." * 100_000) is None
+def test_the_codes_of_a_fault(code: str | None, is_fault: bool) -> None:
+    error = gateway_error_of(code, UNFIT, "ident")
+    assert (error.code == "contract_violation", error.fault is not None) == (is_fault, is_fault)

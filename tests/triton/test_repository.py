@@ -1,35 +1,98 @@
+"""Model repositories: as ``check`` reads them, and as the embedded Triton serves them."""
+
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from app.core.model import RepositoryModel
-from app.triton.repository import RepositoryUnreadable, read_repository
+from app.core.model import RepositoryModel, Step, TensorSpec
+from app.launcher.machine import RepositoryUnservable
+from app.triton.config import model_config_of, parse_config
+from app.triton.repository import RepositoryUnreadable, read_repository, served_repository
 from tests.toolkit.broken_repositories import Repository
+
+PLAIN = """
+name: "plain" backend: "python" max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] },
+        { name: "NOTE" data_type: TYPE_STRING dims: 1 optional: true } ]
+output [ { name: "Y" data_type: TYPE_BF16 dims: [ 2 ] } ]
+model_transaction_policy { decoupled: true }
+instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU } ]
+parameters [ { key: "b" value { string_value: "2" } }, { key: "a" value { string_value: "1" } } ]
+"""
+
+ENSEMBLE = """
+name: "whole" platform: "ensemble"
+input [ { name: "X" data_type: TYPE_INT64 dims: [ 1 ] } ] output [ { name: "Y" data_type: TYPE_BOOL dims: [ 1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "first" model_version: -1 input_map { key: "A" value: "X" } output_map { key: "B" value: "between" } },
+  { model_name: "second" model_version: 3 input_map { key: "C" value: "between" } output_map { key: "D" value: "Y" } }
+] }
+"""
+
+
+def test_a_plain_model() -> None:
+    config = model_config_of(parse_config(PLAIN))
+    assert (config.name, config.backend, config.max_batch_size) == ("plain", "python", 8)
+    assert config.inputs == (TensorSpec("X", "FP32", (-1, 4)), TensorSpec("NOTE", "BYTES", (1,), optional=True))
+    assert config.outputs == (TensorSpec("Y", "BF16", (2,)),)
+    assert (config.input("NOTE"), config.output("X")) == (config.inputs[1], None)
+    assert (config.decoupled, config.is_ensemble, config.instance_count) == (True, False, 3)
+    assert config.parameters == (("a", "1"), ("b", "2"))
+
+
+def test_an_ensemble() -> None:
+    config = model_config_of(parse_config(ENSEMBLE))
+    assert (config.is_ensemble, config.backend, config.instance_count) == (True, "ensemble", 1)
+    assert config.steps == (
+        Step("first", "", (("A", "X"),), (("B", "between"),)),
+        Step("second", "3", (("C", "between"),), (("D", "Y"),)),
+    )
+
+
+def test_an_older_configuration_names_a_platform() -> None:
+    assert model_config_of(parse_config('name: "m" platform: "onnxruntime_onnx"')).backend == "onnxruntime_onnx"
+
+
+@pytest.mark.parametrize("text", ['name: "m', "nam: 1", "max_batch_size: x", "input { data_type: TYPE_FP7 }"])
+def test_the_error_for_an_invalid_configuration_has_the_line(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^\d+:\d+"):
+        parse_config(text)
+
 
 CALL = "pb_utils.InferenceRequest(model_name={}, inputs=[])"
 
 
+class Ident:
+    """A repository with the model ``ident``, whose files a test changes."""
+
+    def __init__(self, path: Path) -> None:
+        Repository(path).model("ident", "X", "Y")
+        self.path = path
+        self.folder = path / "ident"
+        self.config = self.folder / "config.pbtxt"
+
+    def declare(self, more: str) -> None:
+        self.config.write_text(self.config.read_text() + more)
+
+    def read(self) -> RepositoryModel:
+        (model,) = read_repository(self.path)
+        return model
+
+
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    repository = Repository(tmp_path)
-    repository.model("ident", "X", "Y")
-    return repository
+def ident(tmp_path: Path) -> Ident:
+    return Ident(tmp_path)
 
 
-def only(path: Path) -> RepositoryModel:
-    (model,) = read_repository(path)
-    return model
+def test_a_configuration_without_a_name_uses_its_folder(ident: Ident) -> None:
+    ident.config.write_text(ident.config.read_text().replace('name: "ident"', ""))
+    assert ident.read().config.name == "ident"
 
 
-def test_a_configuration_without_a_name_uses_its_folder(repository: Repository) -> None:
-    config = repository.path / "ident" / "config.pbtxt"
-    config.write_text(config.read_text().replace('name: "ident"', ""))
-    assert only(repository.path).config.name == "ident"
-
-
-def test_a_model_without_a_configuration_has_no_complaint(repository: Repository) -> None:
-    (repository.path / "ident" / "config.pbtxt").unlink()
-    model = only(repository.path)
+def test_a_model_without_a_configuration_has_no_complaint(ident: Ident) -> None:
+    ident.config.unlink()
+    model = ident.read()
     assert (model.config.inputs, model.complaint) == ((), "")
 
 
@@ -42,18 +105,11 @@ def test_a_model_without_a_configuration_has_no_complaint(repository: Repository
         ("all { }", ("1", "12", "3")),
     ],
 )
-def test_versions_are_those_that_the_policy_loads(repository: Repository, policy: str, versions: tuple[str]) -> None:
+def test_versions_are_those_that_the_policy_loads(ident: Ident, policy: str, versions: tuple[str]) -> None:
     for name in ("12", "3", "04", "samples", "__pycache__"):
-        (repository.path / "ident" / name).mkdir()
-    config = repository.path / "ident" / "config.pbtxt"
-    config.write_text(config.read_text() + (f"version_policy {{ {policy} }}" if policy else ""))
-    assert only(repository.path).versions == versions
-
-
-def test_the_error_for_an_invalid_configuration_has_the_line(repository: Repository) -> None:
-    (repository.path / "ident" / "config.pbtxt").write_text("name: 7")
-    config = repository.path / "ident" / "config.pbtxt"
-    assert only(repository.path).complaint.startswith(f"{config}:1:7")
+        (ident.folder / name).mkdir()
+    ident.declare(f"version_policy {{ {policy} }}" if policy else "")
+    assert ident.read().versions == versions
 
 
 @pytest.mark.parametrize(
@@ -67,19 +123,20 @@ def test_the_error_for_an_invalid_configuration_has_the_line(repository: Reposit
         ("ensemble_scheduling { step { model: 1 } }", "did you mean 'model_name'?"),
     ],
 )
-def test_a_mistyped_name_gets_a_suggestion(repository: Repository, config: str, expected: str) -> None:
-    (repository.path / "ident" / "config.pbtxt").write_text(config)
-    assert only(repository.path).complaint.endswith(expected)
+def test_a_mistyped_name_gets_a_suggestion(ident: Ident, config: str, expected: str) -> None:
+    ident.config.write_text(config)
+    complaint = ident.read().complaint
+    assert complaint.startswith(f"{ident.config}:1:")
+    assert complaint.endswith(expected)
 
 
-def test_the_error_for_an_unreadable_file_has_its_path(repository: Repository) -> None:
-    config = repository.path / "ident" / "config.pbtxt"
-    config.unlink()
-    config.symlink_to("absent")
-    assert only(repository.path).complaint == f"{config} cannot be read: No such file or directory"
-    config.unlink()
-    config.write_bytes(b"\xff")
-    assert only(repository.path).complaint == f"{config} cannot be read: it is not UTF-8 text"
+def test_the_error_for_an_unreadable_file_has_its_path(ident: Ident) -> None:
+    ident.config.unlink()
+    ident.config.symlink_to("absent")
+    assert ident.read().complaint == f"{ident.config} cannot be read: No such file or directory"
+    ident.config.unlink()
+    ident.config.write_bytes(b"\xff")
+    assert ident.read().complaint == f"{ident.config} cannot be read: it is not UTF-8 text"
 
 
 @pytest.mark.parametrize(
@@ -92,25 +149,98 @@ def test_the_error_for_an_unreadable_file_has_its_path(repository: Repository) -
         ("requests = [1]", set()),
     ],
 )
-def test_a_scripts_literal_calls_are_found(repository: Repository, script: str, calls: set[str]) -> None:
-    (repository.path / "ident" / "1" / "model.py").write_text(script)
-    assert only(repository.path).calls == calls
+def test_a_scripts_literal_calls_are_found(ident: Ident, script: str, calls: set[str]) -> None:
+    (ident.folder / "1" / "model.py").write_text(script)
+    assert ident.read().calls == calls
 
 
-def test_declared_calls_are_found(repository: Repository) -> None:
-    config = repository.path / "ident" / "config.pbtxt"
-    config.write_text(config.read_text() + 'parameters { key: "bls_calls" value { string_value: "a , b," } }')
-    assert only(repository.path).calls == {"a", "b"}
+def test_declared_calls_are_found(ident: Ident) -> None:
+    ident.declare('parameters { key: "bls_calls" value { string_value: "a , b," } }')
+    assert ident.read().calls == {"a", "b"}
 
 
-def test_instances_on_several_gpus_are_counted(repository: Repository) -> None:
-    config = repository.path / "ident" / "config.pbtxt"
-    config.write_text(config.read_text() + "instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]")
-    assert only(repository.path).config.instance_count == 4
+def test_instances_on_several_gpus_are_counted(ident: Ident) -> None:
+    ident.declare("instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]")
+    assert ident.read().config.instance_count == 4
 
 
-def test_a_missing_or_empty_repository_is_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryUnreadable, match="no model repository"):
-        read_repository(tmp_path / "absent")
-    with pytest.raises(RepositoryUnreadable, match="contains no models"):
-        read_repository(tmp_path)
+COMPLETE = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [-1] }
+output { name: "Y" data_type: TYPE_FP32 dims: [-1] }
+"""
+AddModel = Callable[..., None]
+
+
+@pytest.fixture
+def add_model(tmp_path: Path) -> AddModel:
+    def add_model(name: str, config: str | None = None, file: str = "model.py") -> None:
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True)
+        (version / file).touch()
+        if config is not None:
+            (version.parent / "config.pbtxt").write_text(config)
+
+    return add_model
+
+
+def test_models_are_the_sorted_folders(add_model: AddModel, tmp_path: Path) -> None:
+    """Triton loads a folder with any name, and does not start if one is no model."""
+    for name in ("b", "a", ".c"):
+        add_model(name, COMPLETE)
+    (tmp_path / "README.md").touch()
+    assert served_repository(tmp_path).models == (".c", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("config", "is_complete"),
+    [
+        (COMPLETE.replace('backend: "python"', 'platform: "ensemble"'), True),
+        (None, False),
+        ("", False),
+        (COMPLETE.replace('backend: "python"', ""), False),
+        (COMPLETE.replace("output", "input"), False),
+        (COMPLETE.replace("data_type: TYPE_FP32", "", 1), False),
+        (COMPLETE.replace("dims: [-1]", "", 1), False),
+    ],
+)
+def test_complete_configurations_are_recognized(
+    add_model: AddModel, tmp_path: Path, config: str | None, is_complete: bool
+) -> None:
+    add_model("a", COMPLETE)
+    add_model("b", config)
+    assert served_repository(tmp_path).is_complete is is_complete
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (("a", 'backend: "onnxruntime"', "model.onnx"), r"'a' needs the backend 'onnxruntime'.*tritonserver image"),
+        (("a", 'platform: "tensorrt_plan"', "model.plan"), r"'a' needs the backend 'tensorrt'.*tritonserver image"),
+        (("a", None, "model.pt"), r"'a' needs the backend 'pytorch'.*tritonserver image"),
+        (("a", COMPLETE + "\nnonsense: 1"), r"'a'.*config.pbtxt.*nonsense"),
+        (("a", COMPLETE, "other.py"), r"Model 'a': .*/a/1/model\.py does not exist\."),
+        # Triton 2.51 would wait for the model's process without end.
+        (("bert base", COMPLETE), r"'bert base': the folder is 'bert base', and Triton 2.51 never"),
+    ],
+    ids=["onnxruntime", "a platform", "a file of PyTorch", "an invalid file", "no script", "a shell splits the name"],
+)
+def test_a_model_that_the_embedded_triton_cannot_serve_is_an_error(
+    add_model: AddModel, tmp_path: Path, model: tuple[str, ...], message: str
+) -> None:
+    add_model(*model)
+    with pytest.raises(RepositoryUnservable, match=message):
+        served_repository(tmp_path)
+
+
+def test_a_script_may_have_another_name(add_model: AddModel, tmp_path: Path) -> None:
+    add_model("a", COMPLETE + 'default_model_filename: "other.py"', file="other.py")
+    assert served_repository(tmp_path).models == ("a",)
+
+
+def test_a_missing_or_empty_repository_is_an_error(tmp_path: Path) -> None:
+    for path, message in ((tmp_path / "absent", "no model repository"), (tmp_path, "contains no models")):
+        with pytest.raises(RepositoryUnreadable, match=message):
+            read_repository(path)
+        with pytest.raises(RepositoryUnservable, match=message):
+            served_repository(path)

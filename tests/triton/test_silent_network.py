@@ -1,19 +1,76 @@
-"""A network that silently drops the packets of one connection: lost state of a firewall or NAT, a lost node."""
+"""A network that silently drops the packets of one connection: lost state of a firewall or NAT, a lost node.
 
+The test starts this module in a network namespace of its own, as a program: its arguments are the client, the
+``network_s`` of the gateway's own client, and the seconds before the first call.
+"""
+
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from app.grpc.client import Client, Options
+from app.grpc.connection import KeepAlive
+from app.grpc.rpc import RpcError, Transport
+from app.triton.connect import MAX_MESSAGE_BYTES
 from tests.conftest import Require
+from tests.triton.test_transports import Script, by_grpcio, called, serving
 
 PROGRAMS = ("unshare", "ip", "iptables")
 CALLS_OF_20_S = 13
 """Calls with deadlines of 2 s, one after the other, in a little more than 20 s."""
+DEADLINE_S = 2.0
+LONGEST_S = 90.0
+ESTABLISHED = "01"
+
+
+def opened(kind: str, url: str, network_s: float) -> Transport:
+    if kind == "grpcio":
+        return by_grpcio(url)
+    return Client(url, Options(KeepAlive(300.0, 20.0, network_s=network_s), MAX_MESSAGE_BYTES))
+
+
+def client_port(server_port: int) -> int:
+    """Returns the port of the only connection to the server. Source: proc(5), /proc/net/tcp."""
+    rows = [line.split()[1:4] for path in ("tcp", "tcp6") for line in Path("/proc/net", path).read_text().splitlines()]
+    (local,) = {
+        local
+        for local, remote, state in rows
+        if state == ESTABLISHED and remote.endswith(f":{server_port:04X}") and not local.endswith(f":{server_port:04X}")
+    }
+    return int(local.rpartition(":")[2], 16)
+
+
+def drop(port: int) -> None:
+    for end in ("--sport", "--dport"):
+        command = ["iptables", "-w", "-A", "INPUT", "-p", "tcp", end, str(port), "-j", "DROP"]
+        subprocess.run(command, check=True)
+
+
+async def measured_here(kind: str, network_s: float, idle_s: float) -> dict[str, float]:
+    """Returns the seconds and the failed calls until the first answer, behind dropped packets."""
+    async with serving(Script()) as url:
+        transport = opened(kind, url, network_s)
+        await called(transport)
+        drop(client_port(int(url.rpartition(":")[2])))
+        await asyncio.sleep(idle_s)
+        failed, start = 0, time.monotonic()
+        while time.monotonic() < start + LONGEST_S:
+            try:
+                await called(transport, timeout_s=DEADLINE_S)
+                break
+            except RpcError:
+                failed += 1
+                await asyncio.sleep(0.02)
+        found = {"seconds": time.monotonic() - start, "failed": failed}
+        await transport.close()
+    return found
 
 
 @pytest.fixture
@@ -24,14 +81,14 @@ def measured(require: Require, pytestconfig: pytest.Config) -> "Measure":
 
 
 class Measure:
-    """Runs tests/triton/silent_network.py in a network namespace of its own."""
+    """Runs this module in a network namespace of its own."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def __call__(self, *runs: tuple[str, float, float]) -> list[dict[str, float]]:
         """Returns the seconds and the failed calls until the first answer, for each of several concurrent runs."""
-        program = ["unshare", "--net", sys.executable, "-m", "tests.triton.silent_network"]
+        program = ["unshare", "--net", sys.executable, "-m", "tests.triton.test_silent_network"]
         running = [
             subprocess.Popen([*program, *map(str, run)], cwd=self._root, stdout=subprocess.PIPE, text=True)
             for run in runs
@@ -50,3 +107,9 @@ def test_a_silent_connection_lasts_no_longer_than_with_grpcio(measured: Measure)
     busy, idle, reference = measured(("asyncio", 20, 0), ("asyncio", 20, 28), ("grpcio", 20, 0))
     assert busy["failed"] <= max(reference["failed"] + 1, CALLS_OF_20_S)
     assert idle["failed"] == 0
+
+
+if __name__ == "__main__":
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    found = asyncio.run(measured_here(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))
+    sys.stdout.write(json.dumps(found))

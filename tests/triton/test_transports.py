@@ -144,12 +144,6 @@ async def drained(stream: StreamCall) -> list[bytes]:
     return [message async for message in stream]
 
 
-@pytest.mark.parametrize("size", [0, 1, 16_383, 65_536, 5 * 1024 * 1024])
-async def test_a_message_of_any_size_survives_a_round_trip(transport: Transport, size: int) -> None:
-    message = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    assert await called(transport, message) == message
-
-
 async def test_metadata_and_deadline_reach_the_server(transport: Transport, script: Script) -> None:
     remaining = []
 

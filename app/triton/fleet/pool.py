@@ -5,7 +5,7 @@ import logging
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
 from app.core.aio import BackgroundTasks, Backoff
@@ -23,11 +23,8 @@ OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
 RESOLVE_S = 5.0
 """Interval at which a DNS name is resolved, and the timeout of one attempt."""
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Resolves a host and a port to the IP addresses of the host. Raises OSError."""
 
-
-async def resolve_by_system(host: str, port: int) -> list[str]:
+async def resolve(host: str, port: int) -> list[str]:
     """Returns the IPv4 addresses, or the IPv6 addresses if there are none. Raises OSError.
 
     It never returns both, because a machine with addresses of both families runs only one Triton.
@@ -40,13 +37,10 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 class ServerPool:
     """``names``: fixed addresses, or one DNS name, whose addresses are followed."""
 
-    def __init__(
-        self, names: tuple[str, ...], balancer: Balancer, open_server: OpenServer, resolve: Resolve = resolve_by_system
-    ) -> None:
+    def __init__(self, names: tuple[str, ...], balancer: Balancer, open_server: OpenServer) -> None:
         self._names = names
         self._balancer = balancer
         self._open_server = open_server
-        self._resolve = resolve
         self._stacks: dict[TritonServer, AsyncExitStack] = {}
         self._is_resolving = len(names) == 1
         self._has_failed = False
@@ -76,7 +70,7 @@ class ServerPool:
             try:
                 host, port = host_and_port(self._names[0])
                 async with asyncio.timeout(RESOLVE_S):
-                    hosts = await self._resolve(host, port)
+                    hosts = await resolve(host, port)
                 wanted = frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts)
             except OSError as exc:
                 if not self._has_failed:

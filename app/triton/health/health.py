@@ -29,8 +29,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from app.core.aio import Backoff
-from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.errors import ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.model import ModelConfig, reached
+from app.triton.grpc_errors import DEAD_PROCESS, LONGEST_MESSAGE
 
 FAILURES = 5
 """The number of consecutive failures that opens a breaker."""
@@ -51,8 +52,6 @@ FORGIVEN_S = 300.0
 ENGINE_RETRY_S = 5
 """``Retry-After`` while the engine of a model is dead. An engine loads for longer, or somebody must load it."""
 _FADING = 0.99
-_LONGEST_MESSAGE = 4096
-_DEAD_STUB = re.compile(r"Stub process (?:'([^']*)' )?is not healthy\.")
 _log = logging.getLogger(__name__)
 
 
@@ -258,8 +257,7 @@ class TritonHealth:
     # What calls show
 
     def calls_of(self, model: str, method: str) -> CallHistory:
-        history = self.calls.get((model, method))
-        return history or self.calls.setdefault((model, method), CallHistory(self.models[model]))
+        return self.calls.setdefault((model, method), CallHistory(self.models[model]))
 
     def is_heard_since(self, since: float, method: str = "", model: str = "") -> bool:
         """Whether Triton answered a call, of the given method and model. ``since``: in monotonic seconds."""
@@ -273,20 +271,14 @@ class TritonHealth:
         """Whether the silence of the model is explained by the declared time until a first output."""
         return 0 < calls.silent_s < self._declared(model).first_output_s
 
-    def failed(self, model: str, error: GatewayError, waited_s: float) -> None:
-        """Opens the breaker after several calls that ended without an answer.
-
-        These are UNAVAILABLE, and a deadline that passed after the model should have answered. An error of the model
-        or of the caller is an answer.
-        """
-        state, is_timeout = self.models[model], isinstance(error, DeadlineExceeded)
-        is_lost = isinstance(error, UpstreamUnavailable) and not error.was_answered
-        if is_lost or (is_timeout and waited_s >= state.timeout_s):
-            state.failures += 1
-            if state.failures == FAILURES:
-                state.probes = Backoff(FIRST_PROBE_S, LONGEST_PROBE_S if is_timeout else FIRST_PROBE_S)
-                state.probes.fail()
-                self.begin(ModelFault.OPEN, model)
+    def failed(self, model: str, *, is_timeout: bool) -> None:
+        """Opens the breaker after several calls that ended without an answer. An error of the model is an answer."""
+        state = self.models[model]
+        state.failures += 1
+        if state.failures == FAILURES:
+            state.probes = Backoff(FIRST_PROBE_S, LONGEST_PROBE_S if is_timeout else FIRST_PROBE_S)
+            state.probes.fail()
+            self.begin(ModelFault.OPEN, model)
 
     def begin(self, fault: ModelFault, model: str) -> None:
         """Only notes the time of a death if the model has the fault."""
@@ -324,8 +316,8 @@ class TritonHealth:
         Returns:
             The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
         """
-        message, owner = message[:_LONGEST_MESSAGE], called
-        if (found := _DEAD_STUB.search(message)) is not None:
+        message, owner = message[:LONGEST_MESSAGE], called
+        if (found := DEAD_PROCESS.search(message)) is not None:
             fault = ModelFault.PROCESS
             if found[1] is not None:
                 owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]

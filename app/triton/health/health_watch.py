@@ -386,15 +386,16 @@ class HealthWatch:
 
         Another instance of the model may be alive, so with several instances the stream gets more time.
         """
-        health, silent_s, canary_s = self._health, stream.silent_s, self._health.models[stream.model].canary_s
-        if health.has_died_since(stream.began, stream.model) and silent_s >= (
-            DEAD_S if health.instances(stream.model) == 1 else canary_s
-        ):
+        health, silent_s = self._health, stream.silent_s
+        if silent_s < stream.examined_s:  # a response arrived since the last examination
+            stream.examined_s = 0.0
+        if silent_s < DEAD_S:
+            return False
+        dead_s = DEAD_S if health.instances(stream.model) == 1 else health.models[stream.model].canary_s
+        if silent_s >= dead_s and health.has_died_since(stream.began, stream.model):
             text = "The process of the model died before the stream was complete."
             stream.call.interrupt(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
-        if silent_s < stream.examined_s:  # a response arrived since the last examination
-            stream.examined_s = 0.0
         if silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
             return False
         stream.examined_s = silent_s

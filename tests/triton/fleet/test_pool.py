@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -10,7 +10,7 @@ from app.core.inference import Deadline, InferenceRequest
 from app.triton.connect import addresses_of, is_name
 from app.triton.fleet import pool as module
 from app.triton.fleet.balancer import Balancer, TritonServer
-from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve_by_system, watch_servers
+from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve, watch_servers
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import Samples, eventually, running
 from tests.triton.fleet.test_balancer import ANSWER, balanced, working
@@ -19,8 +19,9 @@ from tests.triton.fleet.test_balancer import ANSWER, balanced, working
 class Addresses:
     """The current addresses of the name; empty if the name cannot be resolved."""
 
-    def __init__(self, *hosts: str) -> None:
-        self.hosts = list(hosts)
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+        self.hangs = False
         self.opened: list[str] = []
         self.closed: list[str] = []
 
@@ -28,13 +29,11 @@ class Addresses:
         assert (host, port) == ("triton.ns.svc", 8001)
         if not self.hosts:
             raise OSError("Name or service not known")
+        await asyncio.sleep(60 if self.hangs else 0)
         return self.hosts
 
-    def server(self, address: str) -> AbstractAsyncContextManager[TritonServer]:
-        return self._server(address)
-
     @asynccontextmanager
-    async def _server(self, address: str) -> AsyncIterator[TritonServer]:
+    async def server(self, address: str) -> AsyncIterator[TritonServer]:
         self.opened.append(address)
         yield TritonServer(address, FakeEngine())
         self.closed.append(address)
@@ -53,19 +52,27 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
-def named(addresses: Addresses) -> tuple[ServerPool, Balancer]:
-    balancer = Balancer()
-    return ServerPool(("triton.ns.svc:8001",), balancer, addresses.server, addresses.resolve), balancer
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> Addresses:
+    found = Addresses()
+    monkeypatch.setattr(module, "resolve", found.resolve)
+    return found
+
+
+async def named(addresses: Addresses, *hosts: str) -> tuple[ServerPool, Balancer]:
+    """Opens the servers of a name that has these addresses."""
+    balancer, addresses.hosts = Balancer(), list(hosts)
+    pool = ServerPool(("triton.ns.svc:8001",), balancer, addresses.server)
+    await pool.open()
+    return pool, balancer
 
 
 def states(balancer: Balancer) -> dict[str, str]:
     return dict(sorted(balancer.states().items()))
 
 
-async def test_addresses_join_at_once_and_leave_when_idle() -> None:
-    addresses = Addresses("10.0.0.1", "10.0.0.2")
-    pool, balancer = named(addresses)
-    await pool.open()
+async def test_addresses_join_at_once_and_leave_when_idle(addresses: Addresses) -> None:
+    pool, balancer = await named(addresses, "10.0.0.1", "10.0.0.2")
     assert states(balancer) == {"10.0.0.1:8001": "up", "10.0.0.2:8001": "up"}
     assert [server.joined_at for server in balancer.servers] == [0.0, 0.0]
     first = balancer.servers[0]
@@ -82,10 +89,8 @@ async def test_addresses_join_at_once_and_leave_when_idle() -> None:
     assert sorted(addresses.closed) == ["10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8001"]
 
 
-async def test_an_address_that_returns_while_draining_is_kept() -> None:
-    addresses = Addresses("10.0.0.1", "10.0.0.2")
-    pool, balancer = named(addresses)
-    await pool.open()
+async def test_an_address_that_returns_while_draining_is_kept(addresses: Addresses) -> None:
+    pool, balancer = await named(addresses, "10.0.0.1", "10.0.0.2")
     balancer.servers[0].in_flight = 1
     addresses.hosts = ["10.0.0.2"]
     await pool.follow()
@@ -95,10 +100,8 @@ async def test_an_address_that_returns_while_draining_is_kept() -> None:
     assert len(addresses.opened) == 2
 
 
-async def test_a_failing_resolver_removes_no_address(caplog: pytest.LogCaptureFixture) -> None:
-    addresses = Addresses("10.0.0.1")
-    pool, balancer = named(addresses)
-    await pool.open()
+async def test_a_failing_resolver_removes_no_address(addresses: Addresses, caplog: pytest.LogCaptureFixture) -> None:
+    pool, balancer = await named(addresses, "10.0.0.1")
     addresses.hosts = []
     for _ in range(3):
         await pool.follow()
@@ -106,30 +109,23 @@ async def test_a_failing_resolver_removes_no_address(caplog: pytest.LogCaptureFi
     assert caplog.text.count("cannot be resolved") == 1
 
 
-async def test_a_name_may_become_known_later() -> None:
-    addresses = Addresses()
-    pool, balancer = named(addresses)
-    await pool.open()
+async def test_a_name_may_become_known_later(addresses: Addresses) -> None:
+    pool, balancer = await named(addresses)
     assert (states(balancer), await balancer.is_live()) == ({}, False)
     async with running(pool.run()):
         addresses.hosts = ["10.0.0.1"]
         await eventually(lambda: states(balancer) == {"10.0.0.1:8001": "up"})
 
 
-async def test_a_hanging_resolver_counts_as_failed() -> None:
-    async def hang(host: str, port: int) -> list[str]:
-        await asyncio.sleep(60)
-        return []
-
-    pool = ServerPool(("triton.ns.svc:8001",), Balancer(), Addresses().server, hang)
-    await pool.open()
+async def test_a_hanging_resolver_counts_as_failed(addresses: Addresses) -> None:
+    addresses.hangs = True
+    _, balancer = await named(addresses, "10.0.0.1")
+    assert balancer.servers == []
 
 
-async def test_several_addresses_are_not_resolved() -> None:
-    addresses = Addresses()
+async def test_several_addresses_are_not_resolved(addresses: Addresses) -> None:
     balancer = Balancer()
-    pool = ServerPool(("a:1", "unix:/b"), balancer, addresses.server, addresses.resolve)
-    await pool.open()
+    await ServerPool(("a:1", "unix:/b"), balancer, addresses.server).open()
     assert states(balancer) == {"a:1": "up", "unix:/b": "up"}
 
 
@@ -158,15 +154,14 @@ def test_only_a_dns_name_may_have_several_addresses(address: str, may_have_sever
     assert is_name(address) is may_have_several
 
 
-async def test_ipv6_addresses_are_written_in_brackets() -> None:
-    pool, balancer = named(Addresses("::1", "10.0.0.1"))
-    await pool.open()
+async def test_ipv6_addresses_are_written_in_brackets(addresses: Addresses) -> None:
+    _, balancer = await named(addresses, "::1", "10.0.0.1")
     assert states(balancer) == {"10.0.0.1:8001": "up", "[::1]:8001": "up"}
 
 
 async def test_the_system_resolves_one_family() -> None:
     """``localhost`` has addresses of both families, which belong to one machine."""
-    assert await resolve_by_system("localhost", 1) in (["127.0.0.1"], ["::1"])
+    assert await resolve("localhost", 1) in (["127.0.0.1"], ["::1"])
 
 
 @asynccontextmanager

@@ -1,17 +1,27 @@
-"""A gateway removes the files of a killed gateway and no other files."""
+"""Regions: their memory, their names, and the files of killed gateways, which the next gateway removes."""
 
 import asyncio
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import SharedMemory
-from app.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
+from app.shared_memory.regions import (
+    PREFIX,
+    SHARED_MEMORY,
+    Owner,
+    Region,
+    is_abandoned,
+    remove_leftovers,
+    rounded,
+)
 from app.triton.connect import open_transport, registry_of
 from tests.shared_memory.stage import MIB
 from tests.toolkit.triton import FakeTriton, serving
@@ -33,6 +43,46 @@ def owner() -> Iterator[Owner]:
     owner.release()
 
 
+@pytest.fixture
+def region(owner: Owner) -> Region:
+    return Region(owner.next_name(), MIB)
+
+
+def test_the_memory_is_allocated_at_once_for_the_owner_only(region: Region) -> None:
+    """If a page were missing later, an access would kill the process."""
+    region.allocate()
+    assert region.path.stat().st_blocks * 512 >= MIB
+    assert region.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_memory_stays_after_the_file_is_removed(region: Region) -> None:
+    region.allocate()
+    region.unlink()
+    region.view[:3] = b"abc"
+    assert bytes(region.view[:3]) == b"abc"
+    assert not region.path.exists()
+
+
+@pytest.mark.parametrize(("free_mib", "is_made"), [(33, True), (32, False)])
+def test_half_of_the_file_system_stays_free(
+    region: Region, monkeypatch: pytest.MonkeyPatch, free_mib: int, is_made: bool
+) -> None:
+    system = SimpleNamespace(f_bavail=free_mib * 256, f_frsize=4096, f_blocks=64 * 256)
+    monkeypatch.setattr(os, "statvfs", lambda path: system)
+    if is_made:
+        region.allocate()
+    else:
+        with pytest.raises(OSError, match="half of /dev/shm has to stay free"):
+            region.allocate()
+    assert region.path.exists() is is_made
+
+
+@pytest.mark.parametrize("size", [1, MIB - 1, MIB, MIB + 1, 16 * MIB + 4, 64 * MIB])
+def test_sizes_are_rounded_up_by_at_most_a_quarter(size: int) -> None:
+    assert size <= rounded(size) <= max(size * 1.25, 256 * 1024)
+    assert rounded(size) % 4096 == 0
+
+
 def files_of(name: str) -> list[Path]:
     return list(SHARED_MEMORY.glob(f"{name.rpartition('_')[0]}*"))
 
@@ -50,17 +100,11 @@ def test_names_are_unique(owner: Owner) -> None:
     assert len(set(names)) == 3
 
 
-def test_regions_of_a_running_gateway_stay(owner: Owner) -> None:
-    region = Region(owner.next_name(), 4096)
+def test_regions_of_a_running_gateway_stay_until_it_releases_them(owner: Owner, region: Region) -> None:
     region.allocate()
     remove_leftovers()
     assert region.path.exists()
     assert not is_abandoned(region.name)
-
-
-def test_release_removes_every_file(owner: Owner) -> None:
-    region = Region(owner.next_name(), 4096)
-    region.allocate()
     owner.release()
     assert files_of(region.name) == []
 
@@ -72,9 +116,6 @@ def test_regions_of_a_killed_gateway_are_removed() -> None:
     assert is_abandoned(name)
     remove_leftovers()
     assert files_of(name) == []
-
-
-def test_regions_of_other_clients_are_not_abandoned() -> None:
     assert not is_abandoned("region_of_another_client")
 
 

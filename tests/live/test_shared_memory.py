@@ -147,7 +147,7 @@ async def check_abandoned(engine: TritonEngine, transport: SharedMemory) -> None
     assert len(leases) > 2
     assert all(abandoned not in lease.regions for lease in leases[1:])
     async with asyncio.timeout(PATIENCE_S):
-        while transport._pool.retired:
+        while transport._pool.those("retired"):
             await asyncio.sleep(0.02)
 
 

@@ -35,8 +35,6 @@ LONGEST_DELAY_S = 60.0
 """Longest delay between two reloads of a model with a dead process."""
 LONGEST_LOOK_S = 10.0
 """Longest interval between checks of a model that the gateway must not reload."""
-LONGEST_RECOVERY_S = 30.0
-"""Longest interval between checks of a stuck Triton."""
 FIRST_RESTART_S = 60.0
 LONGEST_RESTART_S = 3600.0
 """Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
@@ -241,20 +239,24 @@ class HealthWatch:
     async def _examine(self, model: str, method: str) -> None:
         """Follows the silence of a model from the first suspicion to its end.
 
-        A slow model or a full queue is not a hung model: requests that nobody waits for count too.
+        A slow model or a full queue is not a hung model: requests that nobody waits for count too. If no other model
+        answers this method either, Triton is stuck, and only a restart can help.
         """
         health, state, began = self._health, self._health.models[model], time.monotonic()
-        hangs, is_reloaded, since = False, False, began
+        hangs, is_stuck, is_reloaded, since = False, False, False, began
         try:
             if not await self._stays_silent(model, method, began + state.usual_silence_s):
                 return
             health.begin(ModelFault.HUNG, model)
-            while await self._stays_silent(model, method, since + self._hung_after_s(method, model)):
+            while await self._stays_silent(
+                model, method, since + self._hung_after_s(method, model), during_stuck=is_stuck
+            ):
                 hangs = True
                 silent_s = round(time.monotonic() - began)
                 _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
-                if await self._recovers_if_stuck(method, began):
-                    pass
+                if is_stuck or await self._finds_triton_stuck(method, began):
+                    is_stuck = True
+                    await self._restart_triton("it is stuck")
                 elif health.may_reload and not is_reloaded:
                     is_reloaded = True
                     async with self._reloading:
@@ -273,39 +275,27 @@ class HealthWatch:
             health.calls_of(model, method).unanswered = 0
             health.restart_wanted_by.discard(model)
             health.end(ModelFault.HUNG, model)
+            if is_stuck:
+                health.is_stuck = False
+                _log.info("Triton answers %s calls again, or cannot be reached", method)
 
-    async def _stays_silent(self, model: str, method: str, until: float) -> bool:
+    async def _stays_silent(self, model: str, method: str, until: float, *, during_stuck: bool = False) -> bool:
         """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
-        canaries, calls = 0, self._health.calls_of(model, method)
+        canaries, calls, look_in = 0, self._health.calls_of(model, method), "" if during_stuck else model
         while canaries < CANARIES or calls.unanswered < FAILURES or time.monotonic() < until:
-            if self._health.is_stuck or await self._look(method, model) is not False:
+            if self._health.is_stuck is not during_stuck or await self._look(method, look_in) is not False:
                 return False
             canaries += 1
         return True
 
-    async def _recovers_if_stuck(self, method: str, since: float) -> bool:
-        """If no other model answers this method either, restarts Triton if possible, and waits until it works.
-
-        Returns False if Triton is not stuck.
-        """
-        health, after_s = self._health, self._hung_after_s(method)
-        if time.monotonic() - since < after_s or health.is_heard_since(since, method):
+    async def _finds_triton_stuck(self, method: str, since: float) -> bool:
+        health = self._health
+        if time.monotonic() - since < self._hung_after_s(method) or health.is_heard_since(since, method):
             return False
         if await self._look(method) is not False or health.is_stuck:  # another task may have found it
             return False
         health.is_stuck = True
         _log.error("Triton is stuck: it is live, but answers no %s call", method)
-        delays = Backoff(longest_s=LONGEST_RECOVERY_S)
-        is_working: bool | None = False
-        while not is_working:
-            if is_working is False:
-                await self._restart_triton("it is stuck")
-            else:  # it starts
-                self._restarts.due_at = max(self._restarts.due_at, time.monotonic() + after_s)
-            await asyncio.sleep(delays.fail())
-            is_working = await self._look(method)
-        health.is_stuck = False
-        _log.info("Triton answers %s calls again", method)
         return True
 
     async def _restart_triton(self, reason: str) -> None:

@@ -233,8 +233,8 @@ class Servers:
         async with AsyncExitStack() as stack:
             transport = await stack.enter_async_context(transport_of)
             if is_single and (limit := settings.shared_memory_limit):
-                regions = registry_of(transport)
-                shared_memory = SharedMemory(regions, limit, MAX_MESSAGE_BYTES, SharedMemoryMetrics(metrics))
+                regions, seen = registry_of(transport), SharedMemoryMetrics(metrics)
+                shared_memory = SharedMemory(regions, limit, MAX_MESSAGE_BYTES, seen.called, seen.holds)
                 self.shared_memory = shared_memory
                 stack.push_async_callback(shared_memory.close)
                 await stack.enter_async_context(self.supervisor.running("shared memory", shared_memory.run()))

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -28,68 +28,6 @@ class RegistryFailed(OSError):
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a method of Triton, given its name and the fields of its request. Raises :class:`RegistryFailed`."""
-OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
-"""Called with the call's own region, all its regions, and whether Triton has certainly ended the call."""
-
-
-class TensorSlot(NamedTuple):
-    """A part of a region, in bytes, with the name under which Triton knows the region."""
-
-    region: str
-    offset: int
-    size: int
-
-
-class Lease:
-    """The regions of one call, and the locations of its tensors in them; a context manager around the call.
-
-    ``own``: the region taken for the call. ``bodies``: position of an input -> the region of the body that contains it.
-    """
-
-    def __init__(self, layout: Layout, own: Region | None, bodies: Mapping[int, Region], on_end: OnEnd) -> None:
-        self.inputs = tuple(_slot(bodies.get(each, own), span) for each, span in enumerate(layout.inputs))
-        """A slot for each input of the request; None for an input that is sent over the wire."""
-        self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
-        """All outputs of the model; empty if all of them are sent over the wire."""
-        self.regions = (*bodies.values(), *((own,) if own else ()))
-        self._own = own
-        self._in_place = frozenset(bodies)
-        self._on_end = on_end
-        self._is_settled = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._on_end(self._own, self.regions, self._is_settled)
-
-    def fill(self, request: InferenceRequest) -> None:
-        """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
-        for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
-            if self._own is None or slot is None or position in self._in_place:
-                continue
-            view, start, array = self._own.view, slot.offset, tensor.array
-            if tensor.datatype != BYTES:
-                np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
-                continue
-            for part in raw_parts(tensor):
-                view[start : start + len(part)] = part
-                start += len(part)
-
-    def settle(self) -> None:
-        """Call this when Triton has certainly ended the call."""
-        self._is_settled = True
-
-    def output(self, name: str, size: int) -> bytes | None:
-        """Returns a copy of the output; None for an output without a slot of that size."""
-        slot = dict(self.outputs).get(name)
-        if self._own is None or slot is None or size > slot.size:
-            return None
-        return bytes(self._own.view[slot.offset : slot.offset + size])
-
-
-def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
-    return None if region is None or span is None else TensorSlot(region.name, *span)
 
 
 class BodyLocation(NamedTuple):
@@ -167,6 +105,66 @@ def _address_of(memory: memoryview) -> int:
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
+class TensorSlot(NamedTuple):
+    """A part of a region, in bytes, with the name under which Triton knows the region."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class Lease:
+    """The regions of one call, and the locations of its tensors in them; a context manager around the call.
+
+    ``own``: the region taken for the call. ``bodies``: position of an input -> where it is in a body's region.
+    """
+
+    def __init__(
+        self, layout: Layout, own: Region | None, bodies: Mapping[int, BodyLocation], on_end: Callable[["Lease"], None]
+    ) -> None:
+        regions = {each: place.region for each, place in bodies.items()}
+        self.inputs = tuple(_slot(regions.get(each, own), span) for each, span in enumerate(layout.inputs))
+        """A slot for each input of the request; None for an input that is sent over the wire."""
+        self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
+        """All outputs of the model; empty if all of them are sent over the wire."""
+        self.regions = (*regions.values(), *((own,) if own else ()))
+        self.own = own
+        self.is_settled = False
+        """Set this when Triton has certainly ended the call."""
+        self._in_place = frozenset(bodies)
+        self._on_end = on_end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._on_end(self)
+
+    def fill(self, request: InferenceRequest) -> None:
+        """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
+        for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
+            if self.own is None or slot is None or position in self._in_place:
+                continue
+            view, start, array = self.own.view, slot.offset, tensor.array
+            if tensor.datatype != BYTES:
+                np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
+                continue
+            for part in raw_parts(tensor):
+                view[start : start + len(part)] = part
+                start += len(part)
+
+    def output(self, name: str, size: int) -> bytes | None:
+        """Returns a copy of the output; None for an output without a slot of that size."""
+        slot = dict(self.outputs).get(name)
+        if self.own is None or slot is None or size > slot.size:
+            return None
+        return bytes(self.own.view[slot.offset : slot.offset + size])
+
+
+def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
+    return None if region is None or span is None else TensorSlot(region.name, *span)
+
+
 Way = Literal["shared_memory", "full", "unavailable", "lost"]
 """How a call with a large tensor was sent. All values but the first mean: over the wire."""
 
@@ -180,27 +178,28 @@ _COUNTS_USES = (2, 50)
 _log = logging.getLogger(__name__)
 
 
-class SharedMemoryObserver(Protocol):
-    def called(self, way: Way) -> None:
-        """Called when a call with a large tensor starts."""
-
-    def holds(self, *, free: int, used: int, quarantined: int) -> None:
-        """Called with the bytes of all regions after each change."""
-
-
 class SharedMemory:
     """Leases regions to calls.
 
-    ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call.
+    ``limit``: total bytes of all regions. ``max_call_bytes``: limit of one call. ``called``: called when a call with a
+    large tensor starts. ``holds``: called with the bytes of all regions after each change.
     """
 
-    def __init__(self, ask: Ask, limit: int, max_call_bytes: int, observer: SharedMemoryObserver) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        limit: int,
+        max_call_bytes: int,
+        called: Callable[[Way], None] = lambda way: None,
+        holds: Callable[..., None] = lambda **sizes: None,
+    ) -> None:
         self._ask = ask
         self._pool = RegionPool(limit)
         self._owner = Owner()
         self._layouts = Layouts(max_call_bytes)
         self.bodies = Bodies(self._pool, limit // 2, self._tell)
-        self._observer = observer
+        self._called = called
+        self._holds = holds
         self._backoff = Backoff()
         self._is_proven = False
         """Whether Triton has mapped a region before, which proves that both use the same ``/dev/shm``."""
@@ -224,10 +223,9 @@ class SharedMemory:
             own = self._pool.take(layout.size) or await self._made(rounded(layout.size))
             if own is None:
                 return None
-        self._observer.called("shared_memory")
+        self._called("shared_memory")
         self._tell()
-        bodies = {position: place.region for position, place in places.items()}
-        return Lease(layout, own, bodies, self._ended)
+        return Lease(layout, own, places, self._ended)
 
     def is_lost(self, lease: Lease, message: str) -> bool:
         """Whether Triton rejected the call, before it ran the model, because the region is not registered.
@@ -241,7 +239,7 @@ class SharedMemory:
             self._counts_uses = None
             self._pool.retire(*self._pool.those("free", "used"))
             self._has_work.set()
-        self._observer.called("lost")
+        self._called("lost")
         return True
 
     async def run(self) -> None:
@@ -267,50 +265,47 @@ class SharedMemory:
             await self._cleaned()
         self._owner.release()
 
-    def _ended(self, own: Region | None, regions: Sequence[Region], is_answered: bool) -> None:
-        """Frees or retires the regions of a call. Regions of bodies (all but ``own``) are returned later."""
-        if not is_answered:
-            self._pool.retire(*regions)
+    def _ended(self, lease: Lease) -> None:
+        """Frees or retires the regions of a call. Regions of bodies are returned later."""
+        if not lease.is_settled:
+            self._pool.retire(*lease.regions)
             self._has_work.set()
-        elif own is not None:
-            self._pool.give_back(own)
+        elif lease.own is not None:
+            self._pool.give_back(lease.own)
         self._tell()
 
     async def _made(self, size: int) -> Region | None:
-        """Creates a region for a call, already in use. None: the call must use the wire."""
+        """Creates and registers a region for a call, already in use. None: the call must use the wire."""
         if not self._backoff.is_due:
-            self._observer.called("unavailable")
-        elif not self._pool.has_room(size):
+            self._called("unavailable")
+            return None
+        if not self._pool.has_room(size):
             if self._counts_uses:  # retires free regions, because they are too small
                 self._pool.retire_free()
                 self._has_work.set()
-            self._observer.called("full")
-        else:
-            try:
-                return await self._registered(size)
-            except OSError as exc:
-                self._backoff.fail()
-                if not self._is_failing:
-                    self._is_failing = True
-                    _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
-                self._observer.called("unavailable")
-        return None
-
-    async def _registered(self, size: int) -> Region:
-        """Creates and registers a region. Raises OSError."""
-        region = Region(self._owner.next_name(), size)
-        self._pool.add(region)
+            self._called("full")
+            return None
+        region = None
         try:
+            region = Region(self._owner.next_name(), size)
+            self._pool.add(region)
             region.allocate()
             await self._may_unregister()
-            await self._ask(
-                "SystemSharedMemoryRegister", name=region.name, key=f"/{region.name}", byte_size=region.size
-            )
-        except BaseException:
-            self._pool.drop(region)
-            raise
+            await self._ask("SystemSharedMemoryRegister", name=region.name, key=f"/{region.name}", byte_size=size)
+        except BaseException as exc:
+            if region is not None:
+                self._pool.drop(region)
+            if not isinstance(exc, OSError):
+                raise
+            self._backoff.fail()
+            if not self._is_failing:
+                self._is_failing = True
+                _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
+            self._called("unavailable")
+            return None
         finally:
-            region.unlink()
+            if region is not None:
+                region.unlink()
         if self._is_failing or not self._is_proven:
             self._is_proven, self._is_failing = True, False
             self._backoff.reset()
@@ -320,7 +315,7 @@ class SharedMemory:
 
     def _tell(self) -> None:
         free, used, retired = self._pool.sizes
-        self._observer.holds(free=free, used=used, quarantined=retired)
+        self._holds(free=free, used=used, quarantined=retired)
 
     async def _cleaned(self) -> bool:
         """Makes Triton unmap unneeded regions. Returns False if another check is needed.

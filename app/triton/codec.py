@@ -5,7 +5,7 @@ a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -239,29 +239,23 @@ def document_of(reply: Any) -> dict[str, Any]:
 
     The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
     """
-    return _object_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)
+    return _json_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)  # type: ignore[no-any-return]
 
 
-def _object_of(message: Message) -> dict[str, Any]:
-    return {
-        field.name: _value_of(getattr(message, field.name), field)
-        for field in message.DESCRIPTOR.fields
-        if not field.has_presence or message.HasField(field.name)
-    }
-
-
-def _value_of(value: Any, field: Any) -> Any:
+def _json_of(value: Any, field: Any = None) -> Any:
     """``field``: the descriptor of the value's field."""
+    if isinstance(value, Message):
+        return {
+            each.name: _json_of(getattr(value, each.name), each)
+            for each in value.DESCRIPTOR.fields
+            if not each.has_presence or value.HasField(each.name)
+        }
     if isinstance(value, Mapping):
         of_value = field.message_type.fields_by_name["value"]
-        return {str(key): _plain(value[key], of_value) for key in value}
-    return [_plain(each, field) for each in value] if field.is_repeated else _plain(value, field)
-
-
-def _plain(value: Any, field: Any) -> Any:
-    if field.message_type is not None:
-        return _object_of(value)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return value if known is None else known.name
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return {str(key): _json_of(value[key], of_value) for key in value}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_json_of(each, field) for each in value]
+    known = None if field.enum_type is None else field.enum_type.values_by_number.get(value)
+    return value if known is None else known.name

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2
 
@@ -119,17 +118,11 @@ def _repeats(message: Any, step: int = 0) -> Iterator[Repeat]:
 
 def _names_in(kind: str) -> list[str]:
     """Returns the fields of a message or the values of an enum. ``kind``: its name, including the outer messages."""
-    outer, *inner = kind.split(".")
-    types: dict[str, Any] = {
-        **model_config_pb2.DESCRIPTOR.message_types_by_name,
-        **model_config_pb2.DESCRIPTOR.enum_types_by_name,
-    }
-    found = types.get(outer)
-    for name in inner:
-        found = {**found.nested_types_by_name, **found.enum_types_by_name}.get(name) if found else None
-    if found is None:
-        return []
-    return list(found.values_by_name if isinstance(found, EnumDescriptor) else found.fields_by_name)
+    pool = model_config_pb2.DESCRIPTOR.pool
+    try:
+        return list(pool.FindMessageTypeByName(f"inference.{kind}").fields_by_name)
+    except KeyError:
+        return list(pool.FindEnumTypeByName(f"inference.{kind}").values_by_name)
 
 
 def _sequence_of(message: model_config_pb2.ModelConfig) -> SequenceBatching:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from google.protobuf.message import DecodeError, Message
@@ -132,18 +133,16 @@ class WatchedCall:
             self._health.end(ModelFault.OPEN, self.request.model)
 
 
+@dataclass(slots=True, eq=False)
 class RunningStream:
-    """A stream that Triton answers now. ``call.interrupt`` ends its reader's wait with an error.
+    """A stream that Triton answers now. ``call.interrupt`` ends its reader's wait with an error."""
 
-    ``model``: the called model. ``began``: in monotonic seconds.
-    """
-
-    def __init__(self, model: str, call: StreamCall) -> None:
-        self.model = model
-        self.began = time.monotonic()
-        self.examined_s = 0.0
-        """The silence at the last examination; 0 before the first of this silence."""
-        self.call = call
+    model: str
+    """The called model."""
+    call: StreamCall
+    began: float = field(default_factory=time.monotonic)
+    examined_s: float = 0.0
+    """The silence at the last examination; 0 before the first of this silence."""
 
     @property
     def silent_s(self) -> float:
@@ -286,7 +285,7 @@ class TritonEngine(InferenceServer):
                                 response = await self._answer(sent, _timeout_s(deadline, model), lease)
                             except RpcError as exc:
                                 if exc.code in _PROVE_THE_END:
-                                    lease.settle()
+                                    lease.is_settled = True
                                 if not shared_memory.is_lost(lease, exc.details):
                                     raise
                     if response is None:  # over the wire
@@ -319,7 +318,7 @@ class TritonEngine(InferenceServer):
                 answers_s = self._health.models[request.model].recent_s
                 self._cancelling.start(self._cancels.end_unary(call, request.model, began, answers_s))
         if lease is not None:
-            lease.settle()
+            lease.is_settled = True
         return self._heads.response_of(request.model, service_pb2.ModelInferResponse.FromString(answer), lease)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:

@@ -14,7 +14,6 @@ from tritonclient.grpc import InferenceServerClient
 from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import Lease, SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
@@ -160,9 +159,7 @@ async def test_an_output_that_is_too_large_is_a_contract_violation(triton: Embed
 @asynccontextmanager
 async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemory]]:
     async with open_transport(triton.grpc_url) as transport:
-        shared_memory = SharedMemory(
-            registry_of(transport), 64 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test"))
-        )
+        shared_memory = SharedMemory(registry_of(transport), 64 * MIB, MAX_MESSAGE_BYTES)
         engine = TritonEngine(transport, shared_memory=shared_memory)
         await engine.model_config("scripted_large")
         running = asyncio.create_task(shared_memory.run())

@@ -19,7 +19,6 @@ from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
 from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
@@ -69,7 +68,7 @@ class Caller:
 async def caller(request: pytest.FixtureRequest, own_triton: EmbeddedTriton) -> AsyncIterator[Caller]:
     async with open_transport(own_triton.grpc_url) as transport:
         shared_memory = (
-            SharedMemory(registry_of(transport), 256 * MIB, MAX_MESSAGE_BYTES, SharedMemoryMetrics(Metrics("test")))
+            SharedMemory(registry_of(transport), 256 * MIB, MAX_MESSAGE_BYTES)
             if request.param == "shared memory"
             else None
         )

@@ -27,7 +27,9 @@ async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
     observed = Observed()
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         triton.unary = sum_of(triton)
-        shared_memory = SharedMemory(registry_of(transport), 4 * MIB, MAX_MESSAGE_BYTES, observed)
+        shared_memory = SharedMemory(
+            registry_of(transport), 4 * MIB, MAX_MESSAGE_BYTES, observed.called, observed.holds
+        )
         for config in (CONFIG, FIXED):
             shared_memory.learn(config, "")
         running = asyncio.create_task(shared_memory.run())

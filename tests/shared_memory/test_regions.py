@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.shared_memory.leases import SharedMemory
 from app.shared_memory.regions import (
     PREFIX,
@@ -124,9 +123,7 @@ async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[]
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         (SHARED_MEMORY / f"{PREFIX}dead.lock").touch()
         (SHARED_MEMORY / f"{PREFIX}dead_1").touch()
-        running = asyncio.create_task(
-            SharedMemory(registry_of(transport), MIB, MIB, SharedMemoryMetrics(Metrics("test"))).run()
-        )
+        running = asyncio.create_task(SharedMemory(registry_of(transport), MIB, MIB).run())
         async with asyncio.timeout(5):
             while own_files():
                 await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.grpc.calls import PREFIX_BYTES, MessageReader
 from app.grpc.connection import PREFIX
-from app.grpc.frames import ConnectionFailed, Frame, FrameBuffer, frame_bytes
+from app.grpc.frames import Frame, FrameBuffer, frame_bytes
 from app.grpc.rpc import RpcError
 
 LIMIT = 64
@@ -32,11 +32,6 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     data = bytearray(frame_bytes(0, 0, 1))
     data[5] |= 0x80
     assert [frame.stream_id for frame in FrameBuffer(LIMIT).frames(bytes(data))] == [1]
-
-
-def test_a_large_frame_is_rejected_at_its_header() -> None:
-    with pytest.raises(ConnectionFailed):
-        list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))
 
 
 MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)

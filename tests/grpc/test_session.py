@@ -146,20 +146,6 @@ def test_a_header_block_larger_than_a_frame_is_continued(session: RecordedSessio
     assert peer.received(stream_id) == b"question"
 
 
-def test_a_large_body_waits_for_the_servers_windows(session: RecordedSession, peer: Peer) -> None:
-    body = bytes(range(256)) * 4096  # 1 MiB; the server's windows are 65,535 bytes
-    stream_id = session.begin(body)
-    peer.exchange()
-    received = peer.received(stream_id)
-    assert len(received) == 65_535
-    for _ in range(100):
-        peer.exchange()
-        received += peer.received(stream_id)
-        if len(received) == len(body):
-            break
-    assert received == body
-
-
 def test_waiting_bodies_share_the_connections_window(session: RecordedSession, peer: Peer) -> None:
     bodies = {session.begin(bytes([n]) * 200_000): bytes([n]) * 200_000 for n in range(3)}
     got = dict.fromkeys(bodies, b"")
@@ -168,21 +154,6 @@ def test_waiting_bodies_share_the_connections_window(session: RecordedSession, p
         for stream_id in bodies:
             got[stream_id] += peer.received(stream_id)
     assert got == bodies
-
-
-def test_a_reader_that_reads_nothing_uses_one_window(session: RecordedSession, peer: Peer) -> None:
-    stream_id = session.begin(b"")
-    peer.exchange()
-    peer.server.send_headers(stream_id, [(":status", "200")])
-    sent = 0
-    while room := min(peer.server.local_flow_control_window(stream_id), 16_384):
-        peer.server.send_data(stream_id, b"x" * room)
-        sent += room
-        peer.exchange()
-    assert sent == WINDOW
-    session.acknowledge(session.streams[stream_id], WINDOW)
-    peer.exchange()
-    assert peer.server.local_flow_control_window(stream_id) == WINDOW
 
 
 def test_a_cancelled_stream_is_reset_and_ignored(session: RecordedSession, peer: Peer) -> None:
@@ -194,13 +165,6 @@ def test_a_cancelled_stream_is_reset_and_ignored(session: RecordedSession, peer:
     (reset,) = (event for event in peer.seen if isinstance(event, h2.events.StreamReset))
     assert reset.error_code == CANCEL
     assert stream_id not in session.streams
-
-
-def test_a_reset_by_the_server_is_an_event(session: RecordedSession, peer: Peer) -> None:
-    stream_id = session.begin(b"")
-    peer.exchange()
-    peer.server.reset_stream(stream_id, 2)
-    assert peer.exchange() == [(stream_id, 2, "")]
 
 
 def test_pings_are_acknowledged_in_both_directions(session: RecordedSession, peer: Peer) -> None:

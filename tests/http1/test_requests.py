@@ -322,13 +322,6 @@ async def test_a_large_head_is_431(port: int, where: str, in_one_piece: bool) ->
     assert problem(await sent_and_received(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
 
 
-async def test_a_large_head_of_a_later_request_is_431(port: int) -> None:
-    filling = b"x" * (MAX_HEAD_BYTES + 1000)
-    answer = await sent_and_received(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"headers_too_large" in answer
-
-
 async def test_an_endless_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     assert problem(await sent_and_received(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")

@@ -16,6 +16,8 @@ from app.process import serving as serving_module
 from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
 
+FREE_PORTS = ("--port=0", "--admin-port=0")
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,7 @@ def test_a_missing_extra_is_status_2(
     setting: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serving_module, "find_spec", lambda name: None)
-    assert cli.main(["serve", f"--{setting}"]) == 2
+    assert cli.main(["serve", f"--{setting}", *FREE_PORTS]) == 2
     assert f"needs the extra `{extra}`: pip install '.[{extra}]'" in capsys.readouterr().err
 
 
@@ -87,7 +89,7 @@ def test_models_without_embedded_are_status_2(capsys: pytest.CaptureFixture[str]
 
 def test_an_invalid_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.yaml").write_text("pipelines: {p: {modle: m}}\n")
-    assert cli.main(["serve", "--config", "wrong.yaml"]) == 2
+    assert cli.main(["serve", "--config", "wrong.yaml", *FREE_PORTS]) == 2
     assert "did you mean 'model'?" in capsys.readouterr().err
 
 
@@ -116,7 +118,7 @@ def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: p
 
 
 def test_settings_unusable_for_workers_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", "--max-connections=1"]) == 2
+    assert cli.main(["serve", "--workers=2", "--max-connections=1", *FREE_PORTS]) == 2
     assert capsys.readouterr().err.count("GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs at least 1") == 1
 
 
@@ -184,6 +186,5 @@ class TestKeysFile:
     ) -> None:
         if text is not None:
             (tmp_path / "keys.yaml").write_text(text)
-        flags = ["--api-keys-file", "keys.yaml", "--port", "0", "--admin-port", "0", "--workers", workers]
-        assert cli.main(["serve", *flags]) == cli.UNUSABLE
+        assert cli.main(["serve", "--api-keys-file=keys.yaml", "--workers", workers, *FREE_PORTS]) == cli.UNUSABLE
         assert expected in capsys.readouterr().err

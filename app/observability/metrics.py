@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 from msgspec import Meta, Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -45,6 +45,10 @@ class _Of(NamedTuple):
     mode: Mode = "livesum"
 
 
+_of: Any = _Of
+"""Declares a metric of the annotated type."""
+
+
 _PIPELINE = ("pipeline",)
 _MODEL = ("model",)
 
@@ -52,72 +56,63 @@ _MODEL = ("model",)
 class Metrics:
     """The metrics of one gateway, in a separate registry."""
 
-    requests: Annotated[Counter, _Of("Requests that ended, by outcome", _BY_REQUEST)]
-    request_duration: Annotated[
-        Histogram, _Of("Time from a request's first byte to its answer's last byte", _BY_REQUEST)
-    ]
-    overhead: Annotated[
-        Histogram,
-        _Of("Time spent outside Triton and outside the queue", ("pipeline", "transport"), buckets=_OVERHEAD_SECONDS),
-    ]
-    time_to_first_output: Annotated[Histogram, _Of("From a stream's request to its first output", _PIPELINE)]
-    inter_output: Annotated[Histogram, _Of("Between two outputs of a stream", _PIPELINE)]
-    stream_outputs: Annotated[Counter, _Of("Outputs of streams", _PIPELINE)]
-    prompt_tokens: Annotated[Counter, _Of("Tokens of the prompts of language models", _PIPELINE)]
-    completion_tokens: Annotated[Counter, _Of("Tokens that language models wrote", _PIPELINE)]
-    time_per_output_token: Annotated[
-        Histogram, _Of("From the first to the last output of a stream, for each token after the first", _PIPELINE)
-    ]
-    in_flight: Annotated[Gauge, _Of("Unary requests in progress", _PIPELINE, "in_flight_requests")]
-    active_streams: Annotated[Gauge, _Of("Streams under way", _PIPELINE)]
-    queue_time: Annotated[
-        Histogram, _Of("Time that a request waited for a slot, 0 if it did not wait", _PIPELINE, "queue_seconds")
-    ]
-    requests_running: Annotated[Gauge, _Of("Requests that have a slot")]
-    requests_waiting: Annotated[Gauge, _Of("Requests that wait for a slot")]
-    requests_running_by_pipeline: Annotated[Gauge, _Of("Requests that have a slot", _PIPELINE)]
-    requests_waiting_by_pipeline: Annotated[Gauge, _Of("Requests that wait for a slot", _PIPELINE)]
-    in_flight_limit: Annotated[Gauge, _Of("Slots for requests to a model", _MODEL)]
-    kept_streams: Annotated[Gauge, _Of("Resumable streams that can be read, running and ended")]
-    kept_stream_bytes: Annotated[Gauge, _Of("Memory of the events of resumable streams")]
-    open_websockets: Annotated[Gauge, _Of("Open WebSockets", _PIPELINE)]
-    ended_websockets: Annotated[Counter, _Of("WebSockets that ended, by reason", ("pipeline", "reason"), "websockets")]
-    request_parts: Annotated[
-        Counter, _Of("Calls for requests with more items than their model takes at a time", _PIPELINE)
-    ]
-    early_exits: Annotated[Counter, _Of("Requests that ended in an early exit", ("pipeline", "reason"))]
-    rejected: Annotated[Counter, _Of("Requests rejected under load, by error code", ("reason",))]
-    contract_violations: Annotated[Counter, _Of("Outputs that broke their contract", ("pipeline", "tensor"))]
-    model_exceptions: Annotated[
-        Counter, _Of("Requests that failed because a model's script raised, a whole batch at a time", _PIPELINE)
-    ]
-    triton_calls: Annotated[Counter, _Of("Inference calls to Triton", ("model", "code"))]
-    triton_calls_by_address: Annotated[Counter, _Of("Inference calls to each of several Tritons", ("address", "code"))]
-    triton_ejections: Annotated[
-        Counter, _Of("Times that one of several Tritons was not used any more", ("address", "reason"))
-    ]
-    triton_repeats: Annotated[
-        Counter, _Of("Requests that were sent to Triton again, to another one if there are several")
-    ]
-    open_breakers: Annotated[Gauge, _Of("Tritons where a model is not called until it answers a probe", _MODEL)]
-    large_calls: Annotated[Counter, _Of("Calls with large tensors, by transport", ("way",))]
-    shared_memory_bytes: Annotated[Gauge, _Of("Shared memory for large tensors, by its state", ("state",))]
-    stub_deaths: Annotated[Counter, _Of("Python processes of models that died", _MODEL)]
-    engine_deaths: Annotated[Counter, _Of("Engines of models that died", _MODEL)]
-    worker_deaths: Annotated[Counter, _Of("Worker processes that ended unexpectedly")]
-    out_of_files: Annotated[Counter, _Of("Seconds in which a process had no free file descriptor")]
-    log_lines_dropped: Annotated[Counter, _Of("Log lines dropped because the reader of the log is too slow")]
-    model_ready: Annotated[Gauge, _Of("Whether the model of a pipeline is ready", _MODEL, mode="all")]
-    config_reload_failed: Annotated[
-        Gauge,
-        _Of("Whether the newest gateway.yaml or file of API keys cannot be served in full", mode="livemax"),
-    ]
+    requests: Counter = _of("Requests that ended, by outcome", _BY_REQUEST)
+    request_duration: Histogram = _of("Time from a request's first byte to its answer's last byte", _BY_REQUEST)
+    overhead: Histogram = _of(
+        "Time spent outside Triton and outside the queue", ("pipeline", "transport"), buckets=_OVERHEAD_SECONDS
+    )
+    time_to_first_output: Histogram = _of("From a stream's request to its first output", _PIPELINE)
+    inter_output: Histogram = _of("Between two outputs of a stream", _PIPELINE)
+    stream_outputs: Counter = _of("Outputs of streams", _PIPELINE)
+    prompt_tokens: Counter = _of("Tokens of the prompts of language models", _PIPELINE)
+    completion_tokens: Counter = _of("Tokens that language models wrote", _PIPELINE)
+    time_per_output_token: Histogram = _of(
+        "From the first to the last output of a stream, for each token after the first", _PIPELINE
+    )
+    in_flight: Gauge = _of("Unary requests in progress", _PIPELINE, "in_flight_requests")
+    active_streams: Gauge = _of("Streams under way", _PIPELINE)
+    queue_time: Histogram = _of(
+        "Time that a request waited for a slot, 0 if it did not wait", _PIPELINE, "queue_seconds"
+    )
+    requests_running: Gauge = _of("Requests that have a slot")
+    requests_waiting: Gauge = _of("Requests that wait for a slot")
+    requests_running_by_pipeline: Gauge = _of("Requests that have a slot", _PIPELINE)
+    requests_waiting_by_pipeline: Gauge = _of("Requests that wait for a slot", _PIPELINE)
+    in_flight_limit: Gauge = _of("Slots for requests to a model", _MODEL)
+    kept_streams: Gauge = _of("Resumable streams that can be read, running and ended")
+    kept_stream_bytes: Gauge = _of("Memory of the events of resumable streams")
+    open_websockets: Gauge = _of("Open WebSockets", _PIPELINE)
+    ended_websockets: Counter = _of("WebSockets that ended, by reason", ("pipeline", "reason"), "websockets")
+    request_parts: Counter = _of("Calls for requests with more items than their model takes at a time", _PIPELINE)
+    early_exits: Counter = _of("Requests that ended in an early exit", ("pipeline", "reason"))
+    rejected: Counter = _of("Requests rejected under load, by error code", ("reason",))
+    contract_violations: Counter = _of("Outputs that broke their contract", ("pipeline", "tensor"))
+    model_exceptions: Counter = _of(
+        "Requests that failed because a model's script raised, a whole batch at a time", _PIPELINE
+    )
+    triton_calls: Counter = _of("Inference calls to Triton", ("model", "code"))
+    triton_calls_by_address: Counter = _of("Inference calls to each of several Tritons", ("address", "code"))
+    triton_ejections: Counter = _of("Times that one of several Tritons was not used any more", ("address", "reason"))
+    triton_repeats: Counter = _of("Requests that were sent to Triton again, to another one if there are several")
+    open_breakers: Gauge = _of("Tritons where a model is not called until it answers a probe", _MODEL)
+    large_calls: Counter = _of("Calls with large tensors, by transport", ("way",))
+    shared_memory_bytes: Gauge = _of("Shared memory for large tensors, by its state", ("state",))
+    stub_deaths: Counter = _of("Python processes of models that died", _MODEL)
+    engine_deaths: Counter = _of("Engines of models that died", _MODEL)
+    worker_deaths: Counter = _of("Worker processes that ended unexpectedly")
+    out_of_files: Counter = _of("Seconds in which a process had no free file descriptor")
+    log_lines_dropped: Counter = _of("Log lines dropped because the reader of the log is too slow")
+    model_ready: Gauge = _of("Whether the model of a pipeline is ready", _MODEL, mode="all")
+    config_reload_failed: Gauge = _of(
+        "Whether the newest gateway.yaml or file of API keys cannot be served in full", mode="livemax"
+    )
 
     def __init__(self, version: str, *, has_addresses: bool = False) -> None:
         """``has_addresses``: whether there may be several Tritons."""
         self.registry = CollectorRegistry()
-        for attribute, annotation in Metrics.__annotations__.items():
-            setattr(self, attribute, self._registered(attribute, *get_args(annotation)))
+        for attribute, kind in get_type_hints(Metrics).items():
+            if isinstance(of := getattr(Metrics, attribute, None), _Of):
+                setattr(self, attribute, self._registered(attribute, kind, of))
         self.has_addresses = has_addresses
         labels = ("address",) if has_addresses else ()
         self.triton_up: Gauge = self._registered("triton_up", Gauge, _Of("Whether Triton answers", labels, mode="all"))

@@ -257,15 +257,9 @@ class Inference:
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
-        active = self.metrics.of_pipeline(pipeline).active_streams
-
-        def forget(_task: asyncio.Task[None]) -> None:
-            self.workload.remove(stream)
-            active.dec()
-
         self.workload.add(stream)
-        active.inc()
-        stream.start().add_done_callback(forget)
+        self.metrics.of_pipeline(pipeline).active_streams.inc()
+        stream.start()
 
 
 def _note_sending(record: RequestRecord, request: InferenceRequest) -> None:
@@ -446,5 +440,7 @@ class StreamRecorder(StreamPlan):
         if stream.error is not None:
             record.fail(stream.error)
         self._slot.leave(stream.error)
+        self._inference.workload.remove(stream)
+        self._metrics.active_streams.dec()
         if self._is_resumable:
             record.close(self._inference.metrics)

@@ -20,8 +20,9 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from app.api.application import delay_refusal
+from app.api.call import Inference
 from app.api.error_table import problem_of, status_of
-from app.api.exchange import Exchange, Header, Workload
+from app.api.exchange import Exchange, Header
 from app.api.streaming import Events
 from app.core.errors import (
     ClientClosedRequest,
@@ -36,7 +37,6 @@ from app.core.errors import (
 from app.core.json import json_of
 from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
 from app.observability.log import StructuredLogger
-from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.streams.events import Event
 
@@ -69,7 +69,7 @@ def handshake(exchange: Exchange, max_bytes: int) -> tuple[ServerProtocol, list[
     ``max_bytes``: limit of a message. Raises UpgradeRequired or InvalidRequest.
     """
     scope, received = exchange.scope, Headers()
-    hint = "Open it with a WebSocket client, over HTTP/1.1."
+    hint = "Open it with a client of WebSocket version 13, over HTTP/1.1."
     if scope["method"] != "GET" or scope["http_version"] != "1.1":
         raise UpgradeRequired("This address is a WebSocket.", hint=hint)
     for name, value in scope["headers"]:
@@ -82,14 +82,10 @@ def handshake(exchange: Exchange, max_bytes: int) -> tuple[ServerProtocol, list[
     if error is None:
         return protocol, [(name.lower().encode(), value.encode()) for name, value in response.headers.raw_items()]
     protocol.parser.close()  # its frame refers to the protocol
-    if isinstance(error, InvalidUpgrade):
+    name = error.name if isinstance(error, InvalidHeader) else None
+    if isinstance(error, InvalidUpgrade) or name == "Sec-WebSocket-Version":
         raise UpgradeRequired("This address is a WebSocket.", hint=hint) from error
-    hint = f"Offer the subprotocol '{SUBPROTOCOL}', or none."
-    if isinstance(error, InvalidHeader):
-        if error.name == "Sec-WebSocket-Version":  # RFC 6455, 4.4: the answer names the version
-            text = "The gateway speaks version 13 of the WebSocket protocol."
-            raise UpgradeRequired(text, hint="Use this version.") from error
-        hint = f"Check the header {error.name}."
+    hint = f"Check the header {name}." if name else f"Offer the subprotocol '{SUBPROTOCOL}', or none."
     raise InvalidRequest("The WebSocket handshake is not valid.", hint=hint) from error
 
 
@@ -141,14 +137,12 @@ class MessageHandler:
 class Socket:
     """Implements :class:`app.api.exchange.Work`."""
 
-    def __init__(
-        self, exchange: Exchange, websocket: WebSocket, handler: MessageHandler, metrics: Metrics, workload: Workload
-    ) -> None:
+    def __init__(self, exchange: Exchange, websocket: WebSocket, handler: MessageHandler, inference: Inference) -> None:
         self._record = exchange.record
         self._websocket = websocket
         self._handler = handler
-        self._metrics = metrics
-        self._workload = workload
+        self._metrics = inference.metrics
+        self._workload = inference.workload
         self._requests = 0
         self._running: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(handler.at_once)
@@ -166,24 +160,34 @@ class Socket:
         self._workload.add(self, None if self._handler.runs_in_drain else self._websocket.stop_receiving)
         self._handler.opened(self._websocket)
         try:
-            await self._run_messages()
+            for number in count(1):
+                await self._room.acquire()
+                message = await self._websocket.receive()
+                if message is None:
+                    break
+                self._requests = number
+                task = asyncio.create_task(self._answer(number, message))
+                self._running.add(task)
+                self._starting.add(task)
+                task.add_done_callback(self._running.discard)
+                task.add_done_callback(lambda _task: self._room.release())
+            if self._running:
+                await asyncio.wait(self._running)
         finally:
             self._handler.closed()
             self._websocket.close(CloseReason.DRAINING)
             await self._websocket.ended()
             self._workload.remove(self)
             self._metrics.websockets.ended(pipeline, self._websocket.reason or CloseReason.LOST)
-            fields: dict[str, object] = {
-                "request_id": self._record.request_id,
-                "pipeline": pipeline,
-                "reason": str(self._websocket.reason),
-                "requests": self._requests,
-                "duration_s": round(self._record.duration_s, 3),
-            }
-            if self._record.key:
-                fields["key"] = self._record.key
             if _log.is_enabled_for(logging.INFO):
-                _log.log(logging.INFO, "websocket ended", fields)
+                fields: dict[str, object] = {
+                    "request_id": self._record.request_id,
+                    "pipeline": pipeline,
+                    "reason": str(self._websocket.reason),
+                    "requests": self._requests,
+                    "duration_s": round(self._record.duration_s, 3),
+                }
+                _log.log(logging.INFO, "websocket ended", fields | ({"key": key} if (key := self._record.key) else {}))
 
     def end(self, cause: GatewayError) -> None:
         """Streams are work of their own, so only messages without a reply are ended here."""
@@ -191,21 +195,6 @@ class Socket:
         self._websocket.stop_receiving()
         for task in self._starting:
             task.cancel()
-
-    async def _run_messages(self) -> None:
-        for number in count(1):
-            await self._room.acquire()
-            message = await self._websocket.receive()
-            if message is None:
-                break
-            self._requests = number
-            task = asyncio.create_task(self._answer(number, message))
-            self._running.add(task)
-            self._starting.add(task)
-            task.add_done_callback(self._running.discard)
-            task.add_done_callback(lambda _task: self._room.release())
-        if self._running:
-            await asyncio.wait(self._running)
 
     async def _answer(self, number: int, message: Message) -> None:
         own, task = self._record, asyncio.current_task()

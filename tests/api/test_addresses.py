@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from app.api.documentation import HEADERS
 from app.core.errors import ModelError
 from app.process.gateway import browser_rules_of
 from app.settings import read_settings
-from tests.api.conftest import FINAL, PNG, scripted, word
+from tests.api.conftest import FINAL, scripted, word
 from tests.toolkit.gateway import Served
 from tests.toolkit.listener import listening
 
@@ -121,35 +122,25 @@ class TestCors:
         answer = await api.client.post(path, json={"prompt": "x"}, headers=ORIGIN)
         assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (200, ORIGIN["Origin"])
 
-    async def test_an_unexpected_error_has_cors_headers(self, api: Served) -> None:
-        api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
-        answer = await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=ORIGIN)
-        assert (answer.status_code, answer.json()["code"]) == (500, "internal")
-        self.check(answer)
-
-    @pytest.mark.parametrize(
-        ("method", "path", "status"),
-        [
-            ("GET", "/nothing", 404),
-            ("PUT", "/v1/pipelines/read", 405),
-            ("POST", "/v1/pipelines/read", 413),
-            ("DELETE", "/v1/streams/unknown", 404),
-        ],
-    )
-    async def test_client_errors_have_cors_headers(self, api: Served, method: str, path: str, status: int) -> None:
-        body = {"Content-Type": "application/json", "Content-Length": "9999999"} if status == 413 else {}
-        answer = await api.client.request(method, path, headers=ORIGIN | body, content=b"x" if body else None)
-        assert answer.status_code == status
-        self.check(answer)
-
-    async def test_model_errors_and_draining_have_cors_headers(self, api: Served) -> None:
-        api.engine.answers = [ModelError("no")]
-        failed = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
-        api.gateway.inference.workload.start_draining()
-        refused = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
-        assert (failed.status_code, refused.status_code) == (502, 503)
-        self.check(failed)
-        self.check(refused)
+    async def test_errors_have_cors_headers(self, api: Served) -> None:
+        large = {"content": b"x", "headers": {"Content-Type": "application/json", "Content-Length": "9999999"}}
+        prompt: dict[str, Any] = {"json": {"prompt": "x"}}
+        for method, path, status, sent in (
+            ("GET", "/nothing", 404, {}),
+            ("PUT", "/v1/pipelines/read", 405, {}),
+            ("POST", "/v1/pipelines/read", 413, large),
+            ("DELETE", "/v1/streams/unknown", 404, {}),
+            ("POST", "/v1/pipelines/write", 502, prompt),
+            ("POST", "/v1/pipelines/write", 500, prompt),
+            ("POST", "/v1/pipelines/write", 503, prompt),
+        ):
+            api.engine.answers = [ZeroDivisionError("secret") if status == 500 else ModelError("no")]  # type: ignore[list-item]
+            if status == 503:
+                api.gateway.inference.workload.start_draining()
+            headers = ORIGIN | sent.get("headers", {})
+            answer = await api.client.request(method, path, **sent | {"headers": headers})
+            assert (path, answer.status_code) == (path, status)
+            self.check(answer)
 
     @staticmethod
     def check(answer: httpx.Response) -> None:

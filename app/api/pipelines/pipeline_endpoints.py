@@ -231,7 +231,7 @@ class PipelineEndpoints:
                 handler.closed()
                 raise
             exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
-            await Socket(exchange, websocket, handler, self._inference.metrics, self._inference.workload).run()
+            await Socket(exchange, websocket, handler, self._inference).run()
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:

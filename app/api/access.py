@@ -4,7 +4,6 @@ The matched route decides whether a key is needed, never the text of the path.
 """
 
 import time
-from collections.abc import Sequence
 
 from app.admission.keys import FollowedKeys, Key
 from app.api.exchange import Exchange
@@ -14,39 +13,21 @@ from app.pipelines.catalog import Catalog
 _BEARER = b"bearer "
 _BEARER_PROTOCOL = b"bearer."
 """Begins the WebSocket subprotocol with the key: pages can set no headers of a WebSocket."""
-_HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
+HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
 
 
-def _hint_of(scope: str) -> str:
+def hint_of(scope: str) -> str:
     return f"Use another key, or ask an operator to add it to the `{scope}` of this key in the file of API keys."
 
 
 def key_of(exchange: Exchange, keys: FollowedKeys) -> Key | None:
-    """The request's key, also noted on the exchange. Raises Unauthenticated if it is not valid."""
-    text = _sent_key(exchange.scope["headers"])
-    if text is None:
-        return None
-    key = keys.key_of(text, time.time())
-    exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
-    return key
+    """The request's key, also noted on the exchange.
 
-
-def check_key(exchange: Exchange, keys: FollowedKeys, dialect: str | None, *, is_required: bool) -> None:
-    """Raises Unauthenticated, or Forbidden for a key without this dialect; None: every key may call the route.
-
-    ``is_required``: False for an address that is a secret itself. A key that is sent must be valid.
+    Raises Unauthenticated if it is not valid, and for several keys: gateway and proxies must not differ on which one
+    counts.
     """
-    key = key_of(exchange, keys)
-    if key is None and is_required:
-        raise Unauthenticated("The request has no API key.", hint=_HINT)
-    if key is not None and is_required and dialect is not None and not key.speaks(dialect):
-        raise Forbidden(f"This API key does not allow the dialect '{dialect}'.", hint=_hint_of("dialects"))
-
-
-def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """Raises Unauthenticated for several keys: gateway and proxies must not differ on which one counts."""
     found = set[bytes]()
-    for name, value in headers:
+    for name, value in exchange.scope["headers"]:
         if name == b"authorization":
             found.add(value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b"")
         elif name == b"x-api-key":
@@ -57,7 +38,11 @@ def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     found.discard(b"")
     if len(found) > 1:
         raise Unauthenticated("The request has several API keys.", hint="Send one key, in one header.")
-    return found.pop() if found else None
+    if not found:
+        return None
+    key = keys.key_of(found.pop(), time.time())
+    exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
+    return key
 
 
 def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
@@ -69,7 +54,7 @@ def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
     if key is None or key.pipelines is None:
         return
     if not key.allows(name):
-        raise Forbidden("This API key does not allow this pipeline.", hint=_hint_of("pipelines"))
+        raise Forbidden("This API key does not allow this pipeline.", hint=hint_of("pipelines"))
     catalog.check_known()
     if name not in catalog.entries:
         raise UnknownPipeline("There is no such pipeline.")
@@ -78,7 +63,7 @@ def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
 def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
     """Raises Forbidden, whether the model exists or not."""
     if not allows_model(exchange.key, catalog, model):
-        raise Forbidden("This API key does not allow this model.", hint=_hint_of("pipelines"))
+        raise Forbidden("This API key does not allow this model.", hint=hint_of("pipelines"))
 
 
 def allows_pipeline(key: Key | None, name: str) -> bool:

@@ -13,14 +13,13 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from app.admission.keys import Key
 from app.api.access import allows_model, allows_pipeline
 from app.api.endpoint import Answering, EndpointGroup, Found, Layer
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.exchange import Exchange, JsonResponse
 from app.api.openapi import Visible, document_of
 from app.core.errors import NotFound
-from app.core.json import Schema, json_of
+from app.core.json import json_of
 from app.pipelines.catalog import Catalog
 
 HEADERS = {
@@ -102,20 +101,19 @@ class Documents:
         key = exchange.key
         allowed = [] if key is None else [key.pipelines, key.dialects]
         scope = tuple(None if each is None else frozenset(each) for each in allowed)
-        self._kept[scope] = document = self._kept.pop(scope, None) or json_of(self._document(key))
+        document = self._kept.pop(scope, None)
+        if document is None:
+            groups = [each for each in self._groups if key is None or each.dialect is None or key.speaks(each.dialect)]
+            entries, models = self._catalog.entries.items(), self._catalog.oip_models.configs
+            visible = Visible(
+                [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
+                [each for each in models if allows_model(key, self._catalog, each.name)],
+            )
+            document = json_of(document_of(groups, visible, self._layers, needs_keys=self._needs_keys))
+        self._kept[scope] = document
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
         return Response(document, media_type=JsonResponse.media_type)
-
-    def _document(self, key: Key | None) -> Schema:
-        """What the key allows."""
-        groups = [each for each in self._groups if key is None or each.dialect is None or key.speaks(each.dialect)]
-        entries, models = self._catalog.entries.items(), self._catalog.oip_models.configs
-        visible = Visible(
-            [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
-            [each for each in models if allows_model(key, self._catalog, each.name)],
-        )
-        return document_of(groups, visible, self._layers, needs_keys=self._needs_keys)
 
 
 DOCS = PageFiles(Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])

@@ -17,12 +17,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.admission.keys import FollowedKeys, Key
-from app.api.access import check_key
+from app.api.access import HINT, hint_of, key_of
 from app.api.bodies import check_query
 from app.api.error_table import ErrorForm
 from app.api.exchange import Exchange, Header
 from app.api.openapi import PROBLEMS, ErrorAnswers, Operation, Operations, Visible
 from app.api.sockets import MessageHandler
+from app.core.errors import Forbidden, Unauthenticated
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import Schema
 from app.pipelines.pipeline import Pipeline
@@ -71,9 +72,17 @@ class Endpoint:
             await response(scope, receive, send)
 
     def check_key(self, exchange: Exchange) -> None:
-        """Raises Unauthenticated or Forbidden. Otherwise sets the request's key and caller."""
-        if self.keys is not None:
-            check_key(exchange, self.keys, self.dialect, is_required=self.key == "required")
+        """Sets the request's key and caller. Raises Unauthenticated, or Forbidden for a key without the dialect."""
+        if self.keys is None:
+            return
+        key = key_of(exchange, self.keys)
+        if self.key != "required":
+            return
+        if key is None:
+            raise Unauthenticated("The request has no API key.", hint=HINT)
+        if self.dialect is not None and not key.speaks(self.dialect):
+            text = f"This API key does not allow the dialect '{self.dialect}'."
+            raise Forbidden(text, hint=hint_of("dialects"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from app.api.oip import oip_operations as of_oip
 from app.api.oip.oip_endpoints import OipEndpoints, error_response, generate_error_response, stream_error_response
 from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
-from app.api.openai.openai_errors import openai_error_response
-from app.api.openai.openai_models import OpenAIModels
+from app.api.openai.requests import OpenAIModels, openai_error_response
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.api.openapi import Operation, json_answer
 from app.api.pipelines import pipeline_operations as of_pipelines

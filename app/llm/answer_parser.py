@@ -1,4 +1,4 @@
-"""The base class of the parsers.
+"""Divides the text of a model into text, reasoning and calls: the base class of the parsers, and those of reasoning.
 
 A parser is one generator, ``_run``, which waits with ``_more`` where it needs more text to decide. Its steps depend on
 characters only, never on the pieces in which they came. The time grows with the length of the text only: what is not
@@ -180,3 +180,69 @@ class Parser(ABC):
             read = max(length - len(marker), 0)
             if length >= longest or not (yield from self._more()):
                 return None
+
+
+class ReasoningParser(Parser):
+    """Reasoning between tags at the beginning of an answer."""
+
+    def __init__(self, beginning: str, end: str, calls: Parser | None, *, is_inside: bool) -> None:
+        """``calls``: reads the text after the reasoning. ``is_inside``: the prompt already has the beginning."""
+        self._tags = beginning, end
+        self._after = calls
+        self._is_inside = is_inside
+        super().__init__({})
+
+    def finish(self) -> list[Part]:
+        return [*super().finish(), *(self._after.finish() if self._after is not None else ())]
+
+    def _run(self) -> Steps[None]:
+        beginning, end = self._tags
+        space = yield from self._white()
+        if (yield from self._starts(beginning)) or self._is_inside:
+            yield from self._white()
+            yield from self._until(Markers.of("\n" + end, end), "reasoning")
+            yield from self._white()
+        else:
+            self._give("text", space)
+        yield from self._until(NOTHING)
+
+    def _give(self, kind: Kind, text: str) -> None:
+        if kind == "text" and self._after is not None:
+            self._parts += self._after.add(text)
+        else:
+            super()._give(kind, text)
+
+
+_HEADS = ("<|start|>", "<|channel|>")
+_MARKS = Markers.of(*_HEADS, "<|end|>", "<|call|>", "<|return|>")
+_MESSAGE = "<|message|>"
+_LONGEST_HEAD = 512
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.-]{1,64})", re.ASCII)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+class GptOssParser(Parser):
+    """gpt-oss: messages in the channels ``analysis``, ``commentary`` and ``final`` of OpenAI's harmony format.
+
+    ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.name
+    <|constrain|>json<|message|>{...}<|call|>``. The recipient may precede the channel. Source: OpenAI's description of
+    the format. The markers are special tokens.
+    """
+
+    def _run(self) -> Steps[None]:
+        kind: Kind = "text"
+        while marker := (yield from self._until(_MARKS, kind)):
+            kind = "text"
+            head = (yield from self._find(_MESSAGE, _LONGEST_HEAD)) if marker in _HEADS else ""
+            if head is None:
+                self._give("text", marker)
+            elif marker in _HEADS:
+                head = marker + self._take(len(head) + len(_MESSAGE))
+                recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
+                if recipient is None:
+                    kind = "reasoning" if channel is not None and channel[1] == "analysis" else "text"
+                elif recipient[1] in self._tools:
+                    self._give("call", recipient[1])
+                    kind = "arguments"
+                else:
+                    self._give("text", head)

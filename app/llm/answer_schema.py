@@ -52,21 +52,23 @@ _REFUSED = frozenset(
 
 
 class AnswerSchema:
-    """``schema``: None accepts any object."""
-
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
-        """Raises ValueError with what is wrong with the schema. A schema needs the extra ``jsonschema-rs``."""
-        self._checked = None if schema is None else _checked(schema)
+        """``schema``: None accepts any object.
+
+        Raises ValueError with what is wrong with the schema. A schema needs the extra ``jsonschema-rs``.
+        """
+        self.has_rules = schema is not None
+        """Whether the answer must fit a schema."""
+        self._schema = schema or {}
+        self._character_steps = 0
+        self._validator: Draft202012Validator | None = None
+        if schema is not None:
+            self._compile(schema)
 
     @classmethod
     def of(cls, schema: Mapping[str, Any] | None) -> "AnswerSchema":
         """Compiles a schema once while it is used. Raises ValueError."""
         return _kept(msgspec.json.encode(schema))
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether the answer must fit a schema."""
-        return self._checked is not None
 
     def problem_of(self, text: str) -> str | None:
         """Returns what is wrong with the answer; None for nothing. Takes up to about 0.2 s."""
@@ -76,14 +78,57 @@ class AnswerSchema:
             value = msgspec.json.decode(text)
         except (ValueError, RecursionError):
             return "is not JSON"
-        if self._checked is None:
+        if self._validator is None:
             return None if isinstance(value, dict) else "is not an object"
-        validator, schema, character_steps = self._checked
         try:
-            count = _Steps(schema, character_steps).count(schema, [value])
-        except ValueError:
+            return self._misfit(self._validator, value)
+        except (ValueError, RecursionError):  # too many steps, or the value is nested too deeply
             return TOO_LARGE
-        return _problem_of(validator, value, is_explained=count <= _MAX_EXPLAINED_STEPS)
+
+    def _misfit(self, validator: "Draft202012Validator", value: Any) -> str | None:
+        from jsonschema_rs import ValidationError  # noqa: PLC0415 - an extra
+
+        steps = _Steps(self._schema, self._character_steps).count(self._schema, [value])
+        if validator.is_valid(value):
+            return None
+        if steps > _MAX_EXPLAINED_STEPS:
+            return "does not fit the schema"
+        try:
+            validator.validate(value)
+        except ValidationError as exc:
+            at = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in exc.instance_path)
+            return f"does not fit the schema at {at.removeprefix('.') or 'its root'}: {exc.message}"
+        return None
+
+    def _compile(self, schema: Mapping[str, Any]) -> None:
+        from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError  # noqa: PLC0415 - an extra
+
+        parts = check_references(schema)
+        patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
+        patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
+        if len(patterns) > MAX_PATTERNS:
+            raise ValueError(f"has more than {MAX_PATTERNS} patterns")
+        if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
+            raise ValueError(f"has more than {MAX_PATTERN_CHARACTERS} characters in patterns")
+        steps, no_value = _Steps(schema), [None]
+        try:
+            for part in parts:
+                steps.count(part, no_value)
+        except RecursionError as exc:
+            raise ValueError("has too many references that lead to each other") from exc
+        own = {name: value for name, value in schema.items() if name != "$schema"}
+        problem = ""
+        for size, self._character_steps in _PATTERN_STEPS:
+            options = RegexOptions(size_limit=size, dfa_size_limit=size)
+            try:
+                self._validator = Draft202012Validator(
+                    own, pattern_options=options, validate_formats=False, offline=True
+                )
+            except ValidationError as exc:
+                problem = exc.message
+            else:
+                return
+        raise ValueError(f"is not a JSON schema that can be checked: {problem}")
 
 
 @lru_cache(_KEPT_SCHEMAS)
@@ -92,42 +137,22 @@ def _kept(schema: bytes) -> AnswerSchema:
 
 
 def check_references(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Every reference names a part of the schema. Returns all parts. Raises ValueError."""
-    parts = _parts_of(schema)
-    for part in parts:
-        refused = next((name for name in part if name in _REFUSED and not isinstance(part[name], dict)), None)
-        if refused is not None:
-            raise ValueError(f"must not have {refused}")
-        if isinstance(part.get("$ref"), str):
-            _named(schema, part["$ref"])
+    """Every reference names a part of the schema. Returns all parts, without those in data. Raises ValueError."""
+    parts: list[Mapping[str, Any]] = []
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, dict):
+            parts.append(part)
+            todo += [inner for name, inner in part.items() if name not in _DATA or isinstance(inner, dict)]
+            refused = next((name for name in part if name in _REFUSED and not isinstance(part[name], dict)), None)
+            if refused is not None:
+                raise ValueError(f"must not have {refused}")
+            if isinstance(part.get("$ref"), str):
+                _named(schema, part["$ref"])
     return parts
-
-
-def _checked(schema: Mapping[str, Any]) -> "tuple[Draft202012Validator, Mapping[str, Any], int]":
-    """Returns the validator, the schema, and the steps for a character. Raises ValueError."""
-    from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError  # noqa: PLC0415 - an extra
-
-    parts = check_references(schema)
-    patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
-    patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
-    if len(patterns) > MAX_PATTERNS:
-        raise ValueError(f"has more than {MAX_PATTERNS} patterns")
-    if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
-        raise ValueError(f"has more than {MAX_PATTERN_CHARACTERS} characters in patterns")
-    steps, no_value = _Steps(schema), [None]
-    for part in parts:
-        steps.count(part, no_value)
-    own = {name: value for name, value in schema.items() if name != "$schema"}
-    problem = ""
-    for size, character_steps in _PATTERN_STEPS:
-        options = RegexOptions(size_limit=size, dfa_size_limit=size)
-        try:
-            validator = Draft202012Validator(own, pattern_options=options, validate_formats=False, offline=True)
-        except ValidationError as exc:
-            problem = exc.message
-        else:
-            return validator, schema, character_steps
-    raise ValueError(f"is not a JSON schema that can be checked: {problem}")
 
 
 class _Steps:
@@ -143,13 +168,10 @@ class _Steps:
         """By values and name or index: the values one level deeper. So equal values are the same list."""
 
     def count(self, part: Any, values: Sequence[Any]) -> int:
-        """``values``: all to which the part is applied at one place. Raises ValueError if there are too many steps."""
-        try:
-            return self._count(part, values)
-        except RecursionError as exc:
-            raise ValueError("has too many references that lead to each other") from exc
+        """``values``: all to which the part is applied at one place.
 
-    def _count(self, part: Any, values: Sequence[Any]) -> int:
+        Raises ValueError if there are too many steps, and RecursionError.
+        """
         if not isinstance(part, dict) or not values:
             return 0
         key = id(part), id(values)
@@ -157,10 +179,10 @@ class _Steps:
             if len(self._known) == _MAX_COUNTED:
                 raise ValueError("has too many parts to be checked")
             self._known[key] = None
-            steps = len(values) * (_PART_STEPS + _own_steps(part)) + self._value_steps(part, values)
+            steps = self._own_steps(part, values)
             applied = self._applied(part, values)
             while steps <= MAX_STEPS and (found := next(applied, None)) is not None:
-                steps += self._count(*found)
+                steps += self.count(*found)
             if steps > MAX_STEPS:
                 raise ValueError("takes too many steps to check")
             self._known[key] = steps
@@ -169,10 +191,15 @@ class _Steps:
             raise ValueError("has a reference that leads to itself for the same value")
         return known
 
-    def _value_steps(self, part: Mapping[str, Any], values: Sequence[Any]) -> int:
-        """The steps for characters that are compared with patterns, and for items that are compared with each other."""
+    def _own_steps(self, part: Mapping[str, Any], values: Sequence[Any]) -> int:
+        """The steps for what one part has itself: its data, and characters and items that it compares."""
+        each_value = _PART_STEPS + (_FRACTION_STEPS if isinstance(part.get("multipleOf"), float) else 0)
+        each_value += sum(map(_steps_of_data, [*_list(part.get("enum")), part.get("const")]))
+        each_value += _NESTED_STEPS * sum(map(_size, _dict(part.get("dependentRequired")).values()))
+        each_value += sum(len(_list(part.get(name))) for name in ("required", "type"))
         texts = sum(len(each) for each in values if isinstance(each, str))
-        steps = self._character_steps * texts if "pattern" in part else texts // _CHARACTERS_PER_STEP
+        steps = len(values) * each_value
+        steps += self._character_steps * texts if "pattern" in part else texts // _CHARACTERS_PER_STEP
         if "patternProperties" in part:
             names = sum(len(name) for each in values if isinstance(each, dict) for name in each)
             steps += self._character_steps * names * len(_dict(part["patternProperties"]))
@@ -213,14 +240,6 @@ class _Steps:
         return self._below[key]
 
 
-def _own_steps(part: Mapping[str, Any]) -> int:
-    """The steps for what one part has itself, whatever the value."""
-    steps = _FRACTION_STEPS if isinstance(part.get("multipleOf"), float) else 0
-    steps += sum(map(_steps_of_data, _list(part.get("enum")))) + _steps_of_data(part.get("const"))
-    steps += _NESTED_STEPS * sum(map(_size, _dict(part.get("dependentRequired")).values()))
-    return steps + sum(len(part[name]) for name in ("required", "type") if isinstance(part.get(name), list))
-
-
 def _steps_of_data(value: Any) -> int:
     return _NESTED_STEPS * _size(value) if isinstance(value, dict | list | float) else 1
 
@@ -231,20 +250,6 @@ def _size(value: Any) -> int:
         return 5
     inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + sum(map(_size, inner))
-
-
-def _parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The objects in a schema, but those in data."""
-    parts: list[Mapping[str, Any]] = []
-    todo: list[Any] = [schema]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            parts.append(value)
-            todo += [inner for name, inner in value.items() if name not in _DATA or isinstance(inner, dict)]
-        elif isinstance(value, list):
-            todo += value
-    return parts
 
 
 def _named(root: Mapping[str, Any], reference: str) -> Any:
@@ -267,20 +272,3 @@ def _dict(value: Any) -> Mapping[str, Any]:
 
 def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
-
-
-def _problem_of(validator: "Draft202012Validator", value: Any, *, is_explained: bool) -> str | None:
-    from jsonschema_rs import ValidationError  # noqa: PLC0415 - an extra
-
-    try:
-        if validator.is_valid(value):
-            return None
-        if not is_explained:
-            return "does not fit the schema"
-        validator.validate(value)
-    except ValidationError as exc:
-        at = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in exc.instance_path)
-        return f"does not fit the schema at {at.removeprefix('.') or 'its root'}: {exc.message}"
-    except ValueError:  # the value is nested too deeply
-        return TOO_LARGE
-    return None

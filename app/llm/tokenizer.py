@@ -37,7 +37,6 @@ _SPECIAL_TOKENS = "special_tokens_map.json"
 _TOKENIZER = "tokenizer.json"
 _KEY = "chat_template"
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_TOKENS = "extra_special_tokens"
 
 Templates = Mapping[str, tuple[str, str]]
 """Name of a template -> its text, and the file and key that have it."""
@@ -62,9 +61,17 @@ class TokenCounter:
 
     def load(self) -> "Tokenizer":
         """Reads the file if it was not read yet. Raises ValueError."""
+        from tokenizers import Tokenizer  # noqa: PLC0415 - needs an extra that may not be installed
+
         with self._lock:
             if not self._loaded:
-                self._loaded.append(_tokenizer_of(self.path))
+                try:
+                    tokenizer = Tokenizer.from_buffer(read_regular_file(self.path, _MAX_TOKENIZER_BYTES))
+                except Exception as exc:  # tokenizers raises plain exceptions
+                    raise ValueError(f"{self.path.name} cannot be read: {exc}") from exc
+                tokenizer.no_truncation()
+                tokenizer.no_padding()
+                self._loaded.append(tokenizer)
             return self._loaded[0]
 
 
@@ -157,7 +164,7 @@ def _tokens_in(values: Mapping[str, Any], file: str) -> dict[str, str]:
     """The tokens with a name of their own must be valid; other keys count if they are tokens. Raises ValueError."""
     named = {key: values[key] for key in _NAMED_TOKENS if values.get(key) is not None}
     others = {key: each for key, each in values.items() if key.endswith("_token") and _content_of(each) is not None}
-    extra = values.get(_EXTRA_TOKENS)
+    extra = values.get("extra_special_tokens")
     tokens: dict[str, str] = {}
     for key, value in {**others, **(extra if isinstance(extra, dict) else {}), **named}.items():
         content = _content_of(value)
@@ -183,16 +190,3 @@ def _json_of(file: Path) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{file.name} must have an object")
     return values
-
-
-def _tokenizer_of(path: Path) -> "Tokenizer":
-    """Raises ValueError."""
-    from tokenizers import Tokenizer  # noqa: PLC0415 - needs an extra that may not be installed
-
-    try:
-        tokenizer = Tokenizer.from_buffer(read_regular_file(path, _MAX_TOKENIZER_BYTES))
-    except Exception as exc:  # tokenizers raises plain exceptions
-        raise ValueError(f"{path.name} cannot be read: {exc}") from exc
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -1,20 +1,19 @@
-"""Tool calls in the text of a model: JSON objects, Python's syntax, or tags.
+"""Tool calls in the text of a model: JSON objects, Python's syntax, or tags; the parser for the answer to one request.
 
 Sources: Meta's prompt formats of Llama 3.1 and 3.2, mistral-common's tokenizers v3 to v13, the chat templates of
 Hermes 2 Pro, Qwen 2.5 and Qwen3-Coder.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from app.core.json import json_of
-from app.llm.answer_parser import MAX_HELD, NOTHING, Markers, Parser, Steps, Tools
+from app.llm.answer_parser import MAX_HELD, NOTHING, GptOssParser, Markers, Parser, ReasoningParser, Steps, Tools
 
-_ARGUMENTS = ("arguments", "parameters")
 _JSON = re.compile(r'["{}\[\]]')
 _INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 """The characters that count outside a string of JSON, and inside each kind of string."""
@@ -57,16 +56,6 @@ class Extent:
         return False
 
 
-class _Call(Struct):
-    name: str
-    arguments: dict[str, Any] | str | None = None
-    parameters: dict[str, Any] | str | None = None
-
-
-_decode_call = msgspec.json.Decoder(_Call).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-
-
 class JsonForm(NamedTuple):
     """Where calls stand. ``is_list``: in a list after the beginning."""
 
@@ -75,23 +64,23 @@ class JsonForm(NamedTuple):
     is_list: bool = False
 
 
-JSON_FORMS = {
-    # {"name": ..., "parameters": {...}}, several separated by ";". Other braces are text at once.
-    "llama3_json": JsonForm(
-        Markers.of("<|python_tag|>", whole=r'\{(?=\s{0,256}")', begun=r"\{\s{0,256}\Z", longest=257)
-    ),
-    # [TOOL_CALLS][{"name": ..., "arguments": {...}}], newer [TOOL_CALLS]name[ARGS]{...}. Special tokens.
-    "mistral": JsonForm(Markers.of("[TOOL_CALLS]"), "]", is_list=True),
-    # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one pair of tags for each call.
-    "hermes": JsonForm(Markers.of("<tool_call>"), "</tool_call>"),
-}
+_LLAMA3 = JsonForm(Markers.of("<|python_tag|>", whole=r'\{(?=\s{0,256}")', begun=r"\{\s{0,256}\Z", longest=257))
+"""``{"name": ..., "parameters": {...}}``, several separated by ``;``. Other braces are text at once."""
+_MISTRAL = JsonForm(Markers.of("[TOOL_CALLS]"), "]", is_list=True)
+"""``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, newer ``[TOOL_CALLS]name[ARGS]{...}``. Special tokens."""
+_HERMES = JsonForm(Markers.of("<tool_call>"), "</tool_call>")
+"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, one pair of tags for each call."""
 _NAMED = re.compile(r"\s{0,8}([\w.-]{1,64})\s{0,8}(\[CALL_ID\]\w{0,32})?(\[ARGS\])?\s{0,8}", re.ASCII)
 """Of Mistral: what precedes the arguments. ``[ARGS]`` may be left out."""
 _LONGEST_NAMED = 160
+_ARGUMENTS = ("arguments", "parameters")
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class JsonCallParser(Parser):
-    def __init__(self, tools: Tools, form: JsonForm = JSON_FORMS["hermes"]) -> None:
+    def __init__(self, tools: Tools, form: JsonForm = _HERMES) -> None:
         self._form = form
         super().__init__(tools)
 
@@ -102,20 +91,17 @@ class JsonCallParser(Parser):
             if self._form.is_list:
                 before += yield from self._white()
                 if self._next() != "[":
-                    yield from self._named_call(before)
+                    head = yield from self._find("{", _LONGEST_NAMED)
+                    named = None if head is None else _NAMED.fullmatch(head)
+                    if head is None or named is None or named[1] not in self._tools:
+                        self._give("text", before)
+                    else:
+                        self._take(len(head))
+                        self._give("call", named[1])
+                        yield from self._object()
                     continue
                 before += self._take(1)
             yield from self._json_calls(before, self._form.end)
-
-    def _named_call(self, before: str) -> Steps[None]:
-        head = yield from self._find("{", _LONGEST_NAMED)
-        named = None if head is None else _NAMED.fullmatch(head)
-        if head is None or named is None or named[1] not in self._tools:
-            self._give("text", before)
-            return
-        self._take(len(head))
-        self._give("call", named[1])
-        yield from self._object()
 
     def _json_calls(self, before: str, end: str = "") -> Steps[None]:
         """Reads the calls that come next, and ``end`` after them. What is no call is text, after ``before``.
@@ -143,18 +129,36 @@ class JsonCallParser(Parser):
             is_whole = extent.ends(self._text, self._at, MAX_HELD)
             if extent.nested and not is_tried:
                 is_tried = True
-                if self._named(self._next(extent.nested)):
+                name, _, is_last = self._call_in(self._next(extent.nested) + "{}}")
+                if name and is_last:
+                    self._give("call", name)
                     self._take(extent.nested)
                     yield from self._object()
                     yield from self._rest_of_call()
                     return True
             length = min(extent.length, MAX_HELD)
-            if is_whole and self._whole(self._next(length)):
+            name, arguments, _ = self._call_in(self._next(length)) if is_whole else ("", "", False)
+            if name:
                 self._take(length)
+                self._give("call", name)
+                self._give("arguments", arguments)
                 return True
             if is_whole or not (yield from self._more()):
                 self._give("text", before + self._take(length))
                 return False
+
+    def _call_in(self, text: str) -> tuple[str, str, bool]:
+        """The name and the arguments of an object, and whether they stand last. The name is empty if it is no call."""
+        try:
+            members = _decode_object(text)
+            given: Any = next((members[each] for each in _ARGUMENTS if members.get(each) is not None), {})
+            arguments = json_of(_decode_object(given) if isinstance(given, str) else given).decode()
+        except (ValueError, RecursionError, TypeError):  # TypeError: of a number that is too long
+            return "", "", False
+        name = members.get("name")
+        if not isinstance(name, str) or name not in self._tools or not isinstance(given, dict | str):
+            return "", "", False
+        return name, arguments, [*members][-1] in _ARGUMENTS
 
     def _object(self) -> Steps[None]:
         """Gives out the object that comes next as arguments."""
@@ -179,31 +183,6 @@ class JsonCallParser(Parser):
                 self._give("text", space + self._take(MAX_HELD))
                 return
         self._take(extent.length)
-
-    def _named(self, head: str) -> bool:
-        """Begins the call if the beginning of an object, up to its first object, has the name before the arguments."""
-        try:
-            members = _decode_object(head + "{}}")
-        except (ValueError, RecursionError):
-            return False
-        name = members.get("name")
-        if [*members][-1] not in _ARGUMENTS or not isinstance(name, str) or name not in self._tools:
-            return False
-        self._give("call", name)
-        return True
-
-    def _whole(self, text: str) -> bool:
-        try:
-            call = _decode_call(text)
-            given = next((each for each in (call.arguments, call.parameters) if each is not None), {})
-            written = json_of(_decode_object(given) if isinstance(given, str) else given).decode()
-        except (ValueError, RecursionError, TypeError):  # TypeError: of a number that is too long
-            return False
-        if call.name not in self._tools:
-            return False
-        self._give("call", call.name)
-        self._give("arguments", written)
-        return True
 
 
 class GuidedParser(JsonCallParser):
@@ -320,8 +299,6 @@ _TAG, _TAG_END = Markers.of("<tool_call>"), "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _VALUE_END = Markers.of("\n" + _PARAMETER_END, _PARAMETER_END)
-_TEXTS = ({"string"}, set[str]())
-"""The types of a value that is always a text."""
 
 
 class XmlParser(Parser):
@@ -347,7 +324,10 @@ class XmlParser(Parser):
                 self._give("text", rest)
 
     def _arguments(self, schema: Mapping[str, Any]) -> Steps[str]:
-        """Ends after the function's end, or after what is no parameter, which is returned."""
+        """Ends after the function's end, or after what is no parameter, which is returned.
+
+        A value that may be another type than a text is held until its end.
+        """
         between = "{"
         while True:
             space = yield from self._white()
@@ -358,24 +338,18 @@ class XmlParser(Parser):
                 return "" if found == _FUNCTION_END else space + found
             self._take(len(key) + 1)
             self._give("arguments", between + json_of(key).decode() + ":")
-            yield from self._starts("\n")
-            if not (yield from self._value(_types_of(schema, key))):
-                return ""
             between = ","
-
-    def _value(self, types: set[str]) -> Steps[bool]:
-        """Returns whether the value has an end. One that may be another type than a text is held until its end."""
-        if types not in _TEXTS:
-            value = yield from self._find(_PARAMETER_END, MAX_HELD)
+            yield from self._starts("\n")
+            types = _types_of(schema, key)
+            value = (yield from self._find(_PARAMETER_END, MAX_HELD)) if types - {"string"} else None
             if value is not None:
                 self._take(len(value) + len(_PARAMETER_END))
                 self._give("arguments", _json_value(value.removesuffix("\n"), types))
-                return True
-        self._give("arguments", '"')
-        if not (yield from self._until(_VALUE_END, "arguments", lambda text: json_of(text).decode()[1:-1])):
-            return False
-        self._give("arguments", '"')
-        return True
+                continue
+            self._give("arguments", '"')
+            if not (yield from self._until(_VALUE_END, "arguments", lambda text: json_of(text).decode()[1:-1])):
+                return ""
+            self._give("arguments", '"')
 
 
 def _types_of(schema: Mapping[str, Any], key: str) -> set[str]:
@@ -399,3 +373,68 @@ def _json_value(text: str, types: set[str]) -> str:
         return json_of(text if isinstance(value, str) and "string" in types else value).decode()
     except (ValueError, TypeError, RecursionError):
         return json_of(text).decode()
+
+
+ToolFormat = Literal["llama3_json", "pythonic", "mistral", "hermes", "qwen3_coder", "gpt_oss"]
+ReasoningFormat = Literal["qwen3", "deepseek_r1", "gpt_oss", "none"]
+Reasoning = ReasoningFormat | tuple[str, str]
+"""A format, or the tags around the reasoning."""
+
+NEED_SPECIAL_TOKENS = frozenset({"mistral", "gpt_oss"})
+"""The formats whose markers are special tokens."""
+PROMPT_END = 512
+"""The characters at the end of a prompt that say whether the answer begins inside the reasoning."""
+_PARSERS: Mapping[ToolFormat, Callable[[Tools], Parser]] = {
+    "llama3_json": partial(JsonCallParser, form=_LLAMA3),
+    "pythonic": PythonicParser,
+    "mistral": partial(JsonCallParser, form=_MISTRAL),
+    "hermes": JsonCallParser,
+    "qwen3_coder": XmlParser,
+    "gpt_oss": GptOssParser,
+}
+
+
+def parser_of(tool_format: ToolFormat | None, tools: Tools, reasoning: Reasoning | None, prompt: str) -> Parser | None:
+    """``tools``: those that may be called. ``prompt``: its end says whether the answer begins inside the reasoning.
+
+    Returns None if the answer is only text.
+    """
+    if "gpt_oss" in (tool_format, reasoning):
+        return GptOssParser(tools)
+    calls = _PARSERS[tool_format](tools) if tool_format is not None and tools else None
+    if reasoning in (None, "none"):
+        return calls
+    beginning, end = reasoning if isinstance(reasoning, tuple) else ("<think>", "</think>")
+    last = prompt[-PROMPT_END:].rstrip()
+    is_inside = last.endswith(beginning) or (reasoning == "deepseek_r1" and not last.endswith(end))
+    return ReasoningParser(beginning, end, calls, is_inside=is_inside)
+
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def calls_schema(tools: Tools, *, is_parallel: bool) -> dict[str, Any]:
+    """The schema of a list of calls: ``[{"name": ..., "parameters": {...}}]``.
+
+    References begin at the whole schema, so the definitions of a function move there. Raises ValueError if two
+    functions define different types under one name.
+    """
+    definitions: dict[str, dict[str, Any]] = {}
+    options = []
+    for name, parameters in tools.items():
+        for key in _DEFINITIONS:
+            given = parameters.get(key)
+            for type_, schema in given.items() if isinstance(given, dict) else ():
+                if definitions.setdefault(key, {}).setdefault(type_, schema) != schema:
+                    raise ValueError("define different types under one name")
+        own = {"type": "object"} | {key: value for key, value in parameters.items() if key not in _DEFINITIONS}
+        options.append(
+            {
+                "type": "object",
+                "properties": {"name": {"type": "string", "enum": [name]}, "parameters": own},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    calls: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": options}, **definitions}
+    return calls if is_parallel else {**calls, "maxItems": 1}

@@ -9,10 +9,10 @@ from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Infere
 from app.core.json import json_of
 from app.core.model import ModelConfig
 from app.core.text import nearest
-from app.llm.answer_formats import PROMPT_END, Reasoning, ToolFormat, parser_of
 from app.llm.answer_parser import Parser, Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
+from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
 from app.pipelines.inputs import InputField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.openai_spec import (

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PrivateAttr
 
 from app.config.document import JsonValue, Name, Section
-from app.llm.answer_formats import NEED_SPECIAL_TOKENS, ReasoningFormat, ToolFormat
 from app.llm.tokenizer import TokenizerFolder
+from app.llm.tool_calls import NEED_SPECIAL_TOKENS, ReasoningFormat, ToolFormat
 
 Parameter = Literal[
     "max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "stop", "ignore_eos"

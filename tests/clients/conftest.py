@@ -15,9 +15,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 Outcomes = dict[str, Any]
 RunProgram = Callable[..., Outcomes]
 
-QUESTION = "User: What is a list?\nAssistant:"
-"""The programs' question, rendered with the chat template of `write`."""
-
 
 def error_of(outcome: Any) -> tuple[str, int | None]:
     """Returns the class and the status of the error that a client raised."""
@@ -44,12 +41,6 @@ def run_program() -> RunProgram:
         return outcomes
 
     return run
-
-
-@pytest.fixture(scope="module")
-def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that a model writes when it is cancelled."""
-    return tmp_path_factory.mktemp("client") / "notice"
 
 
 def as_float32(vectors: list[list[float]]) -> list[list[float]]:

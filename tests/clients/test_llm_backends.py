@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.clients.conftest import RunProgram
 from tests.conftest import Require
 from tests.toolkit.environments import locked_environment, npm_environment
 from tests.toolkit.llm_backends import (
@@ -23,8 +22,6 @@ from tests.toolkit.llm_backends import (
 from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
-Found = dict[str, dict[str, Any]]
-"""The outcomes of each call, by model."""
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +37,22 @@ def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def in_node(llms: GatewayProcess, require: Require) -> dict[str, Found]:
+def in_node(llms: GatewayProcess, require: Require) -> dict[str, dict[str, dict[str, Any]]]:
+    """The outcomes of each call, by client and model."""
     folder = npm_environment("llm-clients", Path(__file__).with_name("npm_llm"), require)
     command = ["node", "call.mjs", llms.url, *BACKENDS]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Found] = json.loads(done.stdout)
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(done.stdout)
     return found
 
 
-@pytest.fixture(scope="module", params=["langchain", "litellm", "openai in Node", "the AI SDK"])
-def client(
-    request: pytest.FixtureRequest, llms: GatewayProcess, require: Require, run_program: RunProgram
-) -> tuple[str, Found]:
-    """The name of a client and what its calls returned."""
-    name: str = request.param
-    if name in ("langchain", "litellm"):
-        return name, run_program(locked_environment(name, require) / "python3", f"{name}_llm.py", llms.url, *BACKENDS)
-    in_node: dict[str, Found] = request.getfixturevalue("in_node")
-    return name, in_node["openai" if name == "openai in Node" else "aiSdk"]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("client", ["openai", "aiSdk"])
 def test_each_client_reads_the_answer_the_usage_and_an_error(
-    client: tuple[str, Found], llms: GatewayProcess, backend: str
+    in_node: dict[str, dict[str, dict[str, Any]]], client: str, llms: GatewayProcess, backend: str
 ) -> None:
-    found, text = client[1][backend], text_of_triton(llms, backend, "<user>Hi")
+    found, text = in_node[client][backend], text_of_triton(llms, backend, "<user>Hi")
     assert (found["answer"], found["stream"]) == (text, text)
     assert min(found["usage"]["input_tokens"], found["usage"]["output_tokens"]) > 0
     assert found["wrong"]["status"] == 400

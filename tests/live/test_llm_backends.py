@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from app.cli import main
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live import tool_models
-from tests.llm.test_contents import LLAVA
+from tests.llm.test_template import LLAVA
 from tests.toolkit.image_host import GIF, PNG
 from tests.toolkit.llm_backends import BACKENDS, TEMPLATE, running_backends, running_llms, text_of_triton
 from tests.toolkit.processes import GatewayProcess, running_gateway

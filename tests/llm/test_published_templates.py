@@ -7,10 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from app.api.openai.tools import Turn, members_of_turns
+from app.api.openai.chat_messages import take_messages
 from app.core.errors import InvalidInput
 from app.llm import template
 from app.llm.template import ChatTemplate
@@ -61,15 +60,12 @@ WITH_TOOLS = ("gpt-oss", "llama-like", "mistral-nemo", "qwen2.5", "qwen3")
 @pytest.mark.parametrize("answer", [{}, {"content": "Wait.", "reasoning": "Hm."}], ids=["call", "call_with_a_text"])
 def test_a_conversation_of_openais_clients_is_rendered(name: str, answer: dict[str, str]) -> None:
     turns = [
-        Turn(role="user", content="How warm is it?"),
-        msgspec.convert({"role": "assistant", "tool_calls": [CALLED], **answer}, Turn),
-        Turn(role="tool", content="31 degrees", tool_call_id="abcdefghi"),
+        {"role": "user", "content": "How warm is it?"},
+        {"role": "assistant", "tool_calls": [CALLED], **answer},
+        {"role": "tool", "content": "31 degrees", "tool_call_id": "abcdefghi"},
     ]
     form = TextForm("prompt", "text", None, None, {}, tools="hermes")
-    further = members_of_turns(turns, form)
-    messages = [
-        {"role": turn.role, "content": turn.content or "", **more} for turn, more in zip(turns, further, strict=True)
-    ]
+    messages, _ = take_messages({"messages": memoryview(json.dumps(turns).encode())}, form, None)
     text = template_in(FOLDERS / name).render(messages, CONVERSATIONS["tools"]["tools"])
     assert text.index("Lima") < text.index("31 degrees")
 

@@ -110,8 +110,8 @@ def test_tokens_are_counted_without_truncation(tmp_path: Path) -> None:
 def test_threads_load_the_tokenizer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = read_folder(write(tmp_path, chat_template__jinja="x", tokenizer__json=TOKENIZER)).count_tokens
     assert count is not None
-    load, loaded = tokenizer._tokenizer_of, list[Path]()
-    monkeypatch.setattr(tokenizer, "_tokenizer_of", lambda path: loaded.append(path) or load(path))
+    read, loaded = tokenizer.read_regular_file, list[Path]()
+    monkeypatch.setattr(tokenizer, "read_regular_file", lambda path, most: loaded.append(path) or read(path, most))
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(count, ["a list"] * 100)) == [2] * 100
     assert loaded == [tmp_path / "tokenizer.json"]

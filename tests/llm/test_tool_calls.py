@@ -7,9 +7,8 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from app.llm.answer_formats import ToolFormat, parser_of
 from app.llm.answer_parser import MAX_CALLS, MAX_HELD, Parser, Part
-from app.llm.tool_calls import GuidedParser
+from app.llm.tool_calls import GuidedParser, ToolFormat, parser_of
 from tests.toolkit.work import CountedText, grows_with
 
 FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)

@@ -1,5 +1,5 @@
 """OpenAI's dialect: ``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/embeddings``.
 
 It serves the pipelines that declare ``openai:``. The model's id is the pipeline's name.
-`requests.py` has what all POSTs begin with: begin there.
+`requests.py` has what all addresses share: begin there.
 """

@@ -4,22 +4,24 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from app.api.call import InferenceCall
 from app.api.downloads import ImageDownloads
 from app.api.exchange import Exchange
-from app.api.openai.members import Labels, Members, required, take
-from app.api.openai.tools import Turn, members_of_turns
+from app.api.openai.members import NOT_SUPPORTED, FunctionName, Labels, Members, required, take
+from app.codecs.json_scan import has_more_elements
 from app.codecs.kinds import bytes_of_base64, check_image
-from app.core.errors import DeadlineExceeded, FieldProblem
+from app.core.errors import DeadlineExceeded, FieldProblem, InvalidJson
 from app.llm.template import IMAGE, Content
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
 
 MAX_MESSAGE_ELEMENTS = 16_384
 """Limit of roles, contents and parts of contents together."""
+MAX_ARGUMENT_ELEMENTS = 16_384
+"""Limit of the values in the arguments of all calls in the messages."""
 NO_IMAGES = "The model needs an input with kind: image, and a chat template or an image_marker with a place for images."
 
 
@@ -55,9 +57,25 @@ class PlainMessage(Struct, forbid_unknown_fields=True):
     annotations: None = None
 
 
-class CallMessage(Turn, kw_only=True, forbid_unknown_fields=True):
+class _CalledFunction(Struct, forbid_unknown_fields=True):
+    name: FunctionName
+    arguments: str
+
+
+class _Call(Struct, forbid_unknown_fields=True):
+    id: Annotated[str, Meta(max_length=256)]
+    function: _CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class CallMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     name: str | None = None
     refusal: None = None
     audio: None = None
@@ -73,59 +91,15 @@ class Image(Struct, frozen=True):
     address: str = ""
 
 
-class Conversation(Struct, frozen=True):
-    """``messages``: as the chat template gets them. ``images``: all of them, in their order."""
+def take_messages(
+    members: Members, form: TextForm, downloads: ImageDownloads | None
+) -> tuple[list[Mapping[str, Any]], Sequence[Image]]:
+    """Returns the messages as the chat template gets them, and all their images in order.
 
-    messages: list[Mapping[str, Any]] = []
-    images: Sequence[Image] = ()
+    The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates. The
+    template of gpt-oss refuses a call with reasoning and a text.
 
-    async def downloaded(
-        self, downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
-    ) -> "Conversation":
-        """Returns the conversation with all images, whose bytes count as those of the body: at most ``most``.
-
-        An address that is given several times is downloaded once.
-
-        Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
-        """
-        call.claim.check(call.deadline)
-        found: dict[str, bytes] = {}
-        problems: list[FieldProblem] = []
-        size = 0
-
-        def count(piece: int) -> None:
-            nonlocal size
-            size += piece
-            if size > most:
-                raise ValueError(f"is too large: the images of a request may have {most} bytes")
-            exchange.hold(piece)
-
-        async def download(image: Image) -> None:
-            try:
-                found[image.address] = await downloads.download(image.address, count)
-            except ValueError as exc:
-                problems.append(FieldProblem(image.at, str(exc)))
-
-        try:
-            async with asyncio.timeout(call.deadline.remaining_s()):
-                with exchange.cancelled_on_disconnect():
-                    async with asyncio.TaskGroup() as group:
-                        for image in {each.address: each for each in self.images if each.address}.values():
-                            group.create_task(download(image))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        except TimeoutError as exc:
-            raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
-        if problems:
-            raise refused(problems)
-        images = [Image(image.at, found[image.address]) if image.address else image for image in self.images]
-        return replace(self, images=images)
-
-
-def take_conversation(members: Members, form: TextForm, downloads: ImageDownloads | None) -> Conversation:
-    """Takes the messages out, and decodes their images. ``downloads``: None if addresses are not allowed.
-
-    Raises InvalidInput or InvalidJson.
+    ``downloads``: None if addresses are not allowed. Raises InvalidInput or InvalidJson.
     """
     takes_turns = form.tools is not None or form.reasoning is not None
     type_: Any = CallMessage if takes_turns else PlainMessage
@@ -133,15 +107,62 @@ def take_conversation(members: Members, form: TextForm, downloads: ImageDownload
     given: Sequence[Any] | None = take(members, "messages", some, None, max_elements=MAX_MESSAGE_ELEMENTS)
     if given is None:
         raise required("messages")
-    further = members_of_turns(given, form) if takes_turns else [{}] * len(given)
+    if problems := _problems_of_turns(given, form) if takes_turns else ():
+        raise refused(problems)
+    arguments = iter(_arguments_of([call for message in given for call in message.tool_calls or ()]))
     images = _images_in(given, members, form, downloads)
     messages: list[Mapping[str, Any]] = []
-    for message, of_turn in zip(given, further, strict=True):
+    for message in given:
         # ``developer``, OpenAI's newer name, becomes ``system`` for open models.
         role = "system" if message.role == "developer" else message.role
-        name = {} if message.name is None else {"name": message.name}
-        messages.append({"role": role, "content": _content_of(message.content), **name, **of_turn})
-    return Conversation(messages, images)
+        turn: dict[str, Any] = {"role": role, "content": _content_of(message.content)}
+        if message.name is not None:
+            turn["name"] = message.name
+        if message.tool_calls:
+            turn["tool_calls"] = []
+            for call in message.tool_calls:
+                function = {"name": call.function.name, "arguments": next(arguments)}
+                turn["tool_calls"].append({"id": call.id, "type": "function", "function": function})
+        if takes_turns and message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        if takes_turns and (reasoning := message.reasoning_content or message.reasoning):
+            turn["reasoning_content"] = reasoning
+            if not (message.tool_calls and message.content):
+                turn["thinking"] = reasoning
+        messages.append(turn)
+    return messages, images
+
+
+def _problems_of_turns(turns: Sequence[CallMessage], form: TextForm) -> Sequence[FieldProblem]:
+    problems: list[FieldProblem] = []
+    for index, turn in enumerate(turns):
+        at, role = f"messages[{index}]", turn.role
+        if form.tools is None and role == "tool":
+            problems.append(FieldProblem(f"{at}.role", NOT_SUPPORTED))
+        elif role == "tool" and turn.tool_call_id is None:
+            problems.append(FieldProblem(f"{at}.tool_call_id", "is required"))
+        if turn.tool_calls and (form.tools is None or role != "assistant"):
+            text = NOT_SUPPORTED if form.tools is None else "is only allowed with the role assistant"
+            problems.append(FieldProblem(f"{at}.tool_calls", text))
+        if turn.content is None and (role != "assistant" or not turn.tool_calls):
+            problems.append(FieldProblem(f"{at}.content", "is required"))
+    return problems
+
+
+def _arguments_of(calls: Sequence[_Call]) -> Sequence[Mapping[str, Any]]:
+    """Reads the arguments of all calls as one list, because their limit is for all of them. Raises InvalidInput."""
+    text = f"[{','.join(call.function.arguments or '{}' for call in calls)}]".encode()
+    problem = "must be JSON objects"
+    try:
+        if has_more_elements(memoryview(text), MAX_ARGUMENT_ELEMENTS):
+            problem = f"have more than {MAX_ARGUMENT_ELEMENTS} elements"
+        else:
+            arguments: list[dict[str, Any]] = msgspec.json.decode(text, type=list[dict[str, Any]])
+            if len(arguments) == len(calls):
+                return arguments
+    except (InvalidJson, ValueError, RecursionError):
+        pass
+    raise refused([FieldProblem("messages[...].tool_calls[...].function.arguments", problem)])
 
 
 def _images_in(
@@ -154,19 +175,20 @@ def _images_in(
         for number, part in enumerate(message.content if isinstance(message.content, list) else ())
         if isinstance(part, ImagePart)
     }
+    if not parts:
+        return ()
+    if form.images is None:
+        raise refused([FieldProblem(at, "is an image, and the model takes only texts") for at in parts], NO_IMAGES)
     problems: list[FieldProblem] = []
     for count, (at, (role, _)) in enumerate(parts.items(), 1):
-        if form.images is None:
-            problems.append(FieldProblem(at, "is an image, and the model takes only texts"))
-        elif role != "user":
+        if role != "user":
             problems.append(FieldProblem(at, "is an image, which only a message of the role user can have"))
         elif count > (most := form.images.most):
             problems.append(FieldProblem(at, f"is one image too many: a request may have {most}"))
-    if parts and form.images is not None:
-        names = [name for name, field in form.field_by_parameter.items() if field == form.images.input]
-        problems += [FieldProblem(name, "is not allowed with images in messages") for name in names if name in members]
+    names = [name for name, field in form.field_by_parameter.items() if field == form.images.input]
+    problems += [FieldProblem(name, "is not allowed with images in messages") for name in names if name in members]
     if problems:
-        raise refused(problems, NO_IMAGES if form.images is None else None)
+        raise refused(problems)
     images: list[Image] = []
     for part_at, (_, part) in parts.items():
         at = f"{part_at}.image_url.url"
@@ -200,3 +222,45 @@ def _content_of(parts: str | Parts | None) -> Content:
     if any(isinstance(part, ImagePart) for part in parts):
         return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else IMAGE for part in parts]
     return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+async def downloaded(
+    images: Sequence[Image], downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
+) -> Sequence[Image]:
+    """Returns all images with their bytes, which count as those of the body: at most ``most``.
+
+    An address that is given several times is downloaded once.
+
+    Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
+    """
+    call.claim.check(call.deadline)
+    found: dict[str, bytes] = {}
+    problems: list[FieldProblem] = []
+    size = 0
+
+    def count(piece: int) -> None:
+        nonlocal size
+        size += piece
+        if size > most:
+            raise ValueError(f"is too large: the images of a request may have {most} bytes")
+        exchange.hold(piece)
+
+    async def download(image: Image) -> None:
+        try:
+            found[image.address] = await downloads.download(image.address, count)
+        except ValueError as exc:
+            problems.append(FieldProblem(image.at, str(exc)))
+
+    try:
+        async with asyncio.timeout(call.deadline.remaining_s()):
+            with exchange.cancelled_on_disconnect():
+                async with asyncio.TaskGroup() as group:
+                    for image in {each.address: each for each in images if each.address}.values():
+                        group.create_task(download(image))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    except TimeoutError as exc:
+        raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
+    if problems:
+        raise refused(problems)
+    return [Image(each.at, found[each.address]) if each.address else each for each in images]

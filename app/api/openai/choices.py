@@ -1,22 +1,26 @@
 """One choice of an answer: what a model wrote, up to a stop text, as text, reasoning and calls."""
 
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 
-from app.api.openai.logprobs import Alternatives, alternatives_of
-from app.api.openai.openai_errors import openai_names
-from app.api.openai.tools import NO_TOOLS, ToolUse
+from app.api.openai.chat_fields import NO_TOOLS, ToolUse
+from app.api.openai.chat_messages import Image
+from app.api.openai.requests import openai_names
 from app.core.answer import Tokens, Values
-from app.core.errors import FormatMismatch, GatewayError, ToolCallMissing
+from app.core.errors import ContractViolation, FormatMismatch, GatewayError, ToolCallMissing
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.core.text import shown
 from app.llm.answer_parser import Parser, Part, begun_at
 from app.llm.answer_schema import MAX_ANSWER_CHARACTERS, TOO_LARGE, AnswerSchema
+from app.llm.template import Message
 from app.llm.tokenizer import COUNTED_AT_ONCE, TokenCounter
 from app.pipelines.openai_mapping import TextForm
 from app.pipelines.pipeline import Pipeline
@@ -32,7 +36,7 @@ _LONG_TEXT = 64 * 1024
 
 @dataclass(slots=True)
 class TextOptions:
-    """What an answer depends on besides the responses of the model."""
+    """What the gateway itself reads of a request. An answer depends on it besides the responses of the model."""
 
     stream: bool = False
     include_usage: bool = False
@@ -42,6 +46,9 @@ class TextOptions:
     choices: int = 1
     logprobs: int | None = None
     """The number of alternatives for a token; None for no log probabilities."""
+    messages: Sequence[Message] = ()
+    images: Sequence[Image] = ()
+    """Of a chat, until its requests are made."""
     echo: bool = False
     counter: TokenCounter | None = None
     """Counts the tokens, if usage is wanted and the model does not count them."""
@@ -62,104 +69,18 @@ class TextOptions:
             self.prompt_tokens = self.counter(text, add_special_tokens=True)
 
 
-class CallPiece(Struct):
+Alternatives = Mapping[str, Values]
+"""A token as vLLM's ``Logprob`` describes it: token id -> ``{"logprob", "rank", "decoded_token"}``, the chosen token
+first, then the most probable ones."""
+
+
+class CallPart(Struct):
     """A part of a call. ``id`` and ``name``: empty after the first part."""
 
     index: int
     id: str = ""
     name: str = ""
     arguments: list[str] = []
-
-
-class Piece(Struct):
-    """What a choice has written since its last piece. ``offset``: the number of characters before it."""
-
-    offset: int = 0
-    texts: list[str] = []
-    tokens: list[Alternatives] | None = None
-    """As the model describes them."""
-    reasoning: list[str] = []
-    calls: list[CallPiece] = []
-    finish_reason: str | None = None
-    is_read: bool = False
-    """Whether an :class:`AnswerReader` reads the texts, so that there can be calls or reasoning instead."""
-
-    def __bool__(self) -> bool:
-        return bool(self.texts or self.tokens or self.finish_reason or self.reasoning or self.calls)
-
-
-class AnswerReader:
-    """Reads the text of one choice, which has calls or reasoning."""
-
-    def __init__(self, parser: Parser, tools: ToolUse) -> None:
-        self._parser = parser
-        self._tools = tools
-        self._unread = deque[str]()
-        self._count = 0
-        self._arguments: list[list[str]] = []
-        """Of each call, if they are checked."""
-        self._checked_characters = 0
-
-    @property
-    def ends_with_calls(self) -> bool:
-        """Whether the finish reason is ``tool_calls``. After a call that the request names, OpenAI's is ``stop``."""
-        return self._count > 0 and not self._tools.is_named
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is text that was not read yet. A further :meth:`add` reads on."""
-        return bool(self._unread)
-
-    def add(self, text: str, piece: Piece) -> None:
-        """Reads the text, or as much as can be read at once."""
-        self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
-        left = AT_ONCE
-        while self._unread and len(self._unread[0]) <= left:
-            left -= len(self._unread[0])
-            self._write(self._parser.add(self._unread.popleft()), piece)
-
-    def finish(self, piece: Piece) -> None:
-        """Call it when the reader is not behind."""
-        self._write(self._parser.finish(), piece)
-
-    def check(self, finish_reason: str) -> None:
-        """Raises ToolCallMissing if a call is required, and there is none or one that is complete but wrong."""
-        if not self._tools.is_required:
-            return
-        if not self._count:
-            raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
-        if self._checked_characters > MAX_CHECKED_CHARACTERS:
-            raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
-        if finish_reason != "length":
-            try:
-                for arguments in self._arguments:
-                    msgspec.json.decode("".join(arguments), type=dict[str, msgspec.Raw])
-            except (ValueError, RecursionError):
-                text = "The model called a function with arguments that are not a JSON object."
-                raise ToolCallMissing(text) from None
-
-    def _write(self, parts: Sequence[Part], piece: Piece) -> None:
-        """Calls after the first are left out if the request does not allow them."""
-        for part in parts:
-            if part.kind == "text":
-                piece.texts.append(part.text)
-            elif part.kind == "reasoning":
-                piece.reasoning.append(part.text)
-            elif part.kind == "call":
-                self._count += 1
-                self._arguments.append([])
-                if self._count == 1 or self._tools.is_parallel:
-                    id_ = secrets.token_hex(5)[:9] if self._tools.has_short_ids else f"call_{secrets.token_hex(12)}"
-                    piece.calls.append(CallPiece(self._count - 1, id_, part.text))
-            else:
-                if self._tools.is_required:
-                    self._checked_characters += len(part.text)
-                    if self._checked_characters <= MAX_CHECKED_CHARACTERS:
-                        self._arguments[-1].append(part.text)
-                if self._count == 1 or self._tools.is_parallel:
-                    if not piece.calls:
-                        piece.calls.append(CallPiece(self._count - 1))
-                    piece.calls[-1].arguments.append(part.text)
 
 
 class StopMatcher:
@@ -195,11 +116,15 @@ class StopMatcher:
         return held
 
 
-class Choice:
-    """Collects the responses of one request: :meth:`add` and :meth:`finish` write to ``piece``.
+class Choice(ABC):
+    """Collects the responses of one request, and renders a whole choice or its chunks.
 
     The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
     """
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
 
     def __init__(
         self,
@@ -214,22 +139,31 @@ class Choice:
         self._names = name_by_field
         self._collector = Collector(pipeline, request, is_divided=False)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop) if options.stops else None
-        parser = options.parser()
-        self._reader = None if parser is None else AnswerReader(parser, options.tools)
+        self._parser = options.parser()
         self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
         self._echo = options.prompt
         self._counted = None if options.prompt_tokens is None else Tokens(options.prompt_tokens)
         """The tokens that the gateway counts; None if the model counts them, or nothing does."""
         self._written: list[str] = []
         """All text, for the tokenizer."""
-        self._reasoning: list[str] = []
+        self._reasoned: list[str] = []
         """All reasoning, for the same."""
         self._checked: list[str] = []
         """The text for the caller, if its format is checked."""
         self._length = 0
-        """Of the text that the caller got, and ``_read_length`` of the model's."""
+        """Of the text in earlier chunks, and ``_read_length`` of the model's."""
         self._read_length = 0
-        self.piece = Piece(is_read=self._reader is not None)
+        self._unread = deque[str]()
+        self._call_count = 0
+        self._arguments: list[list[str]] = []
+        """Of each call, if a call is required."""
+        self._arguments_length = 0
+        self._is_first = True
+        """Whether there was no chunk. The next one has these:"""
+        self._texts: list[str] = []
+        self._tokens: list[Alternatives] | None = None
+        self._reasoning: list[str] = []
+        self._calls: list[CallPart] = []
         self.has_stopped = False
         """Whether a stop text was found."""
         self.finish_reason = "stop"
@@ -239,10 +173,8 @@ class Choice:
 
     @property
     def is_behind(self) -> bool:
-        return self._reader is not None and self._reader.is_behind
-
-    def catch_up(self) -> None:
-        self._show("")
+        """Whether there is text that was not read yet. :meth:`catch_up` reads on."""
+        return bool(self._unread)
 
     @property
     def ends_slowly(self) -> bool:
@@ -255,43 +187,45 @@ class Choice:
     def tokens(self) -> Tokens | None:
         return self._collector.tokens or self._counted
 
-    def take(self) -> Piece:
-        """Returns what was written since the last call."""
-        piece = self.piece
-        self._length += sum(map(len, piece.texts))
-        self.piece = Piece(self._length, is_read=self._reader is not None)
-        if self._options.schema is not None and self._length <= MAX_ANSWER_CHARACTERS:
-            self._checked += piece.texts
-        if self._options.reasoning_counter is not None:
-            self._reasoning += piece.reasoning
-        return piece
-
-    def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`Collector.add`."""
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Returns the next chunk of a stream, if there is one. Raises the errors of :meth:`Collector.add`."""
         if self.has_stopped:
             self._collector.count(response)
         elif (values := self._collector.add(response)) is not None:
             self._write(values)
+            if self._options.stream:
+                return self._chunk()
+        return None
 
-    def finish(self, error: GatewayError | None = None) -> Sequence[Piece]:
-        """Returns the rest. The last piece of a stream has only the finish reason.
+    def catch_up(self) -> None:
+        """Reads as much of the unread text as can be read at once."""
+        left = AT_ONCE
+        while self._parser is not None and self._unread and len(self._unread[0]) <= left:
+            left -= len(self._unread[0])
+            self._divide(self._parser.add(self._unread.popleft()))
+
+    def finish(self, error: GatewayError | None = None) -> Sequence[Values]:
+        """Returns the rest, when the choice is not behind. The last chunk of a stream has only the finish reason.
 
         Raises ToolCallMissing, FormatMismatch, or the errors of :meth:`Collector.finish`.
         """
+        options = self._options
         if not self.has_stopped:
             with openai_names(self._names):
                 ending = self._collector.finish(error)
             self.early_exit = ending.early_exit
             for values in ending.outputs:
                 self._write(values)
-            self._show("" if self._matcher is None else self._matcher.rest())
-        if self._reader is not None:
-            self._reader.finish(self.piece)
-            if self.early_exit is None:
-                self._reader.check(self.finish_reason)
-            if self._reader.ends_with_calls and self.finish_reason == "stop":
-                self.finish_reason = "tool_calls"
-        rest, options = self.take(), self._options
+            self._write(None)
+        if self._parser is not None:
+            self._divide(self._parser.finish())
+        if options.tools.is_required and self.early_exit is None:
+            self._check_calls()
+        # After a call that the request names, OpenAI's finish reason is ``stop``.
+        if self._call_count and not options.tools.is_named and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
+        rest = self._chunk() if options.stream else None
+        end = self._chunk(self.finish_reason)
         if options.schema is not None and self.early_exit is None and self.finish_reason == "stop":
             # An answer with a call, or that the model did not end, may have any format.
             is_whole = self._length <= MAX_ANSWER_CHARACTERS
@@ -301,34 +235,173 @@ class Choice:
         if self._counted is not None and options.counter is not None:
             self._counted.completion = options.counter("".join(self._written))
         if options.reasoning_counter is not None:
-            self.reasoning_tokens = options.reasoning_counter("".join(self._reasoning))
-        if not options.stream:
-            rest.finish_reason = self.finish_reason
-            return [rest]
-        end = Piece(self._length, finish_reason=self.finish_reason)
-        return [rest, end] if rest else [end]
+            self.reasoning_tokens = options.reasoning_counter("".join(self._reasoned))
+        return [chunk for chunk in (rest, end) if chunk is not None]
 
-    def _write(self, values: Values) -> None:
-        """Writes the values of one response."""
-        reason, text = self._form.finish_reason, values[self._form.text] or ""
-        if reason is not None and values[reason]:
-            self.finish_reason = "length" if values[reason] == "length" else "stop"
-        self._read_length += len(text)
-        if self._counted is not None:
-            self._written.append(text)
-        if (name := self._tokens_field) is not None and (tokens := alternatives_of(values[name], name)) is not None:
-            self.piece.tokens = self.piece.tokens or []
-            self.piece.tokens += tokens
-        if self._matcher is not None:
-            text = self._matcher.add(text)
-            if self._matcher.has_stopped:
-                self.has_stopped, self.finish_reason = True, "stop"
-        self._show(text)
+    @abstractmethod
+    def rendered(self, finish_reason: str | None) -> Values:
+        """The members of a whole choice, or of a chunk with what was written since the last one."""
 
-    def _show(self, text: str) -> None:
-        """Writes text for the caller."""
-        if self._reader is not None:
-            self._reader.add(text, self.piece)
+    def _chunk(self, finish_reason: str | None = None) -> Values | None:
+        """Takes what was written since the last call; None for nothing and no finish reason."""
+        if finish_reason is None and not (self._texts or self._tokens or self._reasoning or self._calls):
+            self._tokens = None
+            return None
+        chunk = self.rendered(finish_reason)
+        self._length += sum(map(len, self._texts))
+        if self._options.schema is not None and self._length <= MAX_ANSWER_CHARACTERS:
+            self._checked += self._texts
+        if self._options.reasoning_counter is not None:
+            self._reasoned += self._reasoning
+        self._texts, self._tokens, self._reasoning, self._calls, self._is_first = [], None, [], [], False
+        return chunk
+
+    def _check_calls(self) -> None:
+        """Raises ToolCallMissing if there is no call, or one that is complete but wrong."""
+        if not self._call_count:
+            raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
+        if self._arguments_length > MAX_CHECKED_CHARACTERS:
+            raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
+        if self.finish_reason != "length":
+            try:
+                for arguments in self._arguments:
+                    msgspec.json.decode("".join(arguments), type=dict[str, msgspec.Raw])
+            except (ValueError, RecursionError):
+                text = "The model called a function with arguments that are not a JSON object."
+                raise ToolCallMissing(text) from None
+
+    def _write(self, values: Values | None) -> None:
+        """Writes the values of one response; None for the rest after the last one."""
+        if values is None:
+            text = "" if self._matcher is None else self._matcher.rest()
+        else:
+            reason, text = self._form.finish_reason, values[self._form.text] or ""
+            if reason is not None and values[reason]:
+                self.finish_reason = "length" if values[reason] == "length" else "stop"
+            self._read_length += len(text)
+            if self._counted is not None:
+                self._written.append(text)
+            if (name := self._tokens_field) is not None and values[name] is not None:
+                try:
+                    tokens = msgspec.convert(values[name], list[dict[str, Values]])
+                except msgspec.ValidationError as exc:
+                    problem = f"Output '{name}' is not a list with an object for each token."
+                    raise ContractViolation(problem, tensor=name) from exc
+                self._tokens = self._tokens or []
+                self._tokens += tokens
+            if self._matcher is not None:
+                text = self._matcher.add(text)
+                if self._matcher.has_stopped:
+                    self.has_stopped, self.finish_reason = True, "stop"
+        if self._parser is not None:
+            self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
+            self.catch_up()
         elif text or self._echo:
-            self.piece.texts.append(self._echo + text)
+            self._texts.append(self._echo + text)
             self._echo = ""
+
+    def _divide(self, parts: Sequence[Part]) -> None:
+        """Writes the parts of a text. Calls after the first are left out if the request does not allow them."""
+        tools = self._options.tools
+        for part in parts:
+            if part.kind == "text":
+                self._texts.append(part.text)
+            elif part.kind == "reasoning":
+                self._reasoning.append(part.text)
+            elif part.kind == "call":
+                self._call_count += 1
+                self._arguments.append([])
+                if self._call_count == 1 or tools.is_parallel:
+                    id_ = secrets.token_hex(5)[:9] if tools.has_short_ids else f"call_{secrets.token_hex(12)}"
+                    self._calls.append(CallPart(self._call_count - 1, id_, part.text))
+            else:
+                if tools.is_required:
+                    self._arguments_length += len(part.text)
+                    if self._arguments_length <= MAX_CHECKED_CHARACTERS:
+                        self._arguments[-1].append(part.text)
+                if self._call_count == 1 or tools.is_parallel:
+                    if not self._calls:
+                        self._calls.append(CallPart(self._call_count - 1))
+                    self._calls[-1].arguments.append(part.text)
+
+
+class CompletionChoice(Choice):
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def rendered(self, finish_reason: str | None) -> Values:
+        logprobs = None if self._tokens is None else completion_logprobs(self._tokens, self._length)
+        return {"text": "".join(self._texts), "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class ChatChoice(Choice):
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def rendered(self, finish_reason: str | None) -> Values:
+        """A message has the content null beside calls without a text.
+
+        The first chunk of a choice has the role, and a text unless it may have calls or reasoning.
+        """
+        streams, text, calls = self._options.stream, "".join(self._texts), list[Values]()
+        for call in self._calls:
+            function = {"name": call.name, "arguments": "".join(call.arguments)}
+            if not call.id:
+                calls.append({"index": call.index, "function": {"arguments": function["arguments"]}})
+            else:
+                index = {"index": call.index} if streams else {}
+                calls.append({**index, "id": call.id, "type": "function", "function": function})
+        message: Values = {"role": "assistant"} if self._is_first else {}
+        if not streams:
+            message["content"] = text or (None if calls else "")
+        elif self._texts or (self._is_first and self._parser is None):
+            message["content"] = text
+        if calls:
+            message["tool_calls"] = calls
+        if self._reasoning:
+            message["reasoning"] = message["reasoning_content"] = "".join(self._reasoning)
+        if not streams:
+            message["refusal"] = None
+        logprobs = None if self._tokens is None else chat_logprobs(self._tokens, self._options.logprobs or 0)
+        return {"delta" if streams else "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+LEAST = -9999.0
+"""OpenAI's number for a token that has no probability."""
+
+
+def completion_logprobs(tokens: Sequence[Alternatives], offset: int) -> Values:
+    """``offset``: the number of characters before the first token."""
+    chosen = [next(iter(token.values()), {}) for token in tokens]
+    texts = list(map(_text_of, chosen))
+    return {
+        "tokens": texts,
+        "token_logprobs": list(map(_logprob_of, chosen)),
+        "top_logprobs": [{_text_of(each): _logprob_of(each) for each in token.values()} for token in tokens],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)],
+    }
+
+
+def chat_logprobs(tokens: Sequence[Alternatives], most: int) -> Values:
+    """``most``: the number of alternatives for a token."""
+    content = []
+    for token in tokens:
+        probable = sorted(token.values(), key=_logprob_of, reverse=True)[:most]
+        chosen = _described(next(iter(token.values()), {}))
+        content.append({**chosen, "top_logprobs": list(map(_described, probable))})
+    return {"content": content, "refusal": None}
+
+
+def _described(alternative: Values) -> Values:
+    text = _text_of(alternative)
+    return {"token": text, "logprob": _logprob_of(alternative), "bytes": list(text.encode())}
+
+
+def _text_of(alternative: Values) -> str:
+    return str(alternative.get("decoded_token") or "")
+
+
+def _logprob_of(alternative: Values) -> float:
+    number = alternative.get("logprob")
+    return max(float(number), LEAST) if isinstance(number, int | float) else LEAST

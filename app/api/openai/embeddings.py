@@ -11,12 +11,12 @@ import orjson
 from msgspec import Meta
 from msgspec.structs import replace
 
+from app.api.bodies import off_loop
 from app.api.call import InferenceCall
 from app.api.endpoint import Found
 from app.api.exchange import JSON, Exchange
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
-from app.api.openai.openai_errors import openai_names
-from app.api.openai.requests import Door, NamedRequest
+from app.api.openai.requests import Door, NamedRequest, openai_names
 from app.codecs.kinds import declared_shape
 from app.core.answer import Answer, Ending, Tokens
 from app.core.batch import Batch, BatchPart, check_rows
@@ -24,7 +24,7 @@ from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
 from app.pipelines.body import refused
-from app.pipelines.openai_mapping import EmbeddingsForm, OpenAIMapping
+from app.pipelines.openai_mapping import EmbeddingsForm
 from app.pipelines.parameters import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
@@ -58,48 +58,61 @@ class OpenAIEmbeddings(TypedDict):
 
 
 class EmbeddingsRoute(Door[EmbeddingsForm]):
-    what = operation = "embeddings"
-    neutral = NEUTRAL_OF_EMBEDDINGS
-
-    @staticmethod
-    def form_of(openai: OpenAIMapping) -> EmbeddingsForm | None:
-        return openai.embeddings
+    part = what = operation = "embeddings"
 
     async def post(self, exchange: Exchange, _found: Found) -> None:
-        call, batch, is_base64 = await self._read(exchange)
+        """The event loop can do other work after each part of the answer."""
+        call, batch = await self._read(exchange)
         with exchange.cancelled_on_disconnect():
             await self.inference.answer(call)
-        await exchange.send_parts(await _rendered(batch, call.target.name, is_base64=is_base64), [JSON])
+        count = None if batch.tokens is None else batch.tokens.prompt
+        usage = {} if count is None else {"usage": {"prompt_tokens": count, "total_tokens": count}}
+        parts = [orjson.dumps({"object": "list", "model": call.target.name, **usage})[:-1] + b',"data":[']
+        vectors = sorted(batch.vectors.items())
+        for start in range(0, len(vectors), _VECTORS_AT_ONCE):
+            items = []
+            for index, array in vectors[start : start + _VECTORS_AT_ONCE]:
+                is_base64 = batch.encoding == "base64"
+                embedding = base64.b64encode(array.astype("<f4").tobytes()).decode() if is_base64 else array
+                items.append(json_of({"object": "embedding", "index": index, "embedding": embedding}))
+            parts.append((b"," if start else b"") + b",".join(items))
+            await asyncio.sleep(0)
+        await exchange.send_parts([*parts, b"]}"], [JSON])
 
-    async def _read(self, exchange: Exchange) -> tuple[InferenceCall, "EmbeddingsBatch", bool]:
+    async def _read(self, exchange: Exchange) -> tuple[InferenceCall, "EmbeddingsBatch"]:
         """The result keeps no reference to the body."""
         named = await self.open(exchange)
         call = self.inference.call(exchange, named.pipeline, exchange.deadline(named.pipeline.timeout_s))
-        batch, is_base64 = await named.read(lambda: batch_of(named), call.deadline)
+        batch = await off_loop(lambda _body: batch_of(named), named.body, exchange, call.deadline)
         call.requests, call.answer = batch.requests, batch
         exchange.forget_body()
-        return call, batch, is_base64
+        return call, batch
 
 
-def batch_of(named: NamedRequest[EmbeddingsForm]) -> tuple["EmbeddingsBatch", bool]:
-    """Returns the batch of the texts, and whether the vectors are wanted as base64.
-
-    Raises InvalidInput, InvalidRequest or InvalidJson.
-    """
+def batch_of(named: NamedRequest[EmbeddingsForm]) -> "EmbeddingsBatch":
+    """Raises InvalidInput, InvalidRequest or InvalidJson."""
     pipeline, form, members = named.pipeline, named.form, named.members
     items = _items_of(members, form)
     encoding = take(members, "encoding_format", Literal["float", "base64"], "float")
     if "dimensions" not in form.field_by_parameter and take(members, "dimensions", int, form.length) != form.length:
         raise refused([FieldProblem("dimensions", "is not the length of this model's vectors, which is fixed")])
     named.name_by_field[form.input] = "input"
-    body = named.body_of({form.input: msgspec.json.encode(items[0])})
+    body = named.body_of({form.input: msgspec.json.encode(items[0])}, NEUTRAL_OF_EMBEDDINGS)
     with openai_names(named.name_by_field):
         values = pipeline.reader.from_json(body)
         if form.tensor is None:
             requests = [pipeline.request_of({**values, form.input: item}) for item in items]
-        else:
-            requests = [_with_all(pipeline.request_of(values), form.tensor, items)]
-    return EmbeddingsBatch(pipeline, form, requests, named.name_by_field), encoding == "base64"
+        else:  # one request with all texts; its other inputs are repeated
+            first = pipeline.request_of(values)
+            arrays = {
+                each.name: each.array if len(items) == 1 else np.repeat(each.array, len(items), axis=0)
+                for each in first.inputs
+            }
+            texts = [text.encode() for text in items]
+            arrays[form.tensor] = bytes_array(texts, arrays[form.tensor].shape)
+            inputs = tuple(replace(each, array=arrays[each.name]) for each in first.inputs)
+            requests = [replace(first, inputs=inputs)]
+    return EmbeddingsBatch(pipeline, form, requests, named.name_by_field, encoding)
 
 
 def _items_of(members: dict[str, memoryview], form: EmbeddingsForm) -> Sequence[Any]:
@@ -118,17 +131,6 @@ def _items_of(members: dict[str, memoryview], form: EmbeddingsForm) -> Sequence[
     return given
 
 
-def _with_all(first: InferenceRequest, tensor: str, texts: Sequence[str]) -> InferenceRequest:
-    """``first``: a request with one text. The result has all texts, in ``tensor``; other inputs are repeated."""
-    items, inputs = len(texts), list[Tensor]()
-    for each in first.inputs:
-        array = each.array if items == 1 else np.repeat(each.array, items, axis=0)
-        if each.name == tensor:
-            array = bytes_array([text.encode() for text in texts], array.shape)
-        inputs.append(replace(each, array=array))
-    return replace(first, inputs=tuple(inputs))
-
-
 class EmbeddingsBatch(Batch):
     """The vectors of all texts, in order."""
 
@@ -138,28 +140,30 @@ class EmbeddingsBatch(Batch):
         form: EmbeddingsForm,
         requests: Sequence[InferenceRequest],
         name_by_field: Mapping[str, str],
+        encoding: str,
     ) -> None:
         """``requests``: one with all texts, or one for each text of a model without batches."""
         if form.tensor is None:
             super().__init__(requests[0], 1, len(requests))
         else:
             super().__init__(requests[0], pipeline.call_items)
+        self.pipeline = pipeline
+        self.form = form
         self.requests = requests
+        self.names = name_by_field
+        self.encoding = encoding
         self.vectors: dict[int, Array] = {}
         """By the number of the text."""
-        self._pipeline = pipeline
-        self._form = form
-        self._names = name_by_field
         self._early_exit: str | None = None
 
     def request_of(self, items: range) -> InferenceRequest:
-        return super().request_of(items) if self._form.tensor is not None else self.requests[items.start]
+        return super().request_of(items) if self.form.tensor is not None else self.requests[items.start]
 
     def answer_of(self, part: BatchPart) -> Answer:
-        return _PartAnswer(self._pipeline, self._form, part, self._names)
+        return _PartAnswer(self, part)
 
     def put(self, items: range, _answer: Answer, ending: Ending) -> None:
-        self.vectors |= zip(items, (values[self._form.embedding] for values in ending.outputs), strict=True)
+        self.vectors |= zip(items, (values[self.form.embedding] for values in ending.outputs), strict=True)
         self._early_exit = self._early_exit or ending.early_exit
 
     def finish(self, error: GatewayError | None = None) -> Ending:
@@ -171,14 +175,10 @@ class EmbeddingsBatch(Batch):
 class _PartAnswer(Answer):
     """Reads each item of a part like an answer of the pipeline."""
 
-    def __init__(
-        self, pipeline: Pipeline, form: EmbeddingsForm, part: BatchPart, name_by_field: Mapping[str, str]
-    ) -> None:
-        self._pipeline = pipeline
-        self._form = form
-        self._names = name_by_field
+    def __init__(self, batch: EmbeddingsBatch, part: BatchPart) -> None:
+        self._batch = batch
         self._items = part.items
-        self._answers = [WholeAnswer(pipeline, part.request) for _ in part.items]
+        self._answers = [WholeAnswer(batch.pipeline, part.request) for _ in part.items]
 
     @property
     def tokens(self) -> Tokens | None:
@@ -186,11 +186,18 @@ class _PartAnswer(Answer):
         return sum(counts, Tokens()) if counts else None
 
     def add(self, response: InferenceResponse) -> None:
-        """Raises ContractViolation."""
-        if self._form.tensor is None:
+        """Gives each item its row; an empty array is unchanged. Raises ContractViolation."""
+        if self._batch.form.tensor is None:
             self._answers[0].add(response)
             return
-        outputs = [replace(each, array=self._rows(each)) for each in response.outputs.values()]
+        outputs, items = list[Tensor](), self._items
+        for each in response.outputs.values():
+            array, spec = each.array, self._batch.pipeline.config.output(each.name)
+            if array.size and array.shape[:1] != (len(items),):
+                shape = None if spec is None else declared_shape(array.shape, (len(items), *spec.dims))
+                array = array if shape is None else array.reshape(shape)
+                check_rows(each.name, array.shape[0] if array.ndim else 0, items)
+            outputs.append(replace(each, array=array))
         for index, answer in enumerate(self._answers):
             own = {each.name: replace(each, array=each.array[index : index + 1]) for each in outputs}
             answer.add(replace(response, outputs=own))
@@ -200,10 +207,10 @@ class _PartAnswer(Answer):
 
         Raises ContractViolation, or the errors of :meth:`WholeAnswer.finish`.
         """
-        with openai_names(self._names):
+        with openai_names(self._batch.names):
             endings = [answer.finish(error) for answer in self._answers]
         early_exit = next((ending.early_exit for ending in endings if ending.early_exit), None)
-        name, vectors = self._form.embedding, []
+        name, vectors = self._batch.form.embedding, []
         for ending in endings:
             value = ending.outputs[0][name]
             try:
@@ -214,29 +221,3 @@ class _PartAnswer(Answer):
                 raise ContractViolation(f"Output '{name}' is not a list of numbers.", tensor=name)
             vectors.append({name: vector})
         return Ending(early_exit, vectors)
-
-    def _rows(self, tensor: Tensor) -> Array:
-        """The array with one row for each item; an empty one is unchanged. Raises ContractViolation."""
-        array, items = tensor.array, self._items
-        if array.size and array.shape[:1] != (len(items),):
-            spec = self._pipeline.config.output(tensor.name)
-            shape = None if spec is None else declared_shape(array.shape, (len(items), *spec.dims))
-            array = array if shape is None else array.reshape(shape)
-            check_rows(tensor.name, array.shape[0] if array.ndim else 0, items)
-        return array
-
-
-async def _rendered(batch: EmbeddingsBatch, model: str, *, is_base64: bool) -> list[bytes]:
-    """Returns the JSON text of the answer in parts; the event loop can do other work after each part."""
-    count = None if batch.tokens is None else batch.tokens.prompt
-    usage = {} if count is None else {"usage": {"prompt_tokens": count, "total_tokens": count}}
-    parts = [orjson.dumps({"object": "list", "model": model, **usage})[:-1] + b',"data":[']
-    vectors = sorted(batch.vectors.items())
-    for start in range(0, len(vectors), _VECTORS_AT_ONCE):
-        items = []
-        for index, array in vectors[start : start + _VECTORS_AT_ONCE]:
-            embedding = base64.b64encode(array.astype("<f4").tobytes()).decode() if is_base64 else array
-            items.append(json_of({"object": "embedding", "index": index, "embedding": embedding}))
-        parts.append((b"," if start else b"") + b",".join(items))
-        await asyncio.sleep(0)
-    return [*parts, b"]}"]

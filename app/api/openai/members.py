@@ -22,6 +22,7 @@ _Key = Annotated[str, Meta(max_length=64)]
 _Value = Annotated[str, Meta(max_length=512)]
 Labels = Annotated[dict[_Key, _Value], Meta(max_length=16)]
 """The limits are OpenAI's."""
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 NOT_SUPPORTED = "is not supported by this model"
 
 

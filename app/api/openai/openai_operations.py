@@ -4,24 +4,21 @@ The schemas of answers are the same for all models. Each model has its own reque
 pipeline.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from app.api.openai import text_routes
+from app.api.openai import text_routes as texts
+from app.api.openai.chat_fields import ReasoningEffort, ResponseFormat, ToolChoice, ToolList
 from app.api.openai.chat_messages import CallMessage, PlainMessage, TextPart
 from app.api.openai.embeddings import MAX_INPUTS, EmbeddingsRoute, OpenAIEmbeddings, Texts
-from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Neutral
-from app.api.openai.openai_errors import OpenAIError, openai_status_of
-from app.api.openai.openai_models import OpenAIModel, OpenAIModelList, ids_of
-from app.api.openai.requests import Door
-from app.api.openai.response_format import ResponseFormat
+from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.api.openai.requests import Door, OpenAIError, OpenAIModel, OpenAIModelList, ids_of, openai_status_of
 from app.api.openai.text_answers import (
     OpenAIChatCompletion,
     OpenAIChatCompletionChunk,
     OpenAICompletion,
     OpenAICompletionChunk,
 )
-from app.api.openai.tools import ReasoningEffort, ToolChoice, ToolList
 from app.api.openapi import (
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,
@@ -45,29 +42,6 @@ ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": OpenAIError
 Form = TypeVar("Form", TextForm, EmbeddingsForm)
 Described = tuple[Schema, Schema]
 """The schema of a body, and an example without its ``model``."""
-_DESCRIPTION = "As OpenAI's API, so that its clients work. Fields that would change the answer are refused."
-_SUMMARIES = {
-    "create_completion": "Continue a text",
-    "create_chat_completion": "Answer a message",
-    "create_embedding": "Texts as vectors",
-}
-_OPTIONS_OF_STREAMS: Schema = {
-    "stream_options": {
-        "anyOf": [
-            {"required": ["stream"], "properties": {"stream": const_of(True)}},
-            {"properties": {"stream_options": {"type": "null"}}},
-        ]
-    }
-}
-_ONE_LIMIT: Schema = {
-    "max_completion_tokens": {
-        "anyOf": [
-            {"properties": {"max_completion_tokens": {"type": "null"}}},
-            {"properties": {"max_tokens": {"type": "null"}}},
-        ]
-    }
-}
-"""Only one of ``max_tokens`` and ``max_completion_tokens`` may be given."""
 
 
 def tags_of(_visible: Visible) -> Mapping[str, str]:
@@ -77,28 +51,39 @@ def tags_of(_visible: Visible) -> Mapping[str, str]:
 def completions(visible: Visible) -> Iterator[Operation]:
     def described(pipeline: Pipeline, form: TextForm) -> Described:
         fields = _text_fields(pipeline, form) | {"echo": schema_of(bool | None)}
-        schema = _schema(pipeline, form, {"prompt": schema_of(text_routes.OneText)}, fields)
-        return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}, {"prompt": _example_text(pipeline, form.prompt)}
+        schema = _schema(pipeline, form, {"prompt": schema_of(texts.OneText)}, fields)
+        example = {"prompt": example_of(pipeline).get(form.prompt, "text")}
+        return schema | {"dependentSchemas": {"stream_options": _NEEDS_STREAM}}, example
 
-    served = _served(visible, text_routes.CompletionsRoute)
-    ok = _text_answer(OpenAICompletion, OpenAICompletionChunk, served)
-    yield from _inference("create_completion", ok, served, described)
+    ok = _text_answer(visible, texts.CompletionsRoute, OpenAICompletion, OpenAICompletionChunk)
+    yield from _inference(visible, texts.CompletionsRoute, ("create_completion", "Continue a text"), ok, described)
 
 
 def chat(visible: Visible) -> Iterator[Operation]:
     def described(pipeline: Pipeline, form: TextForm) -> Described:
         messages = {"type": "array", "items": _message(form), "minItems": 1}
-        schema = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form) | _chat_fields(form))
+        types: dict[str, Any] = {"response_format": ResponseFormat}
+        if form.logprobs is not None:
+            types["logprobs"] = bool
+        if form.tools is not None:
+            types |= {"tools": ToolList, "tool_choice": ToolChoice, "parallel_tool_calls": bool}
+        if form.reasoning is not None:
+            types |= {"chat_template_kwargs": dict[str, Any], "reasoning_effort": ReasoningEffort}
+        fields = {name: schema_of(type_ | None) for name, type_ in types.items()}
+        schema = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form) | fields)
         if form.images is not None:  # they may be in the messages
             names = form.field_by_parameter
             schema["required"] = [name for name in schema["required"] if names.get(name) != form.images.input]
-        example = {"messages": [{"role": "user", "content": "Hello"}]}
-        return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}, example
+        limits = ("max_completion_tokens", "max_tokens")
+        one_limit = {"anyOf": [{"properties": {name: {"type": "null"}}} for name in limits]}
+        conditions = {"max_completion_tokens": one_limit, "stream_options": _NEEDS_STREAM}
+        return schema | {"dependentSchemas": conditions}, {"messages": [{"role": "user", "content": "Hello"}]}
 
-    served = _served(visible, text_routes.ChatRoute)
-    ok = _text_answer(OpenAIChatCompletion, OpenAIChatCompletionChunk, served)
+    ok = _text_answer(visible, texts.ChatRoute, OpenAIChatCompletion, OpenAIChatCompletionChunk)
     further = (errors.ToolCallMissing, errors.FormatMismatch)
-    yield from _inference("create_chat_completion", ok, served, described, *further)
+    yield from _inference(
+        visible, texts.ChatRoute, ("create_chat_completion", "Answer a message"), ok, described, *further
+    )
 
 
 def embeddings(visible: Visible) -> Iterator[Operation]:
@@ -107,53 +92,51 @@ def embeddings(visible: Visible) -> Iterator[Operation]:
         if form.takes_tokens:
             tokens = schema_of(TokenIds)
             forms += [tokens, {"type": "array", "items": tokens, "minItems": 1, "maxItems": MAX_INPUTS}]
-        fields = _neutral(NEUTRAL_OF_EMBEDDINGS) | {"encoding_format": schema_of(Literal["float", "base64"] | None)}
+        fields = {name: each.schema for name, each in NEUTRAL_OF_EMBEDDINGS.items()}
+        fields["encoding_format"] = schema_of(Literal["float", "base64"] | None)
         if form.length > 0:
             fields["dimensions"] = enum_of([form.length, None])
-        example = {"input": [_example_text(pipeline, form.input)]}
+        example = {"input": [example_of(pipeline).get(form.input, "text")]}
         return _schema(pipeline, form, {"input": {"anyOf": forms}}, fields), example
 
     ok = json_answer("A vector for each text", OpenAIEmbeddings)
-    yield from _inference("create_embedding", ok, _served(visible, EmbeddingsRoute), described)
-
-
-def _served(visible: Visible, door: type[Door[Form]]) -> Sequence[tuple[Pipeline, Form]]:
-    found = ((each, None if each.openai is None else door.form_of(each.openai)) for each in visible.pipelines)
-    return [(pipeline, form) for pipeline, form in found if form is not None]
-
-
-def _example_text(pipeline: Pipeline, field: str) -> Any:
-    return example_of(pipeline).get(field, "text")
+    yield from _inference(visible, EmbeddingsRoute, ("create_embedding", "Texts as vectors"), ok, described)
 
 
 def _inference(
-    name: str,
+    visible: Visible,
+    door: type[Door[Form]],
+    title: tuple[str, str],
     ok: Schema,
-    served: Sequence[tuple[Pipeline, Form]],
     described: Callable[[Pipeline, Form], Described],
     *further: type[GatewayError],
 ) -> Iterator[Operation]:
-    """Nothing for an address that no pipeline serves."""
+    """``title``: the name of the operation, and its summary. Nothing for an address that no pipeline serves."""
     schemas: list[Schema] = []
     examples: Schema = {}
-    for pipeline, form in served:
-        schema, example = described(pipeline, form)
-        schemas.append(schema)
-        value = {"model": pipeline.name, **example}
-        examples[pipeline.name] = {"summary": "A valid request", "value": value}
-    if served:
-        body = {"application/json": {"schema": one_of(schemas), "examples": examples}}
-        possible = (errors.UnknownPipeline, *INFERENCE_ERRORS, *further)
-        summary, parameters = _SUMMARIES[name], [TIMEOUT_HEADER]
+    for pipeline in visible.pipelines:
+        if (form := door.form_of(pipeline)) is not None:
+            schema, example = described(pipeline, form)
+            schemas.append(schema)
+            value = {"model": pipeline.name, **example}
+            examples[pipeline.name] = {"summary": "A valid request", "value": value}
+    if schemas:
         yield Operation(
-            name, "openai", {200: ok}, possible, parameters, body, summary=summary, description=_DESCRIPTION
+            title[0],
+            "openai",
+            {200: ok},
+            (errors.UnknownPipeline, *INFERENCE_ERRORS, *further),
+            [TIMEOUT_HEADER],
+            {"application/json": {"schema": one_of(schemas), "examples": examples}},
+            summary=title[1],
+            description="As OpenAI's API, so that its clients work. Fields that would change the answer are refused.",
         )
 
 
-def _text_answer(whole: type, chunk: type, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+def _text_answer(visible: Visible, door: type[texts.TextRoute], whole: type, chunk: type) -> Schema:
     """``x-event-data`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
     content: Schema = {"application/json": {"schema": whole}}
-    if any(pipeline.spec.stream is not None for pipeline, _ in served):
+    if any(each.spec.stream is not None and door.form_of(each) is not None for each in visible.pipelines):
         content["text/event-stream"] = {
             "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
             "x-event-data": {"anyOf": [chunk, OpenAIError]},
@@ -173,38 +156,26 @@ def _message(form: TextForm) -> Schema:
     return schema
 
 
+_NEEDS_STREAM: Schema = {
+    "anyOf": [
+        {"required": ["stream"], "properties": {"stream": const_of(True)}},
+        {"properties": {"stream_options": {"type": "null"}}},
+    ]
+}
+
+
 def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
-    fields = _neutral(NEUTRAL_OF_TEXTS)
-    fields |= {
-        "stop": schema_of(text_routes.Stop | None),
-        "stream": enum_of([False, None]),
-        "n": schema_of(text_routes.Choices | None),
-    }
+    fields = {name: each.schema for name, each in NEUTRAL_OF_TEXTS.items()}
+    fields["stop"] = schema_of(texts.Stop | None)
+    fields["stream"] = enum_of([False, None])
+    fields["n"] = schema_of(texts.Choices | None)
     if form.logprobs is not None:
-        fields |= {
-            "logprobs": schema_of(text_routes.Logprobs | None),
-            "top_logprobs": schema_of(text_routes.Logprobs | None),
-        }
+        fields["logprobs"] = fields["top_logprobs"] = schema_of(texts.Logprobs | None)
     if pipeline.spec.stream is not None:
-        fields |= {"stream": schema_of(bool | None), "stream_options": schema_of(text_routes.StreamOptions | None)}
+        fields["stream"] = schema_of(bool | None)
+        fields["stream_options"] = schema_of(texts.StreamOptions | None)
     return fields
-
-
-def _chat_fields(form: TextForm) -> Schema:
-    """The fields that only chats have, and those that only pipelines with tools or reasoning have."""
-    types: dict[str, Any] = {"response_format": ResponseFormat}
-    if form.logprobs is not None:
-        types["logprobs"] = bool
-    if form.tools is not None:
-        types |= {"tools": ToolList, "tool_choice": ToolChoice, "parallel_tool_calls": bool}
-    if form.reasoning is not None:
-        types |= {"chat_template_kwargs": dict[str, Any], "reasoning_effort": ReasoningEffort}
-    return {name: schema_of(type_ | None) for name, type_ in types.items()}
-
-
-def _neutral(neutral: Mapping[str, Neutral]) -> Schema:
-    return {name: each.schema for name, each in neutral.items()}
 
 
 def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:

@@ -2,14 +2,13 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.api.openai.logprobs import completion_logprobs
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from app.llm.tokenizer import TokenCounter
@@ -18,7 +17,6 @@ from tests.pipelines.test_presets import LLM_API, VLLM
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import response, tensor
-from tests.toolkit.work import grows_with
 
 CONFIG = """
 pipelines:
@@ -215,8 +213,9 @@ class TestAdapters:
             "messages",
         ),
         ("'NoneType' object has no attribute 'lora_name'", "invalid_input", None),
+        ("Grammar error: Invalid type: nonsense", "invalid_input", "response_format"),
     ],
-    ids=["long_prompt", "parameters_that_do_not_fit"],
+    ids=["long_prompt", "parameters_that_do_not_fit", "schema"],
 )
 async def test_what_the_backend_refuses_is_the_callers_error(
     api: Served, text: str, code: str, param: str | None
@@ -224,7 +223,8 @@ async def test_what_the_backend_refuses_is_the_callers_error(
     error = ModelError("Model 'model' failed.")
     error.upstream = UpstreamError(None, f"Error generating stream: {text}")
     api.engine.answers = [error]
-    assert refusal(await chat(api, min_tokens=6, max_tokens=5)) == (400, code, param)
+    body = {"min_tokens": 6, "max_tokens": 5, "response_format": {"type": "json_object"}}
+    assert refusal(await chat(api, **body)) == (400, code, param)
 
 
 TOKENIZER = {
@@ -296,24 +296,3 @@ async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
     )
     for usage in (answer["usage"], last["usage"]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
-
-
-class Token(str):
-    """A text whose length is asked for with a call that counts."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return super().__len__()
-
-
-def test_the_work_for_log_probabilities_grows_with_the_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(count: int) -> Callable[[], object]:
-        return lambda: completion_logprobs([{"1": {"logprob": -1.0}}] * count, 7)
-
-    logprobs = completion_logprobs([{"1": {"logprob": -1.0, "decoded_token": each}} for each in ("ab", "c", "")], 7)
-    assert logprobs is not None
-    assert logprobs["text_offset"] == [7, 9, 10]
-    assert completion_logprobs([], 7) == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    monkeypatch.setattr("app.api.openai.logprobs._text_of", lambda _alternative: Token("a"))
-    assert grows_with(work, 1000)

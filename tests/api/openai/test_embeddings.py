@@ -1,6 +1,7 @@
-"""``/v1/embeddings``: texts in batches, vectors as numbers or as base64."""
+"""``/v1/embeddings``: texts in batches or, with vLLM, one by one; vectors as numbers or as base64."""
 
 import base64
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
-from app.core.errors import ModelError
+from app.core.errors import ModelError, UpstreamError
+from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import Api, refusal
-from tests.toolkit.models import response, tensor
+from tests.toolkit.gateway import Served, gateway_fixture
+from tests.toolkit.models import model, response, tensor
 
 
 def vectors(*rows: Sequence[float]) -> Any:
@@ -111,3 +114,76 @@ async def test_dimensions_of_size_1_may_be_missing_or_extra(
 
 async def test_a_text_model_has_no_embeddings(api: Api) -> None:
     assert refusal(await embed(api, model="write")) == (404, "model_not_found", None)
+
+
+CONFIG = "pipelines: {embed: {model: model, preset: vllm_embeddings, warmup: false}}"
+MODEL = model(
+    ["text_input BYTES [1]", "embedding_request BYTES [1] optional", "return_num_input_tokens BOOL [1] optional"],
+    ["text_output BYTES [-1]", "num_input_tokens UINT32 [1]"],
+    decoupled=True,
+)
+
+
+def vector(text: bytes) -> InferenceResponse:
+    return response(tensor("text_output", "BYTES", [text]), tensor("num_input_tokens", "UINT32", 3), is_final=True)
+
+
+vllm = gateway_fixture(CONFIG, MODEL, answers=[vector(b"[0.5, 1]")])
+
+
+def sent(vllm: Served) -> list[Any]:
+    requests = [{each.name: each.array for each in request.inputs} for request in vllm.engine.requests]
+    assert all(each["text_input"].item() == b"" for each in requests)
+    return [json.loads(each["embedding_request"].item()) for each in requests]
+
+
+async def test_a_text_is_a_request_to_vllm(vllm: Served) -> None:
+    answer = (await embed(vllm)).json()
+    assert (answer["data"][0]["embedding"], answer["usage"]["prompt_tokens"]) == ([0.5, 1.0], 3)
+    assert sent(vllm) == [{"input": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "items"),
+    [(["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), (["a", [4]], ["a", [4]])],
+)
+async def test_each_text_or_list_of_token_ids_is_a_request(vllm: Served, given: Any, items: list[Any]) -> None:
+    answer = (await embed(vllm, input=given, dimensions=2)).json()
+    assert len(answer["data"]) == len(items)
+    assert answer["usage"]["total_tokens"] == 3 * len(items)
+    expected = [{"input": each, "pooling_params": {"dimensions": [2]}} for each in items]
+    assert sorted(map(str, sent(vllm))) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [1, "a"]}, "input"),
+        ({"input": [[]]}, "input[0]"),
+        ({"input": [-1]}, "input[0]"),
+        ({"input": [1.5]}, "input[0]"),
+        ({"input": []}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": [2]}, "dimensions"),
+        ({"embedding_request": "{}"}, "embedding_request"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_an_invalid_request_does_not_reach_vllm(vllm: Served, body: dict[str, Any], param: str) -> None:
+    assert refusal(await embed(vllm, **body)) == (400, "invalid_input", param)
+    assert vllm.engine.requests == []
+
+
+@pytest.mark.parametrize("text", [b"{}", b"null", b"5", b'["a"]', b"[[1]]", b"no JSON"])
+async def test_an_answer_that_is_no_vector_is_an_error(vllm: Served, text: bytes) -> None:
+    vllm.engine.answers = [vector(text)]
+    assert refusal(await embed(vllm))[:2] == (502, "contract_violation")
+
+
+async def test_a_length_that_the_model_cannot_make_is_the_callers_error(vllm: Served) -> None:
+    message = "Error generating stream: Model only supports [256] matryoshka dimensions"
+    error = ModelError("Model 'model' failed.")
+    error.upstream = UpstreamError(None, message)
+    vllm.engine.answers = [error]
+    assert refusal(await embed(vllm, dimensions=2)) == (400, "invalid_input", "dimensions")

@@ -17,7 +17,7 @@ from app.api.downloads import ImageDownloads
 from app.pipelines.mismatch import PipelineMismatch
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
-from tests.llm.test_contents import QWEN_VL, TEXT
+from tests.llm.test_template import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served

@@ -15,8 +15,13 @@ from app.api.openai.requests import Door, NamedRequest
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.core.errors import InvalidInput
 from app.pipelines.pipeline import Pipeline
-from tests.api.openai.conftest import EMBEDDER, WRITER, Api
+from tests.api.openai.conftest import EMBEDDER, WRITER, Api, refusal
+from tests.api.openai.test_choices import bounded
+from tests.api.openai.test_tools import ASKED, Gateways, gateways, message_of, steps_of
+from tests.api.openai.test_tools import chat as post_chat
 from tests.toolkit.models import pipeline
+
+__all__ = ["gateways"]
 
 ANYTHING: Any = None
 SIZE = 4 * 1024 * 1024
@@ -45,19 +50,16 @@ def chat(body: bytes) -> Any:
 
 def text_request(route: CompletionsRoute | ChatRoute, body: bytes) -> Any:
     named = named_request(route, WRITE, body)
-    options = route.take_options(named.members, named.form)
-    return route.requests_of(named, options, route.take_conversation(named))[0]
+    return route.requests_of(named, route.take_options(named.members, named.form))[0]
 
 
 def embed(body: bytes) -> Any:
-    batch, _ = batch_of(named_request(EmbeddingsRoute(ANYTHING, ANYTHING), EMBED, body))
-    return batch.requests[0]
+    return batch_of(named_request(EmbeddingsRoute(ANYTHING, ANYTHING), EMBED, body)).requests[0]
 
 
 def named_request(route: Door[Any], pipeline: Pipeline, body: bytes) -> NamedRequest[Any]:
-    assert pipeline.openai is not None
-    form, members = route.form_of(pipeline.openai), read_members(body)
-    return NamedRequest(ANYTHING, pipeline, form, "p", memoryview(body), members, route.neutral, {})
+    form, members = route.form_of(pipeline), read_members(body)
+    return NamedRequest(pipeline, form, "p", memoryview(body), members, {})
 
 
 def cost_of(read: Callable[[bytes], Any], body: bytes) -> float:
@@ -153,3 +155,22 @@ def test_2048_texts_are_accepted_and_more_are_not() -> None:
     assert request.inputs[0].shape == (2048, 1)
     with pytest.raises(InvalidInput, match="has more than 2048 elements"):
         embed(json.dumps({"input": ["a"] * 3000}).encode())
+
+
+@pytest.mark.parametrize("count", [16_384, pytest.param(24_000, marks=pytest.mark.full)])
+async def test_many_messages_are_refused(gateways: Gateways, count: int) -> None:
+    llama = await gateways.of()
+    with bounded(f"{count} messages", seconds=5, mebibytes=64):
+        answered = await post_chat(llama, messages=[{"role": "user", "content": "Hi"}] * count)
+    assert refusal(answered) == (400, "invalid_input", "messages")
+
+
+@pytest.mark.parametrize("megabytes", [1, pytest.param(10, marks=pytest.mark.full)])
+async def test_large_arguments_of_a_call(gateways: Gateways, megabytes: int) -> None:
+    llama = await gateways.of()
+    function = {"name": "weather", "arguments": json.dumps({"city": "x" * megabytes * 1_000_000})}
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    llama.engine.answers = steps_of("vllm", "Hello")
+    with bounded(f"{megabytes} MB of arguments", seconds=5, mebibytes=16 * megabytes + 16):
+        answered = await post_chat(llama, messages=[*ASKED, call])
+    assert message_of(answered)["content"] == "Hello"

@@ -1,12 +1,15 @@
 """``response_format`` at OpenAI's chat address: guided by the backend, or checked by the gateway."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
-from app.api.openai import response_format
+from app.api.openai import chat_fields
 from app.core.inference import InferenceResponse
+from app.llm.answer_schema import AnswerSchema
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
 from tests.api.openai.test_tools import (
@@ -26,6 +29,7 @@ from tests.api.openai.test_tools import (
     steps_of,
 )
 from tests.llm.test_tool_calls import CALLS, written
+from tests.toolkit.waiting import PATIENCE_S
 
 __all__ = ["gateways"]
 
@@ -157,7 +161,7 @@ class TestChecked:
     async def test_without_the_extra_only_objects_can_be_checked(
         self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(response_format, "CAN_CHECK", False)
+        monkeypatch.setattr(chat_fields, "CAN_CHECK", False)
         assert message_of(await checked(gateways, ADA, OBJECT))["content"] == ADA
         api = await gateways.of(preset=CHECKED)
         answered = await chat(api, response_format=PERSONS)
@@ -193,3 +197,21 @@ async def test_a_schema_leads_nowhere_outside(gateways: Gateways, url: str) -> N
     answered = await chat(api, response_format=schema_of({"$ref": url}))
     assert refusal(answered) == (400, "invalid_input", "response_format.json_schema.schema")
     assert "must refer only to itself" in answered.json()["error"]["message"]
+
+
+async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answered, check = threading.Event(), threading.Event(), AnswerSchema.problem_of
+
+    def waiting(schema: AnswerSchema, text: str) -> str | None:
+        begun.set()
+        assert answered.wait(PATIENCE_S)
+        return check(schema, text)
+
+    monkeypatch.setattr(AnswerSchema, "problem_of", waiting)
+    api = await gateways.of(preset=CHECKED)
+    api.engine.answers = steps_of(CHECKED, json.dumps(["x"] * 200))
+    checking = asyncio.create_task(chat(api, response_format=schema_of({"items": {"type": "string"}})))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert (await api.client.get("/v1/models")).status_code == 200
+    answered.set()
+    assert message_of(await checking)["content"]

@@ -13,7 +13,6 @@ import pytest
 
 from app.api.bodies import Limits
 from app.api.openai.choices import AT_ONCE
-from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import chunks, refusal
 from tests.api.openai.test_backends import step
@@ -415,12 +414,6 @@ def guided_schema(api: Served, preset: str) -> Any:
     return json.loads(inputs(api)["guided_decoding_guide"])
 
 
-async def test_another_function_is_not_the_named_one(gateways: Gateways) -> None:
-    api = await gateways.of(preset="tensorrt_llm_api")
-    api.engine.answers = steps_of("tensorrt_llm_api", TIME)
-    assert refusal(await chat(api, tools=TOOLS, tool_choice=NAMED))[:2] == (502, "tool_call_missing")
-
-
 async def test_wrong_arguments_of_a_required_call_are_an_error(gateways: Gateways) -> None:
     api = await gateways.of("mistral", preset="tensorrt_llm_api")
     api.engine.answers = steps_of("tensorrt_llm_api", "[TOOL_CALLS]weather[ARGS]{city}")
@@ -433,14 +426,6 @@ async def test_a_required_call_that_is_too_long_has_the_reason_length(gateways: 
     choice = (await chat(api, tools=TOOLS, tool_choice=NAMED)).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Li'
-
-
-async def test_a_schema_that_the_backend_refuses_is_the_callers_error(gateways: Gateways) -> None:
-    api = await gateways.of()
-    error = ModelError("Model 'model' failed.")
-    error.upstream = UpstreamError(None, "Error generating stream: Grammar error: Invalid type: nonsense")
-    api.engine.answers = [error]
-    assert refusal(await chat(api, tools=TOOLS, tool_choice="required")) == (400, "invalid_input", "tools")
 
 
 async def test_definitions_of_several_functions_are_one_list(gateways: Gateways) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from leaving import CHUNKS, sent_until_cancelled, slow_script
-from outcomes import outcome, show
+from outcomes import CHUNKS, outcome, sent_until_cancelled, show, slow_script
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
 ENDPOINT: dict[str, Any] = {"base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
@@ -37,6 +36,10 @@ def vectors() -> list[list[float]]:
     return embeddings.embed_documents(["A cat sleeps.", "Ein Hund"])
 
 
+def completion() -> str:
+    return OpenAI(model="write", **ENDPOINT, **OPTIONS, temperature=0.8).invoke("The for statement")
+
+
 def leave() -> int | None:
     stream = chat("scripted_stream").stream(slow_script(NOTICE))
     for _ in range(CHUNKS):
@@ -51,7 +54,7 @@ show(
         "answer": outcome(lambda: answer_of(chat(**OPTIONS).invoke(QUESTION))),
         "asynchronous answer": outcome(lambda: answer_of(asyncio.run(chat(**OPTIONS).ainvoke(QUESTION)))),
         "stream": outcome(streamed),
-        "completion": outcome(lambda: OpenAI(model="write", **ENDPOINT, **OPTIONS, temperature=0.8).invoke("The for")),
+        "completion": outcome(completion),
         "vectors": outcome(vectors),
         "unknown model": outcome(lambda: chat("nobody").invoke("a")),
         "bad input": outcome(lambda: chat(max_tokens=100_000).invoke("a")),

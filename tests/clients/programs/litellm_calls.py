@@ -9,8 +9,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
-from leaving import CHUNKS, sent_until_cancelled, slow_script
-from outcomes import outcome, show
+from outcomes import CHUNKS, outcome, sent_until_cancelled, show, slow_script
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "seed": 7}

@@ -1,8 +1,8 @@
-"""Clients in Node and Pydantic AI use tools and ``response_format`` with each model."""
+"""Clients in Node, LangChain and Pydantic AI use tools and ``response_format`` with each model."""
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,17 @@ CALL = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
-    with running_tool_models(tmp_path_factory.mktemp("structured"), models_venv) as running:
+    with running_tool_models(tmp_path_factory.mktemp("tools"), models_venv) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def outcomes_of(gateway: GatewayProcess, require: Require, run_program: RunProgram) -> Callable[[str, str], Outcomes]:
+    def run(environment: str, program: str) -> Outcomes:
+        python = locked_environment(environment, require) / "python3"
+        return run_program(python, program, gateway.url, json.dumps(TEXTS))
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +53,18 @@ def test_a_call_an_object_and_a_mismatch_in_node(in_node: dict[str, Any], client
     assert "The model's answer is not JSON" in found["mismatch"]["message"]
 
 
-@pytest.fixture(scope="module")
-def pydantic_ai(gateway: GatewayProcess, require: Require, run_program: RunProgram) -> Outcomes:
-    python = locked_environment("pydantic-ai", require) / "python3"
-    return run_program(python, "pydantic_ai_tools.py", gateway.url, json.dumps(TEXTS))
+def test_pydantic_ai_returns_its_output_type(outcomes_of: Callable[[str, str], Outcomes]) -> None:
+    expected = {"object": {"city": "Lima"}, "byTool": {"city": "Lima"}}
+    assert outcomes_of("pydantic-ai", "pydantic_ai_tools.py") == dict.fromkeys(TEXTS, expected)
 
 
-@pytest.mark.parametrize("model", TEXTS)
-def test_pydantic_ai_returns_its_output_type(pydantic_ai: Outcomes, model: str) -> None:
-    assert pydantic_ai[model] == {"object": {"city": "Lima"}, "byTool": {"city": "Lima"}}
+def test_langchain_calls_tools_whole_as_a_stream_with_a_result_and_forced(
+    outcomes_of: Callable[[str, str], Outcomes],
+) -> None:
+    expected = {
+        "answer": CALL,
+        "stream": CALL,
+        "result": "<called Z\u00fcrich>Wait.31 degrees in Z\u00fcrich",
+        "forced": {"text": "", "calls": [["weather", {"city": "Lima"}]]},
+    }
+    assert outcomes_of("langchain", "langchain_tools.py") == dict.fromkeys(TEXTS, expected)

@@ -1,34 +1,32 @@
-"""``tools``, ``tool_choice``, calls in messages, and the variables for reasoning of a chat request.
+"""What a chat request says of its answer: ``tools``, ``tool_choice``, ``response_format`` and reasoning.
 
-Only pipelines that declare ``openai: tools`` or ``openai: reasoning`` have these fields.
+Only pipelines that declare ``openai: tools`` or ``openai: reasoning`` have these fields; all have ``response_format``:
+the backend is held to the format where it can be, else the answer is checked.
+
+Source: OpenAI's reference of function calling and structured outputs.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
-from app.api.openai.members import NOT_SUPPORTED, Members, check_size_of, take
-from app.codecs.json_scan import has_more_elements
-from app.core.errors import FieldProblem, InvalidJson
+from app.api.openai.members import NOT_SUPPORTED, FunctionName, Members, check_size_of, take
+from app.core.errors import FieldProblem, InvalidInput
 from app.core.text import shown
-from app.llm.answer_formats import calls_schema
 from app.llm.answer_parser import Tools
+from app.llm.answer_schema import CAN_CHECK, AnswerSchema, check_references
+from app.llm.tool_calls import calls_schema
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
 
 MAX_TOOLS = 128
-MAX_TOOLS_BYTES = 128 * 1024
-"""The tools are part of the prompt."""
-MAX_TOOL_ELEMENTS = 16_384
+MAX_SCHEMAS_BYTES = 128 * 1024
+"""Limit of the tools, which are part of the prompt, and of a format."""
+MAX_SCHEMAS_ELEMENTS = 16_384
 MAX_SCHEMA_DEPTH = 32
-MAX_ARGUMENT_ELEMENTS = 16_384
-"""Limit of the values in the arguments of all calls in the messages."""
 MAX_VARIABLES_BYTES = 4096
-
-FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class _Function(Struct, forbid_unknown_fields=True):
@@ -65,29 +63,7 @@ class _AllowedChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unkno
 ToolList = Annotated[list[_Tool], Meta(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | _NamedChoice | _AllowedChoice
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-
-
-class _CalledFunction(Struct, forbid_unknown_fields=True):
-    name: FunctionName
-    arguments: str
-
-
-class _Call(Struct, forbid_unknown_fields=True):
-    id: Annotated[str, Meta(max_length=256)]
-    function: _CalledFunction
-    type: Literal["function"] = "function"
-    index: int | None = None
-
-
-class Turn(Struct, kw_only=True):
-    """A message of a conversation with tools or reasoning."""
-
-    role: str
-    content: Any = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +101,8 @@ def take_tools(members: Members, form: TextForm) -> ToolUse:
     """Leaves the members alone if the model has no tools. Raises InvalidInput or InvalidJson."""
     if form.tools is None:
         return NO_TOOLS
-    check_size_of(members, "tools", MAX_TOOLS_BYTES)
-    tools: list[_Tool] = take(members, "tools", ToolList, [], max_elements=MAX_TOOL_ELEMENTS)
+    check_size_of(members, "tools", MAX_SCHEMAS_BYTES)
+    tools: list[_Tool] = take(members, "tools", ToolList, [], max_elements=MAX_SCHEMAS_ELEMENTS)
     choice: str | _NamedChoice | _AllowedChoice = take(members, "tool_choice", ToolChoice, "auto")
     is_parallel = take(members, "parallel_tool_calls", bool, True)
     functions = {tool.function.name: tool.function.parameters or _NO_PARAMETERS for tool in tools}
@@ -137,7 +113,7 @@ def take_tools(members: Members, form: TextForm) -> ToolUse:
             problems.append(FieldProblem(f"{at}.name", "is given twice"))
         if parameters.get("type", "object") != "object":
             problems.append(FieldProblem(f"{at}.parameters", "must describe an object"))
-        if is_deeper(parameters, MAX_SCHEMA_DEPTH):
+        if _is_deeper(parameters, MAX_SCHEMA_DEPTH):
             problems.append(FieldProblem(f"{at}.parameters", f"has more than {MAX_SCHEMA_DEPTH} levels"))
     mode, named, described = choice, list(functions), list(functions)
     if isinstance(choice, _NamedChoice):
@@ -186,70 +162,68 @@ def take_variables(members: Members, form: TextForm) -> dict[str, Any]:
     return variables if effort is None else {**variables, "reasoning_effort": effort}
 
 
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+RESPONSE_FORMAT = "response_format"
+LONGEST_WITHOUT_SCHEMA = 64
+"""Bytes of a format without a schema."""
 
 
-def is_deeper(value: Any, levels: int) -> bool:
+class _Text(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    pass
+
+
+class _JsonObject(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    pass
+
+
+class _NamedSchema(Struct, forbid_unknown_fields=True):
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=1024)] | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _JsonSchema(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    json_schema: _NamedSchema
+
+
+ResponseFormat = _Text | _JsonObject | _JsonSchema
+
+
+def take_format(
+    members: Members, form: TextForm, tools: ToolUse
+) -> tuple[Mapping[str, Any] | None, AnswerSchema | None]:
+    """Returns the schema for the backend, and what the gateway checks; both None for any text.
+
+    Tools that the model may call and a schema exclude each other in a backend, so then the answer is checked.
+
+    Raises InvalidInput or InvalidJson.
+    """
+    check_size_of(members, RESPONSE_FORMAT, MAX_SCHEMAS_BYTES)
+    given: ResponseFormat = take(members, RESPONSE_FORMAT, ResponseFormat, _Text(), max_elements=MAX_SCHEMAS_ELEMENTS)
+    if isinstance(given, _Text):
+        return None, None
+    if tools.is_required:
+        raise _refused("is not allowed with a tool_choice that requires a call")
+    schema = given.json_schema.schema if isinstance(given, _JsonSchema) else None
+    if schema is not None and _is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise _refused(f"has more than {MAX_SCHEMA_DEPTH} levels", ".json_schema.schema")
+    try:
+        if form.guided is not None and not tools.callable:
+            check_references(schema or {})
+            return {"type": "object"} if schema is None else schema, None
+        if schema is not None and not CAN_CHECK:
+            raise _refused(f"{NOT_SUPPORTED}: the gateway lacks the extra jsonschema-rs")
+        return None, AnswerSchema.of(schema)
+    except ValueError as exc:
+        raise _refused(shown(str(exc), 256), ".json_schema.schema") from exc
+
+
+def _refused(problem: str, inside: str = "") -> InvalidInput:
+    return refused([FieldProblem(RESPONSE_FORMAT + inside, problem)])
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
-        return levels == 0 or any(is_deeper(each, levels - 1) for each in inner)
+        return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
     return False
-
-
-def members_of_turns(turns: Sequence[Turn], form: TextForm) -> Sequence[Mapping[str, Any]]:
-    """Returns what each message has for the template in addition. Raises InvalidInput.
-
-    The template gets arguments as an object, and the reasoning under the names of Qwen's and gpt-oss' templates. The
-    template of gpt-oss refuses a call with reasoning and a text.
-    """
-    problems: list[FieldProblem] = []
-    for index, turn in enumerate(turns):
-        at, role = f"messages[{index}]", turn.role
-        if form.tools is None and role == "tool":
-            problems.append(FieldProblem(f"{at}.role", NOT_SUPPORTED))
-        elif role == "tool" and turn.tool_call_id is None:
-            problems.append(FieldProblem(f"{at}.tool_call_id", "is required"))
-        if turn.tool_calls and (form.tools is None or role != "assistant"):
-            text = NOT_SUPPORTED if form.tools is None else "is only allowed with the role assistant"
-            problems.append(FieldProblem(f"{at}.tool_calls", text))
-        if turn.content is None and (role != "assistant" or not turn.tool_calls):
-            problems.append(FieldProblem(f"{at}.content", "is required"))
-    if problems:
-        raise refused(problems)
-    arguments = iter(_arguments_of([call for turn in turns for call in turn.tool_calls or ()]))
-    found: list[Mapping[str, Any]] = []
-    for turn in turns:
-        members: dict[str, Any] = {}
-        if turn.tool_calls:
-            members["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": next(arguments)},
-                }
-                for call in turn.tool_calls
-            ]
-        if turn.tool_call_id is not None:
-            members["tool_call_id"] = turn.tool_call_id
-        if reasoning := turn.reasoning_content or turn.reasoning:
-            members["reasoning_content"] = reasoning
-            if not (turn.tool_calls and turn.content):
-                members["thinking"] = reasoning
-        found.append(members)
-    return found
-
-
-def _arguments_of(calls: Sequence[_Call]) -> Sequence[Mapping[str, Any]]:
-    """Reads the arguments of all calls as one list, because their limit is for all of them. Raises InvalidInput."""
-    text = f"[{','.join(call.function.arguments or '{}' for call in calls)}]".encode()
-    problem = "must be JSON objects"
-    try:
-        if has_more_elements(memoryview(text), MAX_ARGUMENT_ELEMENTS):
-            problem = f"have more than {MAX_ARGUMENT_ELEMENTS} elements"
-        else:
-            arguments: list[dict[str, Any]] = msgspec.json.decode(text, type=list[dict[str, Any]])
-            if len(arguments) == len(calls):
-                return arguments
-    except (InvalidJson, ValueError, RecursionError):
-        pass
-    raise refused([FieldProblem("messages[...].tool_calls[...].function.arguments", problem)])

@@ -1,0 +1,127 @@
+"""KServe's REST client and LiteLLM's provider `triton`: the same calls to Triton's HTTP endpoint and the gateway."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from app.launcher.embedded_triton import EmbeddedTriton
+from tests.clients.conftest import Outcomes, RunProgram, as_float32, error_of
+from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
+from tests.toolkit.environments import locked_environment
+from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.waiting import eventually
+
+pytestmark = pytest.mark.full
+
+
+class Sides(NamedTuple):
+    """``notice``: the file that a model of ``ours`` writes when it is cancelled."""
+
+    ours: Outcomes
+    theirs: Outcomes
+    notice: Path
+
+
+@pytest.fixture(scope="module")
+def sides_of(
+    triton: EmbeddedTriton,
+    gateway: GatewayProcess,
+    require: Require,
+    tmp_path_factory: pytest.TempPathFactory,
+    run_program: RunProgram,
+) -> Callable[[str, str], Sides]:
+    def run(environment: str, program: str) -> Sides:
+        python, folder = locked_environment(environment, require) / "python3", tmp_path_factory.mktemp(environment)
+        theirs = run_program(python, program, triton.http_url, folder / "of-triton")
+        return Sides(run_program(python, program, gateway.url, folder / "notice"), theirs, folder / "notice")
+
+    return run
+
+
+class TestKserve:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sides(cls, sides_of: Callable[[str, str], Sides]) -> Sides:
+        return sides_of("kserve", "kserve_calls.py")
+
+    def test_answers_and_readiness_equal_those_of_triton(self, sides: Sides) -> None:
+        for call in ("json", "binary", "binary in, json out", "vector"):
+            assert "error" not in sides.theirs[call]
+            assert sides.ours[call] == sides.theirs[call]
+        for call, expected in (("model ready", True), ("unknown model ready", False)):
+            assert sides.theirs[call] is sides.ours[call] is expected
+
+    def test_health_works_where_the_client_fails_with_triton(self, sides: Sides) -> None:
+        """Triton's answer has no body, but the client expects JSON."""
+        for call in ("server live", "server ready"):
+            assert (sides.theirs[call]["error"], sides.ours[call]) == ("JSONDecodeError", True)
+
+    def test_errors_have_the_status_of_triton_and_a_message(self, sides: Sides) -> None:
+        """The client shows no message of a model's error of Triton."""
+        for call, status in (("unknown model", 404), ("wrong shape", 400), ("failed model", 500)):
+            assert error_of(sides.ours[call]) == error_of(sides.theirs[call]) == ("HTTPStatusError", status)
+            assert not sides.ours[call]["message"].startswith(", ")
+            assert "secret" not in sides.ours[call]["message"]
+        assert sides.theirs["failed model"]["message"].startswith(", ")
+
+    def test_a_disconnect_cancels_the_model(self, sides: Sides) -> None:
+        assert sides.ours["left"]["error"] == "ReadTimeout"
+        eventually(lambda: sides.notice.exists() and sides.notice.read_text() != "")
+        assert sides.notice.read_text().split()[1] == "0"
+
+    def test_the_documented_program_runs(self, gateway: GatewayProcess, require: Require) -> None:
+        blocks = blocks_of(ROOT / "docs" / "how-to" / "migration.md")
+        (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
+        command = [locked_environment("kserve", require) / "python3", "-c"]
+        code = program.replace("http://127.0.0.1:8080", gateway.url)
+        done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "True\n[1, 384]\n"
+
+
+class TestLiteLLM:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sides(cls, sides_of: Callable[[str, str], Sides]) -> Sides:
+        return sides_of("litellm", "litellm_triton.py")
+
+    def test_answers_equal_those_of_triton(self, sides: Sides) -> None:
+        ours, theirs, _ = sides
+        for call in ("generate", "generate_stream"):
+            assert "error" not in theirs[call]
+            assert ours[call] == theirs[call]
+        assert as_float32(ours["vectors"]) == theirs["vectors"]
+        for call, error in (
+            ("unknown model", ("NotFoundError", 404)),
+            ("unknown embedding model", ("NotFoundError", 404)),
+            ("failed model", ("BadRequestError", 400)),
+        ):
+            assert error_of(ours[call]) == error_of(theirs[call]) == error
+        assert ours["failed stream"] == theirs["failed stream"] == ["word ", "word "], "the provider ignores the error"
+
+    def test_characters_split_between_responses_are_joined(self, sides: Sides) -> None:
+        assert sides.theirs["split character"] == ["a", *["\ufffd"] * 4, "b"]
+        assert sides.ours["split character"] == ["a", "😀", "b"]
+
+    def test_infer_of_a_decoupled_model_is_answered(self, sides: Sides) -> None:
+        assert (error_of(sides.theirs["infer"]), sides.ours["infer"]) == (("APIError", 501), "ä")
+
+    def test_a_number_out_of_range_is_400_but_wraps_in_triton(self, sides: Sides) -> None:
+        assert sides.theirs["number out of range"] == "word "
+        assert error_of(sides.ours["number out of range"]) == ("BadRequestError", 400)
+
+    def test_errors_of_the_caller_are_400(self, sides: Sides) -> None:
+        """With Triton, LiteLLM raises classes that it retries. Triton answers the first call with 200."""
+        for call, error in (
+            ("many responses", "APIConnectionError"),
+            ("one text instead of a list", "InternalServerError"),
+        ):
+            assert sides.theirs[call]["error"] == error
+            assert error_of(sides.ours[call]) == ("BadRequestError", 400)
+
+    def test_a_disconnect_cancels_the_model(self, sides: Sides) -> None:
+        assert 3 <= sides.ours["left"] < 30

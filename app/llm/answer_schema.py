@@ -65,11 +65,6 @@ class AnswerSchema:
         if schema is not None:
             self._compile(schema)
 
-    @classmethod
-    def of(cls, schema: Mapping[str, Any] | None) -> "AnswerSchema":
-        """Compiles a schema once while it is used. Raises ValueError."""
-        return _kept(msgspec.json.encode(schema))
-
     def problem_of(self, text: str) -> str | None:
         """Returns what is wrong with the answer; None for nothing. Takes up to about 0.2 s."""
         if len(text) > MAX_ANSWER_CHARACTERS:
@@ -132,7 +127,8 @@ class AnswerSchema:
 
 
 @lru_cache(_KEPT_SCHEMAS)
-def _kept(schema: bytes) -> AnswerSchema:
+def answer_schema_of(schema: bytes) -> AnswerSchema:
+    """``schema``: as JSON. Compiles it once while it is used. Raises ValueError."""
     return AnswerSchema(msgspec.json.decode(schema))
 
 

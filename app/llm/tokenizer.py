@@ -77,20 +77,15 @@ class TokenCounter:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:
-    """The content of a folder. Two contents are equal if no file has changed.
+    """The content of a folder. Two contents are equal if no file has changed."""
 
-    ``sources``: the file, and the key in it, that has each template, by the template's name.
-    ``count_tokens``: None without a ``tokenizer.json`` or without the extra ``tokenizers``.
-    """
-
-    template: str
-    named_templates: Mapping[str, str]
-    """All templates but ``default``."""
+    templates: Templates
+    """With the template ``default``."""
     special_tokens: Mapping[str, str]
     """As templates see them: ``bos_token`` and the like."""
-    sources: Mapping[str, str]
     tokenizer_json: Path | None
     count_tokens: TokenCounter | None
+    """None without a ``tokenizer.json`` or without the extra ``tokenizers``."""
 
 
 def read_folder(path: Path) -> TokenizerFolder:
@@ -111,14 +106,8 @@ def read_folder(path: Path) -> TokenizerFolder:
     if "added_tokens_decoder" not in config:  # else the configuration lists the added tokens itself
         special_tokens |= _tokens_in(_json_of(path / _SPECIAL_TOKENS), _SPECIAL_TOKENS)
     tokenizer = path / _TOKENIZER if (path / _TOKENIZER).is_file() else None
-    return TokenizerFolder(
-        sources={name: source for name, (_text, source) in templates.items()},
-        template=templates.pop("default")[0],
-        named_templates={name: text for name, (text, _source) in templates.items()},
-        special_tokens=special_tokens,
-        tokenizer_json=tokenizer,
-        count_tokens=TokenCounter(tokenizer, stamp_of(tokenizer)) if tokenizer and find_spec(EXTRA) else None,
-    )
+    counter = TokenCounter(tokenizer, stamp_of(tokenizer)) if tokenizer and find_spec(EXTRA) else None
+    return TokenizerFolder(templates, special_tokens, tokenizer, counter)
 
 
 def files_of(path: Path) -> Iterator[Path]:

@@ -6,8 +6,7 @@ Hermes 2 Pro, Qwen 2.5 and Qwen3-Coder.
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -56,52 +55,21 @@ class Extent:
         return False
 
 
-class JsonForm(NamedTuple):
-    """Where calls stand. ``is_list``: in a list after the beginning."""
-
-    beginning: Markers
-    end: str = ""
-    is_list: bool = False
-
-
-_LLAMA3 = JsonForm(Markers.of("<|python_tag|>", whole=r'\{(?=\s{0,256}")', begun=r"\{\s{0,256}\Z", longest=257))
-"""``{"name": ..., "parameters": {...}}``, several separated by ``;``. Other braces are text at once."""
-_MISTRAL = JsonForm(Markers.of("[TOOL_CALLS]"), "]", is_list=True)
-"""``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, newer ``[TOOL_CALLS]name[ARGS]{...}``. Special tokens."""
-_HERMES = JsonForm(Markers.of("<tool_call>"), "</tool_call>")
-"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, one pair of tags for each call."""
-_NAMED = re.compile(r"\s{0,8}([\w.-]{1,64})\s{0,8}(\[CALL_ID\]\w{0,32})?(\[ARGS\])?\s{0,8}", re.ASCII)
-"""Of Mistral: what precedes the arguments. ``[ARGS]`` may be left out."""
-_LONGEST_NAMED = 160
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _ARGUMENTS = ("arguments", "parameters")
 
 
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-
-
 class JsonCallParser(Parser):
-    def __init__(self, tools: Tools, form: JsonForm = _HERMES) -> None:
-        self._form = form
-        super().__init__(tools)
+    """Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, one pair of tags for each call."""
+
+    beginning = Markers.of("<tool_call>")
+    end = "</tool_call>"
 
     def _run(self) -> Steps[None]:
-        while before := (yield from self._until(self._form.beginning)):
+        while before := (yield from self._until(self.beginning)):
             if before == "{":
                 before, self._at = "", self._at - 1
-            if self._form.is_list:
-                before += yield from self._white()
-                if self._next() != "[":
-                    head = yield from self._find("{", _LONGEST_NAMED)
-                    named = None if head is None else _NAMED.fullmatch(head)
-                    if head is None or named is None or named[1] not in self._tools:
-                        self._give("text", before)
-                    else:
-                        self._take(len(head))
-                        self._give("call", named[1])
-                        yield from self._object()
-                    continue
-                before += self._take(1)
-            yield from self._json_calls(before, self._form.end)
+            yield from self._json_calls(before, self.end)
 
     def _json_calls(self, before: str, end: str = "") -> Steps[None]:
         """Reads the calls that come next, and ``end`` after them. What is no call is text, after ``before``.
@@ -183,6 +151,39 @@ class JsonCallParser(Parser):
                 self._give("text", space + self._take(MAX_HELD))
                 return
         self._take(extent.length)
+
+
+class Llama3Parser(JsonCallParser):
+    """``{"name": ..., "parameters": {...}}``, several separated by ``;``. Other braces are text at once."""
+
+    beginning = Markers.of("<|python_tag|>", whole=r'\{(?=\s{0,256}")', begun=r"\{\s{0,256}\Z", longest=257)
+    end = ""
+
+
+_NAMED = re.compile(r"\s{0,8}([\w.-]{1,64})\s{0,8}(\[CALL_ID\]\w{0,32})?(\[ARGS\])?\s{0,8}", re.ASCII)
+"""Of Mistral: what precedes the arguments. ``[ARGS]`` may be left out."""
+_LONGEST_NAMED = 160
+
+
+class MistralParser(JsonCallParser):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, newer ``[TOOL_CALLS]name[ARGS]{...}``. Special tokens."""
+
+    beginning = Markers.of("[TOOL_CALLS]")
+
+    def _run(self) -> Steps[None]:
+        while before := (yield from self._until(self.beginning)):
+            before += yield from self._white()
+            if self._next() == "[":
+                yield from self._json_calls(before + self._take(1), "]")
+                continue
+            head = yield from self._find("{", _LONGEST_NAMED)
+            named = None if head is None else _NAMED.fullmatch(head)
+            if head is None or named is None or named[1] not in self._tools:
+                self._give("text", before)
+            else:
+                self._take(len(head))
+                self._give("call", named[1])
+                yield from self._object()
 
 
 class GuidedParser(JsonCallParser):
@@ -385,9 +386,9 @@ NEED_SPECIAL_TOKENS = frozenset({"mistral", "gpt_oss"})
 PROMPT_END = 512
 """The characters at the end of a prompt that say whether the answer begins inside the reasoning."""
 _PARSERS: Mapping[ToolFormat, Callable[[Tools], Parser]] = {
-    "llama3_json": partial(JsonCallParser, form=_LLAMA3),
+    "llama3_json": Llama3Parser,
     "pythonic": PythonicParser,
-    "mistral": partial(JsonCallParser, form=_MISTRAL),
+    "mistral": MistralParser,
     "hermes": JsonCallParser,
     "qwen3_coder": XmlParser,
     "gpt_oss": GptOssParser,

@@ -275,16 +275,14 @@ def _template_of(spec: ChatSpec) -> ChatTemplate:
             return ChatTemplate(spec.template_text or "", spec.variables, spec.strips_bos, spec.image_marker)
     variables = {**folder.special_tokens, **spec.variables}
 
-    def made(name: str, text: str, tool_use: ChatTemplate | None = None) -> ChatTemplate:
-        is_tool_use = name == "tool_use"
+    def made(name: str, tool_use: ChatTemplate | None = None) -> ChatTemplate:
+        (text, source), is_tool_use = folder.templates[name], name == "tool_use"
         try:
             return ChatTemplate(text, variables, spec.strips_bos, spec.image_marker, tool_use, has_tools=is_tool_use)
         except ValueError as exc:
-            text = f"cannot be used: {folder.sources[name]} {exc}"
-            raise PipelineMismatch(("chat", "tokenizer"), text) from exc
+            raise PipelineMismatch(("chat", "tokenizer"), f"cannot be used: {source} {exc}") from exc
 
-    tool_use = folder.named_templates.get("tool_use")
-    return made("default", folder.template, None if tool_use is None else made("tool_use", tool_use))
+    return made("default", made("tool_use") if "tool_use" in folder.templates else None)
 
 
 REASONING = "reasoning"

@@ -22,7 +22,8 @@ from app.main import create_app
 from app.streams.events import Event, EventName, LiveLog, ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
-from tests.api.openai.test_backends import CONFIG, HELLO, VLLM, chat, complete
+from tests.api.openai.conftest import ask
+from tests.api.openai.test_backends import CONFIG, HELLO, VLLM, complete
 from tests.toolkit.exchange import FakeConnection, connected, exchange_with, nothing
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor
@@ -330,7 +331,7 @@ async def tokens(llama: Served) -> tuple[float, float, float]:
 
 
 async def test_whole_answers_and_streams_are_counted(llama: Served) -> None:
-    await chat(llama)
+    await ask(llama)
     assert await tokens(llama) == (7, 3, 0)
     await complete(llama, stream=True)
     assert await tokens(llama) == (14, 6, 1)
@@ -338,10 +339,10 @@ async def test_whole_answers_and_streams_are_counted(llama: Served) -> None:
     assert await tokens(llama) == (21, 9, 1)
     await llama.client.post("/v1/pipelines/llama/stream", json={"prompt": "Hi"})
     assert await tokens(llama) == (28, 12, 2)
-    await chat(llama, n=2)
+    await ask(llama, n=2)
     assert await tokens(llama) == (35, 18, 2)
 
 
 async def test_a_refused_request_has_no_tokens(llama: Served) -> None:
-    await chat(llama, temperature=9)
+    await ask(llama, temperature=9)
     assert await tokens(llama) == (0, 0, 0)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.llm import answer_schema
-from app.llm.answer_schema import AnswerSchema
+from app.llm.answer_schema import AnswerSchema, answer_schema_of
 
 
 def chained(links: int, of: str, end: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -91,8 +91,10 @@ def test_a_slow_keyword_counts_as_many_steps(schema: Any, answer: Any) -> None:
 
 def test_a_schema_is_compiled_once_while_it_is_used() -> None:
     schema = {"properties": {"a": {"type": "string"}}}
-    assert AnswerSchema.of(schema) is AnswerSchema.of(dict(schema))
-    assert AnswerSchema.of({**schema, "title": "b"}) is not AnswerSchema.of(schema)
+    given = (schema, dict(schema), {**schema, "title": "b"})
+    first, same, other = (answer_schema_of(json.dumps(each).encode()) for each in given)
+    assert first is same
+    assert first is not other
 
 
 def test_usual_answers_are_within_the_limit() -> None:

@@ -86,9 +86,9 @@ def test_a_template_that_is_not_a_regular_file_is_reported(tmp_path: Path) -> No
 def test_the_template_of_a_processor_goes_before_the_configuration(tmp_path: Path) -> None:
     config = {"chat_template": "configuration", "eos_token": "</s>"}
     folder = read_folder(write(tmp_path, tokenizer_config__json=config, chat_template__json={"chat_template": "json"}))
-    assert (folder.template, folder.special_tokens) == ("json", {"eos_token": "</s>"})
-    assert folder.sources == {"default": "chat_template.json: chat_template"}
-    assert read_folder(write(tmp_path, chat_template__jinja="file")).template == "file"
+    assert folder.templates == {"default": ("json", "chat_template.json: chat_template")}
+    assert folder.special_tokens == {"eos_token": "</s>"}
+    assert read_folder(write(tmp_path, chat_template__jinja="file")).templates["default"][0] == "file"
 
 
 def test_the_content_changes_with_any_file(tmp_path: Path) -> None:

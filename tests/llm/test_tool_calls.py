@@ -172,28 +172,38 @@ def check_cuts(format_: ToolFormat, count: int) -> None:
         assert parts_of(parser(format_), pieces) == read(format_, text), (number, text, pieces)
 
 
-class TestMistral:
-    def test_the_newer_form(self) -> None:
-        parts = read("mistral", f"Wait.[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]time[CALL_ID]a1[ARGS]{{}}")
-        assert (calls_in(parts), text_in(parts)) == ([CALL, TIME], "Wait.")
-
-    def test_without_its_marker(self) -> None:
-        assert calls_in(read("mistral", f"[TOOL_CALLS]weather{JSON}")) == [CALL]
+TEXT_ARGUMENTS = json.dumps({"type": "function", "name": "weather", "parameters": json.dumps(CALL[1])})
+LLAMA, OSS = CALLS["llama3_json"][0], CALLS["gpt_oss"][0]
 
 
-class TestLlama:
-    @pytest.mark.parametrize("text", ["<|python_tag|>CALL", "<|python_tag|> CALL\n", "CALL\nCALL", "CALL;"])
-    def test_other_spellings(self, text: str) -> None:
-        parts = read("llama3_json", text.replace("CALL", CALLS["llama3_json"][0]))
-        assert (calls_in(parts)[0], text_in(parts)) == (CALL, "")
+@pytest.mark.parametrize(
+    ("format_", "text", "calls", "rest"),
+    [
+        (
+            "mistral",
+            f"Wait.[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]time[CALL_ID]a1[ARGS]{{}}",
+            [CALL, TIME],
+            "Wait.",
+        ),
+        ("mistral", f"[TOOL_CALLS]weather{JSON}", [CALL], ""),
+        ("llama3_json", f"<|python_tag|>{LLAMA}", [CALL], ""),
+        ("llama3_json", f"<|python_tag|> {LLAMA}\n", [CALL], ""),
+        ("llama3_json", f"{LLAMA}\n{LLAMA}", [CALL, CALL], ""),
+        ("llama3_json", f"{LLAMA};", [CALL], ""),
+        ("llama3_json", TEXT_ARGUMENTS, [CALL], ""),
+        ("llama3_json", f"{LLAMA}\nThere.", [CALL], "\nThere."),
+        ("gpt_oss", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{OSS}", [CALL], "I look."),
+        ("gpt_oss", "<|channel|>final<|message|>Yes.<|return|>", [], "Yes."),
+    ],
+)
+def test_other_spellings(format_: ToolFormat, text: str, calls: list[Any], rest: str) -> None:
+    parts = read(format_, text)
+    assert (calls_in(parts), text_in(parts)) == (calls, rest)
 
-    def test_arguments_as_a_text(self) -> None:
-        text = json.dumps({"type": "function", "name": "weather", "parameters": json.dumps({"days": 1})})
-        assert calls_in(read("llama3_json", text)) == [("weather", {"days": 1})]
 
-    def test_text_after_a_call_is_kept(self) -> None:
-        parts = read("llama3_json", CALLS["llama3_json"][0] + "\nThere.")
-        assert (calls_in(parts), text_in(parts)) == ([CALL], "\nThere.")
+def test_the_channel_analysis_is_reasoning() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    assert read("gpt_oss", text) == [Part("reasoning", "Hm."), Part("text", "Yes.")]
 
 
 class TestPythonic:
@@ -245,21 +255,6 @@ class TestQwen3Coder:
         made = parser("qwen3_coder")
         made.add("<tool_call><function=weather><parameter=city>")
         assert made.add('a long "text"')[-1] == Part("arguments", r"a long \"text\"")
-
-
-class TestGptOss:
-    def test_channels(self) -> None:
-        text = (
-            "<|channel|>analysis<|message|>They want it.<|end|>"
-            f"<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALLS['gpt_oss'][0]}"
-        )
-        parts = read("gpt_oss", text)
-        assert [(part.kind, part.text) for part in parts[:2]] == [("reasoning", "They want it."), ("text", "I look.")]
-        assert calls_in(parts) == [CALL]
-
-    def test_the_final_channel_is_the_text(self) -> None:
-        text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
-        assert read("gpt_oss", text) == [Part("reasoning", "Hm."), Part("text", "Yes.")]
 
 
 class TestReasoning:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from app.api.openai.members import NOT_SUPPORTED, FunctionName, Members, check_size_of, take
 from app.core.errors import FieldProblem, InvalidInput
 from app.core.text import shown
 from app.llm.answer_parser import Tools
-from app.llm.answer_schema import CAN_CHECK, AnswerSchema, check_references
+from app.llm.answer_schema import CAN_CHECK, AnswerSchema, answer_schema_of, check_references
 from app.llm.tool_calls import calls_schema
 from app.pipelines.body import refused
 from app.pipelines.openai_mapping import TextForm
@@ -80,18 +81,6 @@ class ToolUse:
     """If not, calls after the first are left out."""
     has_short_ids: bool = False
     """Whether the ids of calls are as Mistral's templates want them."""
-
-    @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """The schema of an answer that must be a call. Raises InvalidInput."""
-        if not self.is_required:
-            return None
-        if self.is_named:
-            return {"type": "object", **next(iter(self.callable.values()))}
-        try:
-            return calls_schema(self.callable, is_parallel=self.is_parallel)
-        except ValueError as exc:
-            raise refused([FieldProblem("tools", str(exc))]) from exc
 
 
 NO_TOOLS = ToolUse()
@@ -192,7 +181,7 @@ ResponseFormat = _Text | _JsonObject | _JsonSchema
 def take_format(
     members: Members, form: TextForm, tools: ToolUse
 ) -> tuple[Mapping[str, Any] | None, AnswerSchema | None]:
-    """Returns the schema for the backend, and what the gateway checks; both None for any text.
+    """Returns the schema for the backend, of the call if one is required, and what the gateway checks.
 
     Tools that the model may call and a schema exclude each other in a backend, so then the answer is checked.
 
@@ -200,8 +189,15 @@ def take_format(
     """
     check_size_of(members, RESPONSE_FORMAT, MAX_SCHEMAS_BYTES)
     given: ResponseFormat = take(members, RESPONSE_FORMAT, ResponseFormat, _Text(), max_elements=MAX_SCHEMAS_ELEMENTS)
-    if isinstance(given, _Text):
+    if isinstance(given, _Text) and not tools.is_required:
         return None, None
+    if isinstance(given, _Text) and tools.is_named:
+        return {"type": "object", **next(iter(tools.callable.values()))}, None
+    if isinstance(given, _Text):
+        try:
+            return calls_schema(tools.callable, is_parallel=tools.is_parallel), None
+        except ValueError as exc:
+            raise refused([FieldProblem("tools", str(exc))]) from exc
     if tools.is_required:
         raise _refused("is not allowed with a tool_choice that requires a call")
     schema = given.json_schema.schema if isinstance(given, _JsonSchema) else None
@@ -213,7 +209,7 @@ def take_format(
             return {"type": "object"} if schema is None else schema, None
         if schema is not None and not CAN_CHECK:
             raise _refused(f"{NOT_SUPPORTED}: the gateway lacks the extra jsonschema-rs")
-        return None, AnswerSchema.of(schema)
+        return None, answer_schema_of(msgspec.json.encode(schema))
     except ValueError as exc:
         raise _refused(shown(str(exc), 256), ".json_schema.schema") from exc
 

@@ -34,13 +34,12 @@ class Neutral:
     the same name is the pipeline's. docs/reference/openai.md lists these fields, and
     docs/decisions/0019-openai-dialect.md has the reasons.
 
-    ``meaning``: for docs/reference/openai.md. ``otherwise``: what is wrong with any other value.
+    ``meaning``: for docs/reference/openai.md.
     """
 
     meaning: str
     type: Any = None
     values: Sequence[Any] = ()
-    otherwise: str = NOT_SUPPORTED
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -68,7 +67,7 @@ _BOOKKEEPING = {
 
 NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
 NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
-    "best_of": Neutral("only 1", values=[1], otherwise="is not supported"),
+    "best_of": Neutral("only 1", values=[1]),
     "echo": Neutral("only `false`; of chats", values=[False]),
     "frequency_penalty": Neutral("only 0", values=[0]),
     "function_call": Neutral("only `none` and `auto`", values=["none", "auto"]),
@@ -149,7 +148,7 @@ def problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequenc
     if neutral.type is None:
         value = take({name: text}, name, Any, None, max_elements=len(text)) if len(text) <= 256 else None
         is_known = any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in neutral.values)
-        return () if is_known else [FieldProblem(name, neutral.otherwise)]
+        return () if is_known else [FieldProblem(name, NOT_SUPPORTED)]
     try:
         take({name: text}, name, neutral.type, None)
     except InvalidInput as exc:

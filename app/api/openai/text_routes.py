@@ -215,20 +215,19 @@ class ChatRoute(TextRoute):
         assert form.template is not None
         options.tools = tools = take_tools(members, form)
         variables = take_variables(members, form)
-        guided, options.schema = take_format(members, form, tools)
-        schema = tools.schema if guided is None else guided
+        schema, options.schema = take_format(members, form, tools)
         text = form.template.render(options.messages, tools.described, variables)
         contents, options.messages, options.images = [image.content for image in options.images], (), ()
         options.count_prompt(text)
         if tools.is_required and form.guided is not None:
             options.parser = partial(GuidedParser, tools.callable, is_named=tools.is_named)
-        elif not guided:
+        elif not schema or tools.is_required:
             options.parser = partial(parser_of, form.tools, tools.callable, form.reasoning, text[-PROMPT_END:])
         fields: Fields = {form.prompt: memoryview(msgspec.json.encode(text))}
         names[form.prompt] = "messages"
         if form.guided is not None and schema is not None:
             fields |= {name: msgspec.json.encode(value) for name, value in form.guided_fields(schema).items()}
-            names[form.guided.parameter] = "tools" if guided is None else RESPONSE_FORMAT
+            names[form.guided.parameter] = "tools" if tools.is_required else RESPONSE_FORMAT
         if (images := form.images) is None:
             return fields, {}
         is_member = any(field == images.input and name in members for name, field in form.field_by_parameter.items())

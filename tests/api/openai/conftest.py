@@ -1,14 +1,20 @@
 """A gateway whose pipelines declare ``openai:``, over an engine with scripted answers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.core.inference import InferenceResponse
-from tests.toolkit.gateway import Served, gateway_fixture
+from app.api.bodies import Limits
+from app.core.inference import InferenceResponse, Tensor, bytes_array
+from tests.pipelines.test_presets import CONFIGS
+from tests.pipelines.test_presets import answer as llm_api_answer
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
@@ -109,3 +115,103 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str | None]:
     assert body["error"].keys() == {"message", "type", "param", "code"}
     assert len(answer.content) < 4096
     return answer.status_code, body["error"]["code"], body["error"]["param"]
+
+
+def step(
+    text: bytes, *, reason: bytes = b"None", count: int = 1, logprobs: object = None, is_final: bool = False
+) -> InferenceResponse:
+    """A response of vLLM."""
+    return response(
+        tensor("text_output", "BYTES", [text]),
+        tensor("finish_reason", "BYTES", [reason]),
+        tensor("logprobs", "BYTES", [json.dumps(logprobs).encode()]),
+        tensor("num_input_tokens", "UINT32", 7),
+        tensor("num_output_tokens", "UINT32", [count]),
+        is_final=is_final,
+    )
+
+
+def engine_step(text: bytes, *, is_final: bool) -> InferenceResponse:
+    """A response of TensorRT-LLM's ensemble."""
+    return response(
+        Tensor("text_output", "BYTES", bytes_array([text], (1, 1))),
+        tensor("num_input_tokens", "INT32", [[7]]),
+        tensor("num_output_tokens", "INT32", [[1]]),
+        is_final=is_final,
+    )
+
+
+LLAMA = """
+pipelines:
+  llama:
+    model: model
+    preset: PRESET
+    warmup: false
+    openai:
+      chat:
+        variables: {fixed: 1}
+        template_text: >-
+          {{ {"messages": messages, "tools": tools, "effort": reasoning_effort | default(none),
+          "deep": deep | default(none)} | tojson }}<think>
+      tools: FORMAT
+      reasoning: REASONING
+"""
+ASKED = [{"role": "user", "content": "Hi"}]
+
+
+def steps_of(preset: str, *pieces: str) -> list[InferenceResponse]:
+    """The responses of a backend that writes these pieces."""
+    ends = [(piece.encode(), index == len(pieces)) for index, piece in enumerate(pieces, 1)]
+    if preset == "vllm":
+        return [step(piece, reason=b"stop" if is_last else b"None", is_final=is_last) for piece, is_last in ends]
+    if preset == "tensorrt_llm":
+        return [engine_step(piece, is_final=is_last) for piece, is_last in ends]
+    return [
+        llm_api_answer("".join(pieces[:count]), is_final=count == len(pieces)) for count in range(1, len(pieces) + 1)
+    ]
+
+
+class Gateways:
+    """A gateway for each combination of keys, made when a test asks for it."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+
+    async def of(
+        self, format_: str = "hermes", preset: str = "vllm", reasoning: str = "none", says: Sequence[str] = ()
+    ) -> Served:
+        """``says``: the pieces of its answer. gpt-oss always has reasoning."""
+        reasoning = "gpt_oss" if format_ == "gpt_oss" else reasoning
+        text = LLAMA.replace("PRESET", preset).replace("FORMAT", format_).replace("REASONING", reasoning)
+        path = self._folder / "gateway.yaml"
+        path.write_text(text)
+        engine = FakeEngine.of(CONFIGS[preset], answers=steps_of(preset, *says))
+        return await self._stack.enter_async_context(served(engine, path, limits=Limits(1024 * 1024)))
+
+
+@pytest.fixture
+async def gateways(tmp_path: Path) -> AsyncIterator[Gateways]:
+    async with AsyncExitStack() as stack:
+        yield Gateways(stack, tmp_path)
+
+
+async def ask(api: Served, *, messages: Sequence[Mapping[str, Any]] = ASKED, **body: Any) -> httpx.Response:
+    return await api.client.post("/v1/chat/completions", json={"model": "llama", "messages": messages} | body)
+
+
+def inputs(api: Served, index: int = -1) -> dict[str, Any]:
+    return {each.name: each.array.reshape(-1)[0] for each in api.engine.requests[index].inputs}
+
+
+def sampling(api: Served, index: int = -1) -> Any:
+    return json.loads(inputs(api, index)["sampling_parameters"])
+
+
+def pieces_of(text: str, size: int = 3) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def message_of(answered: httpx.Response) -> Any:
+    assert answered.status_code == 200, answered.text
+    return answered.json()["choices"][0]["message"]

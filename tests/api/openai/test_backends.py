@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from app.core.errors import ModelError, UpstreamError
-from app.core.inference import InferenceResponse
 from app.llm.tokenizer import TokenCounter
-from tests.api.openai.conftest import chunks, refusal
+from tests.api.openai.conftest import ask, chunks, refusal, sampling, step
 from tests.pipelines.test_presets import LLM_API, VLLM
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
@@ -29,20 +28,6 @@ pipelines:
 """
 
 
-def step(
-    text: bytes, *, reason: bytes = b"None", count: int = 1, logprobs: object = None, is_final: bool = False
-) -> InferenceResponse:
-    """A response of vLLM."""
-    return response(
-        tensor("text_output", "BYTES", [text]),
-        tensor("finish_reason", "BYTES", [reason]),
-        tensor("logprobs", "BYTES", [json.dumps(logprobs).encode()]),
-        tensor("num_input_tokens", "UINT32", 7),
-        tensor("num_output_tokens", "UINT32", [count]),
-        is_final=is_final,
-    )
-
-
 HELLO = [step(b"Hel"), step(b"lo", reason=b"length", count=2, is_final=True)]
 
 
@@ -53,21 +38,11 @@ async def complete(api: Served, **body: Any) -> httpx.Response:
     return await api.client.post("/v1/completions", json={"model": "llama", "prompt": "Hi"} | body)
 
 
-async def chat(api: Served, **body: Any) -> httpx.Response:
-    messages = [{"role": "user", "content": "Hi"}]
-    return await api.client.post("/v1/chat/completions", json={"model": "llama", "messages": messages} | body)
-
-
-def sampling(api: Served, index: int = -1) -> Any:
-    inputs = {each.name: each.array for each in api.engine.requests[index].inputs}
-    return json.loads(inputs["sampling_parameters"].item())
-
-
 async def test_usage_is_the_sum_of_the_counts(api: Served) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    answer = (await chat(api)).json()
+    answer = (await ask(api)).json()
     assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
-    *_, last, _done = chunks(await chat(api, stream=True, stream_options={"include_usage": True}))
+    *_, last, _done = chunks(await ask(api, stream=True, stream_options={"include_usage": True}))
     assert last["usage"] == usage
 
 
@@ -88,12 +63,17 @@ async def test_usage_is_the_sum_of_the_counts(api: Served) -> None:
     ],
 )
 async def test_a_wrong_field_never_reaches_the_backend(api: Served, body: Any, param: str) -> None:
-    assert refusal(await chat(api, **body)) == (400, "invalid_input", param)
+    assert refusal(await ask(api, **body)) == (400, "invalid_input", param)
     assert api.engine.requests == []
 
 
+async def test_max_completion_tokens_precede_max_tokens(api: Served) -> None:
+    assert (await ask(api, max_tokens=100, max_completion_tokens=1)).status_code == 200
+    assert sampling(api)["max_tokens"] == 1
+
+
 async def test_the_text_may_end_with_the_stop_text(api: Served) -> None:
-    answer = (await chat(api, stop=["l"], include_stop_str_in_output=True)).json()["choices"][0]
+    answer = (await ask(api, stop=["l"], include_stop_str_in_output=True)).json()["choices"][0]
     assert (answer["message"]["content"], answer["finish_reason"]) == ("Hel", "stop")
     assert sampling(api)["include_stop_str_in_output"] is True
 
@@ -114,7 +94,7 @@ class TestSeveralChoices:
         assert ["seed" in sampling(api, index) for index in range(2)] == [False, False]
 
     async def test_the_chunks_name_their_choice(self, api: Served) -> None:
-        *events, last, _done = chunks(await chat(api, n=2, stream=True, stream_options={"include_usage": True}))
+        *events, last, _done = chunks(await ask(api, n=2, stream=True, stream_options={"include_usage": True}))
         for index in range(2):
             own = [each for event in events for each in event["choices"] if each["index"] == index]
             assert "".join(each["delta"].get("content", "") for each in own) == "Hello"
@@ -156,7 +136,7 @@ TOKEN = {
 class TestLogprobs:
     async def test_chat_has_the_tokens_with_their_alternatives(self, api: Served) -> None:
         api.engine.answers = [step(b"Hel", logprobs=[TOKEN], reason=b"stop", is_final=True)]
-        choice = (await chat(api, logprobs=True, top_logprobs=1)).json()["choices"][0]
+        choice = (await ask(api, logprobs=True, top_logprobs=1)).json()["choices"][0]
         hol = {"token": "Hol", "logprob": -0.25, "bytes": [72, 111, 108]}
         hel = {"token": "Hel", "logprob": -0.5, "bytes": [72, 101, 108], "top_logprobs": [hol]}
         assert choice["logprobs"] == {"content": [hel], "refusal": None}
@@ -177,17 +157,27 @@ class TestLogprobs:
 
     async def test_each_chunk_has_its_own_tokens(self, api: Served) -> None:
         api.engine.answers = [step(b"Hel", logprobs=[TOKEN]), step(b"", logprobs=[], reason=b"stop", is_final=True)]
-        first, last, _done = chunks(await chat(api, logprobs=True, stream=True))
+        first, last, _done = chunks(await ask(api, logprobs=True, stream=True))
         assert [each["token"] for each in first["choices"][0]["logprobs"]["content"]] == ["Hel"]
         assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
 
     async def test_without_the_field_there_are_none(self, api: Served) -> None:
-        assert (await chat(api)).json()["choices"][0]["logprobs"] is None
+        assert (await ask(api)).json()["choices"][0]["logprobs"] is None
         assert "logprobs" not in sampling(api)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_they_are_null_if_the_model_has_none(self, api: Served, *, stream: bool) -> None:
+        for answer in (
+            await complete(api, logprobs=0, stream=stream),
+            await ask(api, logprobs=True, stream=stream),
+        ):
+            assert answer.status_code == 200, answer.text
+            events = chunks(answer)[:-1] if stream else [answer.json()]
+            assert [event["choices"][0]["logprobs"] for event in events] == [None] * len(events)
 
     async def test_tokens_in_another_form_are_a_violation(self, api: Served) -> None:
         api.engine.answers = [step(b"Hel", logprobs=[["Hel", -0.5]], reason=b"stop", is_final=True)]
-        assert (await chat(api, logprobs=True)).status_code == 502
+        assert (await ask(api, logprobs=True)).status_code == 502
 
 
 class TestAdapters:
@@ -195,11 +185,11 @@ class TestAdapters:
         models = (await api.client.get("/v1/models")).json()["data"]
         assert [each["id"] for each in models] == ["llama", "llama:french"]
         assert (await api.client.get("/v1/models/llama:french")).json()["id"] == "llama:french"
-        answer = (await chat(api, model="llama:french")).json()
+        answer = (await ask(api, model="llama:french")).json()
         assert (answer["model"], sampling(api)["lora_name"]) == ("llama:french", "fr-v2")
 
     async def test_an_unknown_adapter_is_an_unknown_model(self, api: Served) -> None:
-        answer = await chat(api, model="llama:latin")
+        answer = await ask(api, model="llama:latin")
         assert refusal(answer)[:2] == (404, "model_not_found")
         assert api.engine.requests == []
 
@@ -224,7 +214,7 @@ async def test_what_the_backend_refuses_is_the_callers_error(
     error.upstream = UpstreamError(None, f"Error generating stream: {text}")
     api.engine.answers = [error]
     body = {"min_tokens": 6, "max_tokens": 5, "response_format": {"type": "json_object"}}
-    assert refusal(await chat(api, **body)) == (400, code, param)
+    assert refusal(await ask(api, **body)) == (400, code, param)
 
 
 TOKENIZER = {
@@ -253,9 +243,9 @@ async def counting(tmp_path: Path) -> AsyncIterator[Served]:
 
 async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
-    answer = (await chat(counting, model="model")).json()
+    answer = (await ask(counting, model="model")).json()
     assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("Hi there you", usage)
-    *_, last, _done = chunks(await chat(counting, model="model", stream=True, stream_options={"include_usage": True}))
+    *_, last, _done = chunks(await ask(counting, model="model", stream=True, stream_options={"include_usage": True}))
     assert last["usage"] == usage
 
 
@@ -273,7 +263,7 @@ async def test_large_texts_are_counted_in_a_thread(counting: Served, monkeypatch
         response(tensor("text_output", "BYTES", [large.encode()]), tensor("finish_reason", "BYTES", [b"stop"]))
     ]
     messages = [{"role": "user", "content": large + "you"}]
-    answer = (await chat(counting, model="model", messages=messages)).json()
+    answer = (await ask(counting, model="model", messages=messages)).json()
     assert answer["usage"] == {"prompt_tokens": 3001, "completion_tokens": 3000, "total_tokens": 6001}
     assert threads.keys() == {len(large), len(large) + 3}
     assert threading.main_thread().name not in threads.values()
@@ -288,8 +278,8 @@ async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text(f"{config}, reasoning: qwen3}}}}}}\n")
     answers = [step(b"there Hi"), step(b"</think>"), step(b" Hi", reason=b"stop", is_final=True)]
     async with served(FakeEngine.of(VLLM, answers=answers), tmp_path / "gateway.yaml") as api:
-        answer = (await chat(api, model="model")).json()
-        *_, last, _done = chunks(await chat(api, model="model", stream=True, stream_options={"include_usage": True}))
+        answer = (await ask(api, model="model")).json()
+        *_, last, _done = chunks(await ask(api, model="model", stream=True, stream_options={"include_usage": True}))
     assert (answer["choices"][0]["message"]["reasoning"], answer["choices"][0]["message"]["content"]) == (
         "there Hi",
         "Hi",

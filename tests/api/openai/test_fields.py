@@ -16,15 +16,15 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsStr
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
 
 from app.api.openai.members import NEUTRAL_OF_TEXTS
-from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.core.inference import InferenceRequest
 from app.pipelines.preset import NAMES, preset_of
-from tests.api.openai.test_backends import TOKEN, step
+from tests.api.openai.conftest import engine_step, step
+from tests.api.openai.test_backends import TOKEN
 from tests.api.openai.test_neutral import OF_TEXTS
 from tests.docs.pages import Row, rows_under
 from tests.pipelines.test_presets import CONFIGS, answer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
-from tests.toolkit.models import response, tensor
 
 PAGE = "docs/reference/openai-fields.md"
 CONFIG = """
@@ -36,16 +36,6 @@ pipelines:
     openai: {chat: {template_text: "{{ messages[0].content }}"}}
   other: *llm
 """
-
-
-def engine_step(text: bytes, *, is_final: bool) -> InferenceResponse:
-    """A response of TensorRT-LLM's ensemble."""
-    return response(
-        Tensor("text_output", "BYTES", bytes_array([text], (1, 1))),
-        tensor("num_input_tokens", "INT32", [[7]]),
-        tensor("num_output_tokens", "INT32", [[1]]),
-        is_final=is_final,
-    )
 
 
 ANSWERS = {

@@ -15,8 +15,7 @@ import pytest
 from app.api.bodies import Limits
 from app.api.downloads import ImageDownloads
 from app.pipelines.mismatch import PipelineMismatch
-from tests.api.openai.conftest import chunks, refusal
-from tests.api.openai.test_backends import step
+from tests.api.openai.conftest import chunks, refusal, step
 from tests.llm.test_template import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.engine import FakeEngine

@@ -15,13 +15,19 @@ from app.api.openai.requests import Door, NamedRequest
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.core.errors import InvalidInput
 from app.pipelines.pipeline import Pipeline
-from tests.api.openai.conftest import EMBEDDER, WRITER, Api, refusal
+from tests.api.openai.conftest import (
+    ASKED,
+    EMBEDDER,
+    WRITER,
+    Api,
+    Gateways,
+    ask,
+    message_of,
+    refusal,
+    steps_of,
+)
 from tests.api.openai.test_choices import bounded
-from tests.api.openai.test_tools import ASKED, Gateways, gateways, message_of, steps_of
-from tests.api.openai.test_tools import chat as post_chat
 from tests.toolkit.models import pipeline
-
-__all__ = ["gateways"]
 
 ANYTHING: Any = None
 SIZE = 4 * 1024 * 1024
@@ -161,7 +167,7 @@ def test_2048_texts_are_accepted_and_more_are_not() -> None:
 async def test_many_messages_are_refused(gateways: Gateways, count: int) -> None:
     llama = await gateways.of()
     with bounded(f"{count} messages", seconds=5, mebibytes=64):
-        answered = await post_chat(llama, messages=[{"role": "user", "content": "Hi"}] * count)
+        answered = await ask(llama, messages=[{"role": "user", "content": "Hi"}] * count)
     assert refusal(answered) == (400, "invalid_input", "messages")
 
 
@@ -172,5 +178,5 @@ async def test_large_arguments_of_a_call(gateways: Gateways, megabytes: int) -> 
     call = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
     llama.engine.answers = steps_of("vllm", "Hello")
     with bounded(f"{megabytes} MB of arguments", seconds=5, mebibytes=16 * megabytes + 16):
-        answered = await post_chat(llama, messages=[*ASKED, call])
+        answered = await ask(llama, messages=[*ASKED, call])
     assert message_of(answered)["content"] == "Hello"

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
-from tests.api.openai.conftest import Api, refusal
+from tests.api.openai.conftest import ECHO, Api, refusal
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import response, tensor
 
 OF_EMBEDDINGS: dict[str, Any] = {
@@ -110,3 +112,38 @@ async def test_the_openapi_document_has_the_accepted_values(api: Api) -> None:
     for wrong in ({"user": 5}, {"metadata": {"a": "x" * 513}}, {"verbosity": "loud"}, {"ignore_eos": True}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(request | wrong, body)
+
+
+SENT = {"frequency_penalty": 0.5, "logit_bias": {"0": 1}, "logprobs": True, "temperature": 0.7, "top_logprobs": 2}
+PLAIN = """
+pipelines:
+  plain:
+    model: echo
+    inputs: {line: {tensor: LINE, kind: text}}
+    outputs: {answer: {tensor: ANSWER, kind: text}}
+    parameters: {top_p: {type: number, maximum: 1, optional: true}}
+    openai:
+      completions: {prompt: line, text: answer}
+      chat: {prompt: line, text: answer, template_text: "{{ messages[0].content }}"}
+      ignored: [frequency_penalty, logit_bias, logprobs, temperature, top_logprobs, top_p]
+"""
+
+
+plain = gateway_fixture(PLAIN, ECHO, answers=[response(tensor("ANSWER", "BYTES", [b"Hello"]))])
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [("completions", {"prompt": "Hi"}), ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
+    ids=["completions", "chat"],
+)
+async def test_ignored_fields_are_accepted_and_others_are_400(plain: Served, address: str, text: Any) -> None:
+    async def asked(**body: Any) -> httpx.Response:
+        return await plain.client.post(f"/v1/{address}", json={"model": "plain", **text, **body})
+
+    for body in (SENT, {"stop": []}):
+        answer = await asked(**body)
+        assert (answer.status_code, "Hello" in answer.text) == (200, True)
+    assert refusal(await asked(seed=1))[::2] == (400, "seed")
+    # A field of the pipeline keeps its effect.
+    assert refusal(await asked(top_p=1.5))[::2] == (400, "top_p")

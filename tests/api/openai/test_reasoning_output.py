@@ -6,10 +6,8 @@ import jsonschema
 import pytest
 
 from tests.api.conftest import events
-from tests.api.openai.test_tools import Gateways, gateways, pieces_of, steps_of
+from tests.api.openai.conftest import Gateways, pieces_of, steps_of
 from tests.toolkit.gateway import Served
-
-__all__ = ["gateways"]
 
 PRESETS = ["vllm", "tensorrt_llm", "tensorrt_llm_api"]
 LLAMA = "/v1/pipelines/llama"
@@ -31,8 +29,7 @@ async def streamed(api: Served, prompt: str = ASKED) -> list[Any]:
 @pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_the_reasoning_is_an_output_of_its_own(gateways: Gateways, preset: str, size: int) -> None:
-    api = await gateways.of("null", preset, "qwen3")
-    api.engine.answers = steps_of(preset, *pieces_of(ANSWER, size))
+    api = await gateways.of("null", preset, "qwen3", says=pieces_of(ANSWER, size))
     answer = await whole(api)
     assert (answer["reasoning"], answer["text"]) == ("Hm, é.", "Yes. ")
     outputs = await streamed(api)
@@ -41,8 +38,7 @@ async def test_the_reasoning_is_an_output_of_its_own(gateways: Gateways, preset:
 
 
 async def test_the_end_of_the_prompt_decides_where_the_answer_begins(gateways: Gateways) -> None:
-    api = await gateways.of("null", reasoning="deepseek_r1")
-    api.engine.answers = steps_of("vllm", *pieces_of("Yes. No."))
+    api = await gateways.of("null", reasoning="deepseek_r1", says=pieces_of("Yes. No."))
     assert (await whole(api, "Hi"))["reasoning"] == "Yes. No."
     answer = await whole(api, "Hi<think>\n\n</think>\n")
     assert (answer["reasoning"], answer["text"]) == ("", "Yes. No.")
@@ -57,16 +53,14 @@ async def test_the_channels_of_gpt_oss(gateways: Gateways) -> None:
 
 
 async def test_without_reasoning_the_text_stays_whole(gateways: Gateways) -> None:
-    api = await gateways.of("null")
-    api.engine.answers = steps_of("vllm", ANSWER)
+    api = await gateways.of("null", says=[ANSWER])
     answer = await whole(api)
     assert answer["text"] == ANSWER
     assert "reasoning" not in answer
 
 
 async def test_the_schemas_and_the_description_have_the_output(gateways: Gateways) -> None:
-    api = await gateways.of("null", reasoning="qwen3")
-    api.engine.answers = steps_of("vllm", *pieces_of(ANSWER))
+    api = await gateways.of("null", reasoning="qwen3", says=pieces_of(ANSWER))
     document = (await api.client.get("/openapi.json")).json()
     result = document["components"]["schemas"]["llama_result"]
     assert "reasoning" in result["required"]

@@ -10,28 +10,21 @@ import pytest
 from app.api.openai import chat_fields
 from app.core.inference import InferenceResponse
 from app.llm.answer_schema import AnswerSchema
-from tests.api.openai.conftest import chunks, refusal
-from tests.api.openai.test_backends import step
-from tests.api.openai.test_tools import (
-    NAMED,
-    TOOLS,
+from tests.api.openai.conftest import (
     Gateways,
-    calls_of,
-    chat,
-    gateways,
-    guided_schema,
+    ask,
+    chunks,
     inputs,
-    joined,
     message_of,
-    nested,
     pieces_of,
+    refusal,
     sampling,
+    step,
     steps_of,
 )
+from tests.api.openai.test_tools import NAMED, TOOLS, Message, guided_schema, nested, read
 from tests.llm.test_tool_calls import CALLS, written
 from tests.toolkit.waiting import PATIENCE_S
-
-__all__ = ["gateways"]
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -55,55 +48,49 @@ PERSONS = schema_of(PERSON)
 class TestGuided:
     @pytest.mark.parametrize("preset", GUIDED)
     async def test_the_backend_gets_the_schema(self, gateways: Gateways, preset: str) -> None:
-        api = await gateways.of(preset=preset)
-        api.engine.answers = steps_of(preset, *pieces_of(ADA))
-        assert message_of(await chat(api, response_format=PERSONS))["content"] == ADA
+        api = await gateways.of(preset=preset, says=pieces_of(ADA))
+        assert message_of(await ask(api, response_format=PERSONS))["content"] == ADA
         assert guided_schema(api, preset) == PERSON
-        message, reason = joined(await chat(api, response_format=OBJECT, stream=True))
-        assert (message["content"], reason) == (ADA, "stop")
+        assert read(await ask(api, response_format=OBJECT, stream=True)) == Message(ADA, [], "stop")
         assert guided_schema(api, preset) == {"type": "object"}
 
     async def test_a_guided_answer_has_no_reasoning(self, gateways: Gateways) -> None:
-        api = await gateways.of(reasoning="qwen3")
-        api.engine.answers = steps_of("vllm", ADA)
-        assert message_of(await chat(api, response_format=PERSONS)) == {
+        api = await gateways.of(reasoning="qwen3", says=[ADA])
+        assert message_of(await ask(api, response_format=PERSONS)) == {
             "role": "assistant",
             "content": ADA,
             "refusal": None,
         }
 
     async def test_tools_that_may_be_called_exclude_guiding(self, gateways: Gateways) -> None:
-        api = await gateways.of()
-        api.engine.answers = steps_of("vllm", written("hermes", *CALLS["hermes"]))
-        assert calls_of(message_of(await chat(api, response_format=PERSONS, tools=TOOLS)))
+        api = await gateways.of(says=[written("hermes", *CALLS["hermes"])])
+        assert read(await ask(api, response_format=PERSONS, tools=TOOLS)).calls
         assert "structured_outputs" not in sampling(api)
         api.engine.answers = steps_of("vllm", "Ada is 36.")
-        mismatch = refusal(await chat(api, response_format=PERSONS, tools=TOOLS))
+        mismatch = refusal(await ask(api, response_format=PERSONS, tools=TOOLS))
         assert mismatch[:2] == (502, "response_format_mismatch")
-        assert refusal(await chat(api, response_format=OBJECT, tools=TOOLS))[1] == "response_format_mismatch"
+        assert refusal(await ask(api, response_format=OBJECT, tools=TOOLS))[1] == "response_format_mismatch"
         api.engine.answers = steps_of("vllm", ADA)
-        assert message_of(await chat(api, response_format=PERSONS, tools=TOOLS, tool_choice="none"))["content"] == ADA
+        assert message_of(await ask(api, response_format=PERSONS, tools=TOOLS, tool_choice="none"))["content"] == ADA
         assert guided_schema(api, "vllm") == PERSON
 
     @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "name"])
     async def test_a_required_call_excludes_a_format(self, gateways: Gateways, choice: Any) -> None:
         api = await gateways.of()
-        answered = await chat(api, response_format=OBJECT, tools=TOOLS, tool_choice=choice)
+        answered = await ask(api, response_format=OBJECT, tools=TOOLS, tool_choice=choice)
         assert refusal(answered) == (400, "invalid_input", "response_format")
         assert "tool_choice" in answered.json()["error"]["message"]
 
     async def test_the_type_text_changes_nothing(self, gateways: Gateways) -> None:
-        api = await gateways.of()
-        api.engine.answers = steps_of("vllm", "Hello")
-        assert message_of(await chat(api, response_format={"type": "text"}))["content"] == "Hello"
+        api = await gateways.of(says=["Hello"])
+        assert message_of(await ask(api, response_format={"type": "text"}))["content"] == "Hello"
         assert "structured_outputs" not in sampling(api)
 
 
 async def checked(gateways: Gateways, text: str, format_: Any, **body: Any) -> Any:
     """The answer of a backend that cannot be guided."""
-    api = await gateways.of(preset=CHECKED, reasoning=body.pop("reasoning", "none"))
-    api.engine.answers = steps_of(CHECKED, *pieces_of(text))
-    answered = await chat(api, response_format=format_, **body)
+    api = await gateways.of(preset=CHECKED, reasoning=body.pop("reasoning", "none"), says=pieces_of(text))
+    answered = await ask(api, response_format=format_, **body)
     assert not any("guided" in name for name in inputs(api))
     return answered
 
@@ -113,8 +100,7 @@ class TestChecked:
         assert message_of(await checked(gateways, ADA, PERSONS))["content"] == ADA
         assert message_of(await checked(gateways, f" {ADA}\n", OBJECT))["content"].strip() == ADA
         assert message_of(await checked(gateways, ADA, schema_of(None)))["content"] == ADA
-        message, reason = joined(await checked(gateways, ADA, PERSONS, stream=True))
-        assert (message["content"], reason) == (ADA, "stop")
+        assert read(await checked(gateways, ADA, PERSONS, stream=True)) == Message(ADA, [], "stop")
         answered = await checked(gateways, ADA, PERSONS, n=2)
         assert [each["message"]["content"] for each in answered.json()["choices"]] == [ADA, ADA]
 
@@ -149,13 +135,12 @@ class TestChecked:
         api = await gateways.of()
         answers: list[InferenceResponse] = [step(b'{"name": "A', reason=b"length", is_final=True)]
         api.engine.answers = answers
-        choice = (await chat(api, response_format=PERSONS, tools=TOOLS)).json()["choices"][0]
+        choice = (await ask(api, response_format=PERSONS, tools=TOOLS)).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "A', "length")
 
     async def test_a_large_answer_is_refused(self, gateways: Gateways) -> None:
-        api = await gateways.of(preset=CHECKED)
-        api.engine.answers = steps_of(CHECKED, json.dumps(["x" * 1000] * 1100))
-        answered = await chat(api, response_format=schema_of({}))
+        api = await gateways.of(preset=CHECKED, says=[json.dumps(["x" * 1000] * 1100)])
+        answered = await ask(api, response_format=schema_of({}))
         assert answered.json()["error"]["message"].startswith("The model's answer is too large to be checked.")
 
     async def test_without_the_extra_only_objects_can_be_checked(
@@ -164,7 +149,7 @@ class TestChecked:
         monkeypatch.setattr(chat_fields, "CAN_CHECK", False)
         assert message_of(await checked(gateways, ADA, OBJECT))["content"] == ADA
         api = await gateways.of(preset=CHECKED)
-        answered = await chat(api, response_format=PERSONS)
+        answered = await ask(api, response_format=PERSONS)
         assert refusal(answered) == (400, "invalid_input", "response_format")
 
 
@@ -185,7 +170,7 @@ async def test_wrong_formats_are_refused(
     gateways: Gateways, format_: Any, param: str, problem: str, preset: str
 ) -> None:
     api = await gateways.of(preset=preset)
-    answered = await chat(api, response_format=format_)
+    answered = await ask(api, response_format=format_)
     assert refusal(answered) == (400, "invalid_input", param)
     assert problem in answered.json()["error"]["message"]
     assert not api.engine.requests
@@ -194,7 +179,7 @@ async def test_wrong_formats_are_refused(
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a", "file:///etc/hostname", "other.json"])
 async def test_a_schema_leads_nowhere_outside(gateways: Gateways, url: str) -> None:
     api = await gateways.of(preset=CHECKED)
-    answered = await chat(api, response_format=schema_of({"$ref": url}))
+    answered = await ask(api, response_format=schema_of({"$ref": url}))
     assert refusal(answered) == (400, "invalid_input", "response_format.json_schema.schema")
     assert "must refer only to itself" in answered.json()["error"]["message"]
 
@@ -208,9 +193,8 @@ async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, mon
         return check(schema, text)
 
     monkeypatch.setattr(AnswerSchema, "problem_of", waiting)
-    api = await gateways.of(preset=CHECKED)
-    api.engine.answers = steps_of(CHECKED, json.dumps(["x"] * 200))
-    checking = asyncio.create_task(chat(api, response_format=schema_of({"items": {"type": "string"}})))
+    api = await gateways.of(preset=CHECKED, says=[json.dumps(["x"] * 200)])
+    checking = asyncio.create_task(ask(api, response_format=schema_of({"items": {"type": "string"}})))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     assert (await api.client.get("/v1/models")).status_code == 200
     answered.set()

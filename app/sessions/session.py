@@ -121,7 +121,9 @@ class PipelineSession:
     def expires_in_s(self) -> float:
         """How long the session waits for its next step."""
         queued_at, terms = inf if self.queued_at is None else self.queued_at, self.terms
-        expires_at = min(self._idle_since + terms.idle_s, self.opened_at + terms.max_s, queued_at + terms.reach_s)
+        expires_at = min(
+            self._idle_since + terms.spec.idle_s, self.opened_at + terms.spec.max_s, queued_at + terms.reach_s
+        )
         return max(expires_at - monotonic(), 0.0)
 
     def expire(self) -> None:
@@ -131,7 +133,7 @@ class PipelineSession:
         if self._is_cut_off and self.queued_at is not None:
             self.close(End.LOST)
         else:
-            self.close(End.MAX if monotonic() >= self.opened_at + self.terms.max_s else End.IDLE)
+            self.close(End.MAX if monotonic() >= self.opened_at + self.terms.spec.max_s else End.IDLE)
         if self.on_expired is not None:
             self.on_expired()
 

@@ -53,9 +53,7 @@ class SessionSpec(Section):
             return f"the models {names} take no common form of sequence id: texts and numbers"
         idle_s = [each.sequence.idle_s for each in stateful if each.sequence is not None]
         slots = {each.name: each.sequence_slots for each in stateful}
-        return SessionTerms(
-            slots, ids, self.idle_s, self.max_s, min(idle_s), max(idle_s), self.max_open, self.end_inputs
-        )
+        return SessionTerms(self, slots, ids, min(idle_s), max(idle_s))
 
     def findings(
         self,
@@ -118,24 +116,21 @@ def missing_fault(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class SessionTerms(PipelineLayer):
-    """``idle_s`` and ``max_s``: as declared. ``max_open``: None for as many as the models have slots.
+    """What is declared, and what the models have.
 
     ``slots``: how many sequences each model that a step runs has at a time. ``triton_idle_s`` and ``longest_idle_s``:
     the first, and every one of them, has forgotten a sequence whose last request was queued this long ago.
     """
 
+    spec: SessionSpec
     slots: Mapping[str, int]
     ids: SequenceIds
-    idle_s: float
-    max_s: float
     triton_idle_s: float
     longest_idle_s: float
-    max_open: int | None = None
-    end_inputs: Mapping[str, Any] | None = None
 
     @property
     def requests(self) -> Mapping[tuple[str, ...], Mapping[str, Any]]:
-        return {} if self.end_inputs is None else {("session", "end_inputs"): self.end_inputs}
+        return {} if self.spec.end_inputs is None else {("session", "end_inputs"): self.spec.end_inputs}
 
     @property
     def reach_s(self) -> float:

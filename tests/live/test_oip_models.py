@@ -116,12 +116,3 @@ def test_without_a_file_every_ready_model_is_exposed(start_gateway: StartGateway
     gateway = start_gateway()
     with both_at(gateway.url, gateway.url) as both:
         assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
-
-
-def test_a_file_can_expose_all_models(start_gateway: StartGateway, tmp_path: Any) -> None:
-    config = tmp_path / "gateway.yaml"
-    config.write_text("pipelines: {scripted: {model: scripted, warmup: false}}\noip: {models: all}\n")
-    gateway = start_gateway(config=str(config))
-    with both_at(gateway.url, gateway.url) as both:
-        assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
-        assert [each["name"] for each in both.gateway.get("/v1/pipelines").json()["pipelines"]] == ["scripted"]

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.session_models import MODELS
-from tests.live.sessions import sessions_gateway, sessions_triton, step
+from tests.live.sessions import code, sessions_gateway, sessions_triton, step
 from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import events_of, opened
@@ -95,12 +95,18 @@ async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) ->
 
 
 async def test_the_drain_waits_for_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """One over a WebSocket, which ends first, and one over HTTP."""
     with sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as draining:
-        async with opened(draining, "int64_oldest") as client:
-            await step(client, 1, 1)
-            draining.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(eventually, lambda: readiness(draining) == "draining")
-            assert (await step(client, 2, 1))["SUM"] == 2
+        async with httpx.AsyncClient(base_url=draining.url, timeout=60) as http:
+            async with opened(draining, "int64_oldest") as client:
+                await step(client, 1, 1)
+                url = (await http.post("/v1/pipelines/int64_oldest/sessions")).headers["Location"]
+                draining.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(eventually, lambda: readiness(draining) == "draining")
+                assert code(await http.post("/v1/pipelines/int64_oldest/sessions")) == (503, "draining")
+                assert (await step(client, 2, 1))["SUM"] == 2
+            last = await http.post(url, json={"NUMBER": 7}, headers={"X-Session-End": "true"})
+            assert last.json()["SUM"] == 7
         draining.process.wait(60)
 
 

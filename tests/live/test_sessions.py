@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -11,16 +10,28 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.session_models import MODELS
-from tests.live.sessions import code, connections, kill_triton, session_client, sessions_gateway, sessions_triton, step
+from tests.live.sessions import (
+    OpenedSession,
+    code,
+    connections,
+    kill_triton,
+    session_client,
+    sessions_gateway,
+    sessions_triton,
+    step,
+)
 from tests.toolkit.keys import bearer, entry, write_keys
-from tests.toolkit.processes import GatewayProcess, wait_until_ready
+from tests.toolkit.nginx import documented_affinity, running_nginx
+from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import opened
 
@@ -56,17 +67,7 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-class Caller:
-    """One session, and the sum that its answers must have."""
-
-    def __init__(self, client: httpx.Client, pipeline: str) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
-        assert answer.status_code == 201, answer.text
-        self.opened = answer.json()
-        self.url = answer.headers["Location"]
-        self.client = client
-        self.steps = self.sum = 0
-
+class Caller(OpenedSession):
     def send(self, number: int, *, sleep_s: float = 0, headers: dict[str, str] | None = None) -> httpx.Response:
         body = {"NUMBER": number} | ({"SLEEP": sleep_s} if sleep_s else {})
         return self.client.post(self.url, json=body, headers=headers)
@@ -143,13 +144,7 @@ def test_the_answers_of_a_session_over_http(client: httpx.Client) -> None:
         assert code(session.send(1, headers={header: value})) == (400, "invalid_request")
     answer = session.send(7, headers={"X-Session-Step": "4"})
     assert (code(answer), answer.headers["X-Session-Step"]) == ((409, "step_out_of_turn"), "2")
-    with ThreadPoolExecutor(16) as pool:
-        crowd = list(pool.map(lambda number: session.send(number, sleep_s=0.2), [0] * 16))
-    answered = [each for each in crowd if each.status_code == 200]
-    assert sorted(each.json()["STEPS"] for each in answered) == list(range(3, 3 + len(answered)))
-    refused = [each for each in crowd if each.status_code != 200]
-    assert {code(each) for each in refused} == {(409, "step_out_of_turn")}
-    ends = {"X-Session-Step": str(3 + len(answered)), "X-Session-End": "true"}
+    ends = {"X-Session-Step": "3", "X-Session-End": "true"}
     last = session.send(8, headers=ends)
     assert session.send(8, headers=ends).content == last.content
     assert last.json()["SUM"] == 5 - 1 + 8
@@ -302,22 +297,6 @@ def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayPr
     assert session.opened["id"] not in gateway.log
 
 
-def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with (
-        sessions_gateway(triton, tmp_path, PIPELINES, drain_s="60") as gateway,
-        httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
-    ):
-        session = Caller(client, "int64_oldest")
-        session.step(1)
-        gateway.process.send_signal(signal.SIGTERM)
-        eventually(lambda: client.get("/health/ready").json()["status"] == "draining")
-        assert code(client.post("/v1/pipelines/int64_oldest/sessions")) == (503, "draining")
-        session.step(2)
-        assert gateway.process.poll() is None
-        session.end()
-        gateway.process.wait(PATIENCE_S)
-
-
 def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, tmp_path: Path) -> None:
     keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
     with (
@@ -367,3 +346,28 @@ async def test_several_workers_have_sessions_over_websockets(two_workers: Gatewa
     for client in clients:
         await client.close()
     await asyncio.to_thread(eventually, lambda: two_workers.metric("open_sessions") == 0)
+
+
+def test_every_step_of_a_client_reaches_its_gateway(triton: EmbeddedTriton, tmp_path: Path, require: Require) -> None:
+    """Two gateways behind a real nginx as documented. Each client makes a connection for each request."""
+    (port,) = free_ports(1)
+    with (
+        sessions_gateway(triton, tmp_path / "first", PIPELINES) as first,
+        sessions_gateway(triton, tmp_path / "second", PIPELINES) as second,
+        running_nginx(
+            tmp_path, require, port, documented_affinity(port, *(urlsplit(each.url).netloc for each in (first, second)))
+        ),
+    ):
+        sessions = []
+        for number in range(1, 33):
+            limits = httpx.Limits(max_keepalive_connections=0)
+            transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", limits=limits)
+            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60)
+            sessions.append(Caller(client, "text_oldest"))
+        assert min(gateway.metric("open_sessions") for gateway in (first, second)) > 0
+        for _ in range(3):
+            for each in sessions:
+                each.step(2)
+        for each in sessions:
+            assert each.delete() == 204
+            each.client.close()

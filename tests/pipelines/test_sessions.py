@@ -56,7 +56,7 @@ def test_end_inputs_must_be_a_valid_request() -> None:
     assert caught.value.location == ("session", "end_inputs")
     terms = terms_of(pipeline(stateful(), session={"end_inputs": {"X": 0}}))
     assert terms is not None
-    assert terms.end_inputs == {"X": 0}
+    assert terms.spec.end_inputs == {"X": 0}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
     terms = terms_of(pipeline(config, session=True))
     assert terms is not None
     assert (terms.slots, terms.longest_idle_s) == ({"m": slots}, 60.0)
-    assert (terms.idle_s, terms.max_s, terms.triton_idle_s) == (30.0, 600.0, 60.0)
+    assert (terms.spec.idle_s, terms.spec.max_s, terms.triton_idle_s) == (30.0, 600.0, 60.0)
 
 
 def test_the_stateful_steps_of_an_ensemble_count() -> None:

@@ -9,12 +9,12 @@ from app.api.sessions.open_sessions import LONGEST_RETRY_S, USUAL_RETRY_S, Place
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.sequence import SequenceIds
 from app.core.share import WHOLE, Share
-from app.sessions.session_terms import SessionTerms, reach_s
+from app.sessions.session_terms import SessionSpec, SessionTerms, reach_s
 
 
 def terms(*slots: int, max_open: int | None = None) -> SessionTerms:
     by_model = {f"m{number}": each for number, each in enumerate(slots)}
-    return SessionTerms(by_model, SequenceIds(), 30.0, 600.0, 60.0, 60.0, max_open)
+    return SessionTerms(SessionSpec(max_open=max_open), by_model, SequenceIds(), 60.0, 60.0)
 
 
 def key(name: str, most: int | None = None) -> Caller:
@@ -107,7 +107,7 @@ def test_a_key_can_use_the_only_place() -> None:
 def test_the_limit_of_a_key_counts_the_sessions_of_all_models() -> None:
     places, caller = Places(WHOLE), key("a", 3)
     assert len(taken(places, terms(2), caller=caller)) == 2
-    other = SessionTerms({"other": 8}, SequenceIds(), 30.0, 600.0, 60.0, 60.0)
+    other = SessionTerms(SessionSpec(), {"other": 8}, SequenceIds(), 60.0, 60.0)
     assert len(taken(places, other, caller=caller)) == 1
     with pytest.raises(TooManyRequests, match="this API key"):
         places.take("p", other, ("",), 1, caller)

@@ -28,14 +28,14 @@ from app.sessions.session import (
     StepOutOfTurn,
     UnknownSession,
 )
-from app.sessions.session_terms import SessionTerms
+from app.sessions.session_terms import SessionSpec, SessionTerms
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 REQUEST = InferenceRequest("m", ())
 
 
 def terms(idle_s: float = 30.0, max_s: float = 600.0, triton_idle_s: float = 60.0) -> SessionTerms:
-    return SessionTerms({"m": 1}, SequenceIds(), idle_s, max_s, triton_idle_s, triton_idle_s)
+    return SessionTerms(SessionSpec(idle_s=idle_s, max_s=max_s), {"m": 1}, SequenceIds(), triton_idle_s, triton_idle_s)
 
 
 @dataclass

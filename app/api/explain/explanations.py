@@ -192,9 +192,8 @@ class Explained(Struct, eq=False):
         while below := {span.id for span in spans if span.parent in found} - found:
             found |= below
         answer.spans = [span for span in spans if span.id in found]
-        calls = {span.id for span in answer.spans if span.name == CALL}
-        is_whole = all(span.id in calls or span.parent in self.spans for span in answer.spans)
-        answer.is_complete = bool(calls) and is_whole
+        has_call = any(span.name == CALL for span in answer.spans)
+        answer.is_complete = has_call and all(span.name == CALL or span.parent in self.spans for span in answer.spans)
         return answer
 
 
@@ -222,11 +221,8 @@ class Explanations(Layer):
             self.admin_endpoints, self.admitted = [Endpoint("POST", "/v1/traces", self.receive)], self.begin
 
     def described(self, endpoint: Endpoint, operation: Operation) -> Operation:
-        if (
-            endpoint.method != "POST"
-            or not endpoint.path.startswith("/v1/")
-            or TIMEOUT_HEADER not in operation.parameters
-        ):
+        is_explained = endpoint.method == "POST" and endpoint.path.startswith("/v1/")
+        if not is_explained or TIMEOUT_HEADER not in operation.parameters:
             return operation
         return replace(operation, parameters=[*operation.parameters, _HEADER])
 

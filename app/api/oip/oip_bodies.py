@@ -104,7 +104,6 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     if not isinstance(all_binary, bool):
         raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
-    signature.check_inputs(tensors)
     sent, listed = dict[str, RequestedOutput](), dict[str, bool]()
     if decoded.outputs and signature.config.is_ensemble:
         # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
@@ -291,11 +290,10 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Parse
             raise InvalidInput(f"parameter '{shown(name)}' is given twice.")
         else:
             parameters[name] = parameter_of(name, text)
-    own_id, given = parameters.pop("id", ""), tuple(tensors.values())
+    own_id = parameters.pop("id", "")
     if not isinstance(own_id, str) or len(own_id) > MAX_ID:
         raise InvalidInput(f"'id' must be a text of at most {MAX_ID} characters.")
-    signature.check_inputs(given)
-    return ParsedRequest(signature.request_of(given, version, parameters), own_id)
+    return ParsedRequest(signature.request_of([*tensors.values()], version, parameters), own_id)
 
 
 def _members_of(body: memoryview) -> Iterator[tuple[str, memoryview]]:
@@ -359,12 +357,3 @@ class Generated(Answer):
                 self._texts[tensor.name] = codecs.getincrementaldecoder("utf-8")("replace")
             return self._texts[tensor.name].decode(tensor.array.item())
         return data_of(tensor).item()
-
-
-def values_of(parsed: ParsedRequest, response: InferenceResponse) -> Values:
-    """Returns the values of the only response."""
-    generated = Generated(parsed)
-    values = generated.add(response) or {}
-    for rests in generated.finish().outputs:
-        values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}
-    return values

@@ -28,11 +28,10 @@ from app.api.oip.oip_bodies import (
     parse_raw_request,
     parse_request,
     send_answer,
-    values_of,
 )
 from app.api.oip.signature import Signature
 from app.api.streaming import StreamResponse
-from app.core.answer import Answer, Ending, Values
+from app.core.answer import Answer, Values
 from app.core.engine import Document
 from app.core.errors import (
     ContractViolation,
@@ -115,7 +114,7 @@ def stream_error_response(error: GatewayError, request_id: str) -> Response:
 
 
 class OneResponse(Answer):
-    """The answer of a unary request."""
+    """The answer of a unary request, which must have exactly one response."""
 
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
@@ -123,23 +122,13 @@ class OneResponse(Answer):
 
     @property
     def has_enough(self) -> bool:
-        """Whether there is a second response, which is an error."""
+        """Whether there is a second response."""
         return len(self.responses) > 1
 
     def add(self, response: InferenceResponse) -> None:
         """Ignores a response of a decoupled model without outputs."""
         if response.outputs or not self._decoupled:
             self.responses.append(response)
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises ``error``, or InvalidRequest if there is not exactly one response."""
-        ending = super().finish(error)
-        if len(self.responses) != 1:
-            raise InvalidRequest(
-                "generate expects model to produce exactly 1 response, and so does infer; "  # as Triton
-                "call generate_stream for a model that sends any number of responses."
-            )
-        return ending
 
 
 class _Wanted(msgspec.Struct):
@@ -187,7 +176,11 @@ class OipEndpoints:
         Triton's generate extension: inputs by name, and one response.
         """
         call, parsed = await self._generation(exchange, found, "unary")
-        await exchange.send_json(values_of(parsed, await self._only_response(exchange, call, parsed.inference)))
+        generated, response = Generated(parsed), await self._only_response(exchange, call, parsed.inference)
+        values = generated.add(response) or {}
+        for rests in generated.finish().outputs:  # of incomplete characters
+            values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}
+        await exchange.send_json(values)
 
     async def generate_stream(self, exchange: Exchange, found: Found) -> Response:
         """Generate with a model as a stream.
@@ -267,6 +260,11 @@ class OipEndpoints:
                 self._explain(exc, request)
                 exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
                 raise
+        if len(answer.responses) != 1:
+            raise InvalidRequest(
+                "generate expects model to produce exactly 1 response, and so does infer; "  # as Triton
+                "call generate_stream for a model that sends any number of responses."
+            )
         return answer.responses[0]
 
     def _explain(self, error: GatewayError, request: InferenceRequest) -> None:

@@ -39,15 +39,15 @@ MAX_PARAMETERS = 64
 MAX_NAME = 128
 MAX_TEXT = 4096
 
-_TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
-    "sequence_id": (int, str),
-    "sequence_start": (bool,),
-    "sequence_end": (bool,),
-    "priority": (int,),
-    "timeout": (int,),
+_NUMBER, _BOOLEAN = ((int,), "unsigned-integer"), ((bool,), "boolean")
+_TYPES_BY_NAME: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "unsigned-integer"),
+    "sequence_start": _BOOLEAN,
+    "sequence_end": _BOOLEAN,
+    "priority": _NUMBER,
+    "timeout": _NUMBER,
 }
 """Triton's sequence and schedule policy extensions. Every other parameter that Triton interprets is refused."""
-_EXPECTED_BY_TYPE: Mapping[type, str] = {int: "unsigned-integer", bool: "boolean"}
 _parameter = msgspec.json.Decoder(bool | int | float | str)
 _KEPT_IN_BODY = 4096
 """Elements of at least this size are not copied out of the body."""
@@ -59,27 +59,17 @@ _BATCH_NOTE = (
 """A model with batches is the usual reason for a wrong rank."""
 
 
-@dataclass(frozen=True, slots=True)
 class Input:
-    spec: TensorSpec
-    dims: tuple[int, ...]
-    """Includes the batch dimension; -1 means any size."""
-    max_batch_size: int
-    model: str
-    _numbers: NumberCodec | None
-    """None for BYTES."""
+    """``dims``: with the batch dimension; -1 means any size. ``itemsize``: of an element, in bytes; 0 for BYTES."""
 
-    @classmethod
-    def compile(cls, spec: TensorSpec, config: ModelConfig) -> "Input":
-        dims, numbers = ((-1,) if config.max_batch_size else ()) + spec.dims, None
+    def __init__(self, spec: TensorSpec, config: ModelConfig) -> None:
+        self.spec, self.model, self.max_batch_size = spec, config.name, config.max_batch_size
+        self.dims = ((-1,) if config.max_batch_size else ()) + spec.dims
+        self._of_model = f"'{spec.name}' for model '{config.name}'"
+        self._numbers: NumberCodec | None = None
         if spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES:
-            numbers = number_codec(spec.datatype, to_array_of("number", spec.datatype), takes_literals=True)
-        return cls(spec, dims, config.max_batch_size, config.name, numbers)
-
-    @property
-    def itemsize(self) -> int:
-        """Size of an element in bytes; 0 for BYTES."""
-        return 0 if self._numbers is None else self._numbers.dtype.itemsize
+            self._numbers = number_codec(spec.datatype, to_array_of("number", spec.datatype), takes_literals=True)
+        self.itemsize = 0 if self._numbers is None else self._numbers.dtype.itemsize
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises InvalidInput."""
@@ -167,10 +157,6 @@ class Input:
             array[index] = bytes(element) if len(element) < _KEPT_IN_BODY else element
         return self._tensor(array.reshape(shape))
 
-    @property
-    def _of_model(self) -> str:
-        return f"'{self.spec.name}' for model '{self.model}'"
-
     def _tensor(self, array: Array) -> Tensor:
         return Tensor(self.spec.name, self.spec.datatype, array)
 
@@ -201,7 +187,7 @@ class Signature(Target):
             config=config,
             capacity=models.capacity(model),
             layers=layers,
-            inputs={spec.name: Input.compile(spec, config) for spec in config.inputs},
+            inputs={spec.name: Input(spec, config) for spec in config.inputs},
             required=frozenset(spec.name for spec in config.inputs if not spec.optional),
             outputs={spec.name: spec for spec in config.outputs},
             rules=rules,
@@ -215,26 +201,11 @@ class Signature(Target):
         parameters: Mapping[str, Parameter],
         outputs: Iterable[RequestedOutput] = (),
     ) -> InferenceRequest:
-        """Raises InvalidInput."""
-        if len(parameters) > MAX_PARAMETERS:
-            raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
-        for name, value in parameters.items():
-            _check_parameter(name, value)
-        self.rules.sequence_ids.check(parameters.get("sequence_id", 0))
-        return InferenceRequest(
-            model=self.config.name,
-            version=version,
-            inputs=tuple(inputs),
-            parameters=dict(parameters),
-            outputs=tuple(outputs),
-            takes_traceparent=self.rules.takes_traceparent,
-            idempotent=self.rules.idempotent,
-            ends_by_hook=self.rules.cancel is not None,
-        )
+        """Checks the parameters, that no input is missing or given twice, and that the batch sizes agree.
 
-    def check_inputs(self, tensors: Sequence[Tensor]) -> None:
-        """Checks that no input is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
-        names = [tensor.name for tensor in tensors]
+        Raises InvalidInput.
+        """
+        names, model = [tensor.name for tensor in inputs], self.config.name
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidInput(f"input '{twice}' already exists in request")
@@ -243,11 +214,26 @@ class Signature(Target):
             expected = f"{least} inputs" if least == most else f"number of inputs between {least} and {most}"
             got, lacks = ("[" + ",".join(f"'{each}'" for each in some[:16]) + "]" for some in (names, sorted(missing)))
             raise InvalidInput(
-                f"expected {expected} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) {got}, "
-                f"but missing required input(s) {lacks}. Please provide all required input(s)."
+                f"expected {expected} but got {len(names)} inputs for model '{model}'. Got input(s) {got}, but missing "
+                f"required input(s) {lacks}. Please provide all required input(s)."
             )
-        if self.config.max_batch_size and len({tensor.shape[0] for tensor in tensors}) > 1:
-            raise InvalidInput(f"The inputs for model '{self.config.name}' have different batch sizes.")
+        if self.config.max_batch_size and len({tensor.shape[0] for tensor in inputs}) > 1:
+            raise InvalidInput(f"The inputs for model '{model}' have different batch sizes.")
+        if len(parameters) > MAX_PARAMETERS:
+            raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
+        for name, value in parameters.items():
+            _check_parameter(name, value)
+        self.rules.sequence_ids.check(parameters.get("sequence_id", 0))
+        return InferenceRequest(
+            model=model,
+            version=version,
+            inputs=tuple(inputs),
+            parameters=dict(parameters),
+            outputs=tuple(outputs),
+            takes_traceparent=self.rules.takes_traceparent,
+            idempotent=self.rules.idempotent,
+            ends_by_hook=self.rules.cancel is not None,
+        )
 
     def unexpected(self, what: Literal["input", "output"], name: str) -> InvalidInput:
         """The error for a name that the model does not have."""
@@ -270,10 +256,9 @@ def parameter_of(name: str, text: memoryview) -> Parameter:
 
 
 def _check_parameter(name: str, value: Parameter) -> None:
-    types = _TYPES_BY_NAME.get(name)
-    if types is not None:
+    if name in _TYPES_BY_NAME:
+        types, expected = _TYPES_BY_NAME[name]
         if type(value) not in types or (type(value) is int and value < 0):
-            expected = _EXPECTED_BY_TYPE[types[0]]
             raise InvalidInput(f"Unable to parse '{name}': attempt to access JSON non-{expected} as {expected}")
     elif name.startswith("triton_"):
         raise InvalidInput(

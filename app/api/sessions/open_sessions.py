@@ -109,8 +109,8 @@ class Places:
             limits: dict[PlaceKey, int] = {  # the slots are those of all Tritons together
                 (model, home, ""): self._share.part(slots // servers) for model, slots in terms.slots.items()
             }
-            if terms.max_open is not None:
-                limits[f"pipeline {pipeline}", "", ""] = self._share.part(terms.max_open)
+            if terms.spec.max_open is not None:
+                limits[f"pipeline {pipeline}", "", ""] = self._share.part(terms.spec.max_open)
             if most is not None:
                 limits["", "", key] = max(self._share.part(most), 1)
             elif key:
@@ -241,8 +241,8 @@ class OpenSessions:
         await session.settle()
         sequence, terms = session.sequence, session.terms
         is_forgotten = session.queued_at is None or session.has_end_flag or sequence.is_forgotten
-        if not is_forgotten and not sequence.is_lost and terms.end_inputs is not None:
-            ending = session.pipeline.request_of_json(json_of(terms.end_inputs))
+        if not is_forgotten and not sequence.is_lost and terms.spec.end_inputs is not None:
+            ending = session.pipeline.request_of_json(json_of(terms.spec.end_inputs))
             request = replace(session.in_sequence(ending, ends=True), request_id=new_request_id())
             try:
                 await discard_stream(self._inference.catalog.engine, request, Deadline.after(terms.triton_idle_s))

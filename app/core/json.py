@@ -41,13 +41,8 @@ def is_large(values: Mapping[str, Any]) -> bool:
 
 async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
     """Returns the JSON object of large values in parts of about PART_BYTES; the event loop runs after each piece."""
-    return await joined_in_turns(_pieces_of(values))
-
-
-async def joined_in_turns(pieces: Iterable[bytes | memoryview]) -> list[bytearray]:
-    """Joins pieces to parts of about PART_BYTES; the event loop runs after each piece."""
     parts = [bytearray()]
-    for piece in pieces:
+    for piece in _pieces_of(values):
         if len(parts[-1]) >= PART_BYTES:
             parts.append(bytearray())
         parts[-1] += piece
@@ -60,7 +55,7 @@ def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
     for name, value in values.items():
         yield before + json_of(name) + b":"
         if isinstance(value, np.ndarray):
-            yield from slices_of(value)
+            yield from _slices_of(value)
         elif isinstance(value, list):
             yield b"["
             for start in range(0, len(value), ITEMS_AT_ONCE):
@@ -73,7 +68,7 @@ def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
     yield b"}"
 
 
-def slices_of(array: Array) -> Iterator[bytes | memoryview]:
+def _slices_of(array: Array) -> Iterator[bytes | memoryview]:
     """Yields the JSON of an array in slices of about NUMBERS_AT_ONCE numbers."""
     if array.size <= NUMBERS_AT_ONCE:
         yield json_of(array)
@@ -82,7 +77,7 @@ def slices_of(array: Array) -> Iterator[bytes | memoryview]:
     for start in range(0, len(array), rows):
         yield before
         if rows == 1 and array.ndim > 1:
-            yield from slices_of(array[start])
+            yield from _slices_of(array[start])
         else:
             yield memoryview(json_of(array[start : start + rows]))[1:-1]
         before = b","

@@ -34,7 +34,7 @@ from app.core.inference import (
     new_request_id,
     raw_parts,
 )
-from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
+from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import shown
 
 MAX_ID = 1024
@@ -234,9 +234,14 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
         outputs.append(described)
     own_id = {"id": parsed.id} if parsed.id else {}
     frame = own_id | {"model_name": parsed.inference.model, "model_version": response.version}
-    is_large = any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
-    head: Sequence[bytes | bytearray]
-    head = await joined_in_turns(_pieces_of(frame, outputs)) if is_large else [json_of(frame | {"outputs": outputs})]
+    head: list[bytes | bytearray] = []
+    if any(map(is_large, outputs)):
+        head.append(json_of(frame)[:-1])
+        for output in outputs:
+            head += [b"," if len(head) > 1 else b',"outputs":[', *await json_in_turns(output)]
+        head.append(b"]}")
+    else:
+        head.append(json_of(frame | {"outputs": outputs}))
     json_bytes, raw_bytes = sum(map(len, head)), sum(map(len, raws))
     size, headers = json_bytes + raw_bytes, [JSON]
     if raw_bytes:
@@ -256,22 +261,6 @@ def data_of(tensor: Tensor) -> Any:
         return [str(element, "utf-8", "replace") for element in tensor.array.flat]
     flat = np.ascontiguousarray(tensor.array).reshape(-1)
     return flat.astype(np.float32) if tensor.datatype == "BF16" else flat
-
-
-def _pieces_of(frame: dict[str, Any], outputs: list[dict[str, Any]]) -> Iterator[bytes | memoryview]:
-    yield json_of(frame)[:-1] + b',"outputs":['
-    before = b""
-    for output in outputs:
-        data = output.pop("data", None)
-        yield before + json_of(output)[:-1]
-        if isinstance(data, np.ndarray):
-            yield b',"data":'
-            yield from slices_of(data)
-        elif data is not None:
-            yield b',"data":' + json_of(data)
-        yield b"}"
-        before = b","
-    yield b"]}"
 
 
 def generation_of(body: memoryview, signature: Signature, version: str) -> ParsedRequest:

@@ -20,7 +20,7 @@ from app.api.call import Inference
 from app.api.exchange import Exchange
 from app.core.aio import BackgroundTasks
 from app.core.engine import discard_stream
-from app.core.errors import GatewayError, InvalidRequest, ModelNotReady, TooManyRequests
+from app.core.errors import Forbidden, GatewayError, InvalidRequest, ModelNotReady, TooManyRequests
 from app.core.inference import Deadline, OpenSequence, new_request_id
 from app.core.json import json_of
 from app.core.sequence import MAX_ID_BYTES, SequenceIds
@@ -201,11 +201,16 @@ class OpenSessions:
             self._look_again()
         return session
 
-    def find(self, session_id: str) -> OpenSession:
-        """Returns also a session that ended a short time ago. Raises UnknownSession."""
+    def find(self, exchange: Exchange, session_id: str) -> OpenSession:
+        """Returns also a session that ended a short time ago.
+
+        Raises UnknownSession, or Forbidden for another key than the one that opened the session.
+        """
         session = self._sessions.get(session_id) or self._past.get(session_id)
         if session is None:
             raise UnknownSession("This process has no such session, or it has ended.")
+        if session.owner not in ("", exchange.record.key):
+            raise Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
         return session
 
     def _look_again(self) -> None:

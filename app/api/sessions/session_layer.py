@@ -29,11 +29,11 @@ from app.api.openapi import (
 from app.api.pipelines.pipeline_bodies import check_is_start, exit_headers, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
-from app.api.sessions.open_sessions import OpenSession, OpenSessions
+from app.api.sessions.open_sessions import OpenSessions
 from app.api.sessions.session_steps import StepHandler, StepRequest
 from app.api.streaming import StreamResponse
 from app.core import errors
-from app.core.errors import Forbidden, InvalidRequest
+from app.core.errors import InvalidRequest
 from app.core.json import TEXT, Schema, enum_of, one_of
 from app.core.share import Share
 from app.observability.record import hide_ids_after
@@ -186,7 +186,7 @@ class Sessions(Layer):
 
         A running step runs to its end.
         """
-        session = self._found(exchange, found["id"])
+        session = self._sessions.find(exchange, found["id"])
         if session.ended is not None:
             raise UnknownSession("The session has ended.")
         session.close(End.DELETED)
@@ -219,12 +219,11 @@ class Sessions(Layer):
 
     def _step_of(self, exchange: Exchange, session_id: str, transport: str) -> StepRequest:
         """The gateway also runs it while it drains. Raises UnknownSession, Forbidden or InvalidRequest."""
-        session, inference, record = self._found(exchange, session_id), self._inference, exchange.record
-        record.transport, record.pipeline = "unary", session.pipeline.name
+        session, inference, record = self._sessions.find(exchange, session_id), self._inference, exchange.record
+        record.transport, record.pipeline = transport, session.pipeline.name
         inference.workload.add(exchange)
         for admitted in inference.admitted:
             admitted(exchange, session.pipeline)
-        record.transport = transport
         if transport == "stream":
             check_is_start(exchange)
         number, last = exchange.header(STEP), exchange.header(b"x-session-end")
@@ -242,13 +241,6 @@ class Sessions(Layer):
             last is not None and last.lower() == "true",
             exchange.cancelled_on_disconnect(),
         )
-
-    def _found(self, exchange: Exchange, session_id: str) -> OpenSession:
-        """Raises UnknownSession, or Forbidden for another key than the one that opened the session."""
-        session = self._sessions.find(session_id)
-        if session.owner not in ("", exchange.record.key):
-            raise Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
-        return session
 
 
 def _rounded(seconds: float) -> float:

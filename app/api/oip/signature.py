@@ -88,7 +88,8 @@ class Input:
 
         ``text``: lists of the elements, flat or nested; without a shape, one flat list of any number of elements.
         """
-        depth, is_large = _depth_of(text), len(text) >= LARGE_BYTES
+        head = bytes(text[: 2 * MAX_DEPTH]).translate(None, b" \t\r\n")
+        depth, is_large = min(len(head) - len(head.lstrip(b"[")), MAX_DEPTH), len(text) >= LARGE_BYTES
         if shape is None and depth != 1:
             raise self._refused("has nested lists; expected a flat list")
 
@@ -279,9 +280,3 @@ def _check_parameter(name: str, value: Parameter) -> None:
 
 def not_json() -> InvalidJson:
     return InvalidJson("failed to parse the request JSON buffer: it is not JSON.")
-
-
-def _depth_of(text: memoryview) -> int:
-    """The number of leading opening brackets, at most MAX_DEPTH."""
-    head = bytes(text[: 2 * MAX_DEPTH]).translate(None, b" \t\r\n")
-    return min(len(head) - len(head.lstrip(b"[")), MAX_DEPTH)

@@ -101,7 +101,12 @@ def _form(files: dict[str, str], values: dict[str, Any]) -> SampleParts:
     """Curl gets ``--form-string``, because with ``-F`` it reads values that begin with @ or < from a file."""
     plain = {name: value.nested() if isinstance(value, Filled) else value for name, value in values.items()}
     fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
-    curl = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
+    # In other paths, curl would read ``;`` and ``,`` as the start of options.
+    paths = {
+        name: path if _PLAIN_PATH.fullmatch(path) else json.dumps(path, ensure_ascii=False)
+        for name, path in files.items()
+    }
+    curl = [f"-F {shlex.quote(f'{name}=@{path}')}" for name, path in paths.items()]
     curl += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
     lines = [
         f"form.append({json.dumps(name)}, await openAsBlob({json.dumps(path)}), {json.dumps(Path(path).name)});\n"
@@ -124,11 +129,3 @@ def _javascript_value(value: Any) -> str:
     return functools.reduce(
         lambda text, size: f"Array({size}).fill({text})", reversed(value.shape), json.dumps(value.element)
     )
-
-
-def _curl_path(path: str) -> str:
-    """Quotes a path in which curl would read ``;`` and ``,`` as the start of options."""
-    if _PLAIN_PATH.fullmatch(path):
-        return path
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

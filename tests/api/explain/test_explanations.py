@@ -1,14 +1,229 @@
-"""Explained requests are kept for a minute, within limits, with the spans of Triton's exports."""
+"""``X-Explain``: who may ask, what the gateway then sends, the receiver of Triton's spans, and what is kept of them."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.api.explain import explanations as module
 from app.api.explain.explanations import Explained, Explanations, TritonSpan, spans_in
-from app.core.errors import InvalidJson, Outcome
+from app.core.errors import InvalidJson, ModelError, Outcome
 from app.observability.record import RequestRecord
+from tests.api.conftest import FINAL, PNG, scripted, word
+from tests.toolkit.collector import collecting
+from tests.toolkit.gateway import Served
+from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.triton_spans import Export
+
+EXPLAIN = {"X-Explain": "1"}
+CALLER = "00-" + "a" * 32 + "-" + "b" * 16
+KEYS = [entry("explains", explain=True), entry("other", explain=True), entry("plain")]
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    async with scripted(tmp_path, explains=True) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Served]:
+    keys = write_keys(tmp_path / "keys.yaml", *KEYS)
+    async with scripted(tmp_path, explains=False, keys=keys) as gateway:
+        yield gateway
+
+
+async def run(api: Served, headers: dict[str, str] | None = None) -> httpx.Response:
+    return await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=EXPLAIN | (headers or {}))
+
+
+async def explanation(api: Served, answer: httpx.Response, headers: dict[str, str] | None = None) -> httpx.Response:
+    return await api.client.get(f"/v1/requests/{answer.headers['x-request-id']}/explain", headers=headers)
+
+
+class TestWhoMayExplain:
+    async def test_without_the_header_nothing_is_traced(self, api: Served) -> None:
+        for headers in ({}, {"X-Explain": "0"}, {"X-Explain": "yes"}):
+            answer = await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=headers)
+            assert api.engine.requests[-1].trace is None
+            assert "read;dur=" not in answer.headers["server-timing"]
+            assert (await explanation(api, answer)).json()["code"] == "unknown_request"
+
+    async def test_a_gateway_that_explains_nothing_ignores_the_header(self, tmp_path: Path) -> None:
+        async with scripted(tmp_path) as api:
+            answer = await run(api)
+            assert (answer.status_code, api.engine.requests[-1].trace) == (200, None)
+            refused = await explanation(api, answer)
+            assert (refused.status_code, refused.json()["code"]) == (404, "unknown_request")
+            assert (await api.admin.post("/v1/traces", json={"resourceSpans": []})).status_code == 404
+            assert (await api.client.get("/v1/pipelines")).json()["may_explain"] is False
+
+    async def test_a_key_needs_the_scope(self, keyed: Served) -> None:
+        for name, may in (("explains", True), ("plain", False)):
+            listed = await keyed.client.get("/v1/pipelines", headers=bearer(name))
+            assert listed.json()["may_explain"] is may
+            answer = await run(keyed, bearer(name))
+            assert (answer.status_code, keyed.engine.requests[-1].trace is not None) == (200, may)
+            assert (await explanation(keyed, answer, bearer(name))).status_code == (200 if may else 404)
+
+    async def test_only_the_key_of_the_request_reads_its_explanation(self, keyed: Served) -> None:
+        answer = await run(keyed, bearer("explains"))
+        statuses = [
+            (await explanation(keyed, answer, headers)).status_code
+            for headers in (bearer("explains"), bearer("other"), bearer("plain"), {})
+        ]
+        assert statuses == [200, 404, 404, 401]
+
+
+class TestTheTrace:
+    async def test_a_request_without_a_trace_begins_one(self, api: Served) -> None:
+        await run(api)
+        trace = api.engine.requests[-1].trace
+        assert trace is not None
+        assert trace.is_sampled
+
+    async def test_a_sampled_trace_of_the_caller_is_used(self, api: Served) -> None:
+        await run(api, {"traceparent": f"{CALLER}-01"})
+        assert api.engine.requests[-1].trace is not None
+        assert api.engine.requests[-1].trace.traceparent == f"{CALLER}-01"
+
+    async def test_an_unsampled_trace_is_sampled_under_another_span(self, api: Served) -> None:
+        await run(api, {"traceparent": f"{CALLER}-00"})
+        trace = api.engine.requests[-1].trace
+        assert trace is not None
+        assert (trace.trace_id, trace.is_sampled) == ("a" * 32, True)
+        assert trace.span_id != "b" * 16
+
+
+class TestTheGatewaysPart:
+    async def test_the_answer_has_the_phases_in_short(self, api: Served) -> None:
+        timing = (await run(api)).headers["server-timing"]
+        parts = dict(part.split(";dur=") for part in timing.split(", "))
+        assert list(parts) == ["gateway", "queue", "triton", "read", "respond"]
+        assert float(parts["read"]) + float(parts["respond"]) == pytest.approx(float(parts["gateway"]), abs=0.02)
+
+    async def test_the_phases_add_up(self, api: Served) -> None:
+        answer = await run(api)
+        found = (await explanation(api, answer)).json()
+        assert list(found["gateway"]) == ["read", "queue", "triton", "respond"]
+        assert sum(found["gateway"].values()) == pytest.approx(found["total_ms"], abs=0.01)
+        assert (found["status"], found["outcome"], found["error"], found["is_complete"]) == (200, "ok", None, False)
+        assert (found["request_id"], found["pipeline"]) == (answer.headers["x-request-id"], "read")
+
+    async def test_a_refused_body_is_explained_without_triton(self, api: Served) -> None:
+        answer = await api.client.post("/v1/pipelines/write", json={"prompt": 5}, headers=EXPLAIN)
+        found = (await explanation(api, answer)).json()
+        assert (found["status"], found["error"], found["is_complete"]) == (422, "invalid_input", True)
+        assert list(found["gateway"]) == ["read", "queue"]
+
+    async def test_a_failure_is_explained(self, api: Served) -> None:
+        api.engine.answers = [ModelError("no")]
+        found = (await explanation(api, await run(api))).json()
+        assert (found["status"], found["outcome"], found["error"]) == (502, "model_error", "model_error")
+        assert "triton" in found["gateway"]
+
+    @pytest.mark.parametrize("path", ["/v1/pipelines/write/stream", "/v1/streams"])
+    async def test_a_stream_is_explained_until_its_end(self, api: Served, path: str) -> None:
+        api.engine.answers = [word(b"a", 1), 0.02, word(b"b", 2), FINAL]
+        body = {"pipeline": "write", "inputs": {"prompt": "x"}} if path == "/v1/streams" else {"prompt": "x"}
+        answer = await api.client.post(path, json=body, headers=EXPLAIN)
+        if path == "/v1/streams":
+            running = (await explanation(api, answer)).json()
+            assert (running["outcome"], running["total_ms"]) == (None, None)
+            await api.client.get(answer.headers["location"])
+        await asyncio.sleep(0)
+        found = (await explanation(api, answer)).json()
+        assert found["outcome"] == "ok"
+        assert 20 <= found["gateway"]["triton"] <= found["total_ms"]
+        assert sum(found["gateway"].values()) == pytest.approx(found["total_ms"], abs=0.01)
+
+    async def test_the_wait_for_the_first_output_of_a_stream_is_tritons(self, api: Served) -> None:
+        api.engine.answers = [0.02, word(b"a", 1), FINAL]
+        answer = await api.client.post("/v1/pipelines/write/stream", json={"prompt": "x"}, headers=EXPLAIN)
+        parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+        assert float(parts["triton"]) >= 20
+
+
+class TestTheReceiver:
+    @staticmethod
+    def export(api: Served) -> Export:
+        request = api.engine.requests[-1]
+        assert request.trace is not None
+        spans = Export(request.trace.trace_id, request.request_id, 1_700_000_000_000_000_000)
+        spans.run("reader", spans.call(0, 2, 1), 0, 1, 0.1, 0.2, 0.8, 0.9)
+        return spans
+
+    async def test_tritons_spans_complete_the_explanation(self, api: Served) -> None:
+        answer = await run(api)
+        body = self.export(api).body()
+        taken = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})
+        assert (taken.status_code, taken.json()) == (200, {})
+        found = (await explanation(api, answer)).json()
+        assert found["is_complete"]
+        call, reader, compute = found["spans"]
+        assert [span["model"] for span in found["spans"]] == ["", "reader", ""]
+        assert (reader["parent"], compute["parent"]) == (call["id"], reader["id"])
+        assert (reader["end_ms"] - reader["start_ms"], compute["moments"]["COMPUTE_END"]) == (
+            pytest.approx(1.0),
+            compute["end_ms"],
+        )
+
+    async def test_spans_of_other_traces_are_ignored(self, api: Served) -> None:
+        answer = await run(api)
+        stranger = Export("c" * 32, "t9", 0)
+        stranger.run("reader", "", 0, 1)
+        await api.admin.post("/v1/traces", content=stranger.body(), headers={"Content-Type": "application/json"})
+        assert (await explanation(api, answer)).json()["spans"] == []
+
+    @pytest.mark.parametrize(
+        ("body", "content_type", "status"),
+        [
+            (b'{"resourceSpans": 1}', "application/json", 400),
+            (b"{}", "text/plain", 415),
+            (b"{}", "application/x-protobuf", 415),
+            (b" " * (4 * 1024 * 1024 + 1), "application/json", 413),
+            (b"[" * 1_000_000, "application/json", 400),
+        ],
+        ids=["no export", "text", "protobuf", "large", "deep"],
+    )
+    async def test_other_bodies_are_refused(self, api: Served, body: bytes, content_type: str, status: int) -> None:
+        await run(api)
+        answer = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": content_type})
+        assert answer.status_code == status
+
+    async def test_a_collector_gets_every_export_unchanged(self, tmp_path: Path) -> None:
+        with collecting() as collector:
+            async with scripted(tmp_path, explains=True, collector_url=f"{collector.url}/v1/traces") as api:
+                stranger = Export("c" * 32, "t9", 0)
+                stranger.run("reader", "", 0, 1)
+                headers = {"Content-Type": "application/json"}
+                answer = await api.admin.post("/v1/traces", content=stranger.body(), headers=headers)
+                assert answer.status_code == 200
+            assert [(span.trace_id, span.name) for span in collector.spans] == [("c" * 32, "reader")]
+
+    async def test_without_its_collector_the_explanation_still_gets_the_spans(self, tmp_path: Path) -> None:
+        async with scripted(tmp_path, explains=True, collector_url="http://127.0.0.1:9/v1/traces") as api:
+            explained = await run(api)
+            body = self.export(api).body()
+            answer = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 503
+            assert (await explanation(api, explained)).json()["is_complete"]
+
+    async def test_the_main_port_takes_no_spans(self, api: Served) -> None:
+        assert (await api.client.post("/v1/traces", json={"resourceSpans": []})).status_code == 404
+
+
+async def test_the_answer_fits_its_description(api: Served) -> None:
+    document = (await api.client.get("/openapi.json")).json()
+    described = document["paths"]["/v1/requests/{id}/explain"]["get"]["responses"]["200"]["content"]
+    found = (await explanation(api, await run(api))).json()
+    assert described["application/json"]["schema"] == {"$ref": "#/components/schemas/Explanation"}
+    assert set(document["components"]["schemas"]["Explanation"]["required"]) == set(found)
+    names = [each["name"] for each in document["paths"]["/v1/pipelines/read"]["post"]["parameters"]]
+    assert "X-Explain" in names
 
 
 @pytest.fixture

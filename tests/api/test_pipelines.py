@@ -8,8 +8,8 @@ import pytest
 from app.core.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
 from app.core.json import json_of
 from tests.api.conftest import FINAL, PNG, counted, events, word
-from tests.toolkit.gateway import Served
-from tests.toolkit.models import refusal, response, tensor
+from tests.toolkit.gateway import Served, gateway_fixture
+from tests.toolkit.models import model, refusal, response, tensor
 
 READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
 GROWN = response(tensor("TEXT", "BYTES", [b"a"]), tensor("TOKEN_ID", "INT32", [1, 2]), is_final=False)
@@ -173,3 +173,30 @@ class TestAddresses:
     async def test_metrics_do_not_name_an_unknown_pipeline(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/" + "x" * 500, json={})
         assert counted(api, "-", "unary") == {"client_error": 1}
+
+
+SUMS = [
+    model("X FP32 [1]", "Y FP32 [1]", name="traced", parameters=(("reads_traceparent", "true"),)),
+    model("X FP32 [1]", "Y FP32 [1]", name="strict"),
+]
+sums = gateway_fixture(
+    "pipelines: {traced: {model: traced}, strict: {model: strict}}", *SUMS, answers=[response(tensor("Y", "FP32", [1]))]
+)
+
+
+@pytest.mark.parametrize("name", ["traced", "strict"])
+async def test_a_model_that_declares_it_gets_the_trace_in_each_dialect(sums: Served, name: str) -> None:
+    """Backends such as vLLM's fail on a parameter that they do not know."""
+    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    bodies: dict[str, dict[str, Any]] = {
+        f"/v1/pipelines/{name}": {"X": [1]},
+        f"/v2/models/{name}/infer": {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]},
+        f"/v2/models/{name}/generate": {"X": [1]},
+    }
+    for path, body in bodies.items():
+        answer = await sums.client.post(path, json=body, headers={"traceparent": traceparent})
+        assert answer.status_code == 200, answer.text
+        request = sums.engine.requests[-1]
+        assert request.takes_traceparent is (name == "traced"), path
+        assert request.trace is not None
+        assert request.trace.traceparent == traceparent

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -92,7 +92,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 
 def scripted_models(folder: Path) -> Path:
     """Creates a repository with links to scripted models only."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name in ("scripted", "scripted_large", "scripted_stream"):
         (folder / name).symlink_to(LIVE / "models" / name)
     return folder
@@ -208,6 +208,42 @@ def running_gateway(
     finally:
         process.terminate()
         process.wait(START_S)
+
+
+@contextmanager
+def configured_gateway(
+    triton: EmbeddedTriton, folder: Path, config: str | Mapping[str, Any], **settings: str
+) -> Iterator[GatewayProcess]:
+    """Runs a gateway in front of a Triton. ``config``: the text of gateway.yaml, or its pipelines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "gateway.yaml"
+    path.write_text(config if isinstance(config, str) else json.dumps({"pipelines": config}))
+    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(path), **settings) as process:
+        yield process
+
+
+def live_triton(write: Callable[[Path], object], *, restarts: bool = False, **options: Any) -> Any:
+    """A fixture of a module: a Triton with the models that ``write`` creates in an empty folder."""
+
+    @pytest.fixture(scope="module")
+    def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+        write(folder := tmp_path_factory.mktemp("models"))
+        with running_triton(EmbeddedOptions(folder, models_venv, **options), restarts=restarts) as server:
+            yield server
+
+    return triton
+
+
+def live_gateway(config: str | Mapping[str, Any], triton: str = "triton", **settings: str) -> Any:
+    """A fixture of a module: a gateway with this gateway.yaml in front of the Triton of another fixture."""
+
+    @pytest.fixture(scope="module")
+    def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+        folder = tmp_path_factory.mktemp("configured")
+        with configured_gateway(request.getfixturevalue(triton), folder, config, **settings) as process:
+            yield process
+
+    return gateway
 
 
 def wait_until_ready(gateway: GatewayProcess, within_s: float = START_S) -> None:

@@ -46,7 +46,7 @@ async def triton() -> AsyncIterator[FakeTriton]:
 class Calls(list[tuple[str, str]]):
     """Observes calls and records the model and the code of each ended call."""
 
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+    def __call__(self, request: InferenceRequest, method: str) -> ObservedCall:
         calls = self
 
         class Kept(ObservedCall):

@@ -29,9 +29,9 @@ from app.observability.tracing import SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import Canceller, run
-from app.streams.events import Event, EventLog
+from app.streams.events import Event, EventLog, LiveLog
 from app.streams.store import StreamStore
-from app.streams.stream import ProblemOf, Stream, StreamPlan
+from app.streams.stream import ProblemOf, Stream
 
 
 class InferenceCall(Struct, eq=False):
@@ -209,7 +209,7 @@ class Inference:
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        stream = Stream(StreamRecorder(self, call, await self.take_slot(call)), log)
+        stream = RecordedStream(self, call, await self.take_slot(call), log or LiveLog())
         self._start(stream, call.target.name)
         opening: list[Event] = []
         try:
@@ -233,7 +233,7 @@ class Inference:
         started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(StreamRecorder(self, call, slot, is_resumable=True), store.new_log())
+        stream = RecordedStream(self, call, slot, store.new_log(), is_resumable=True)
         try:
             stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key)
         except BaseException as exc:
@@ -380,14 +380,16 @@ class PartRunner:
         return end.error
 
 
-class StreamRecorder(StreamPlan):
-    """Tells metrics, trace, record and admission what happens to one stream.
+class RecordedStream(Stream):
+    """Tells metrics, trace, record and admission what happens to it.
 
     ``slot``: the stream's slot, which it gives back. Each part of a batch has its own, which knows its outputs.
     ``is_resumable``: its request has been answered already: the end of the stream also closes its record.
     """
 
-    def __init__(self, inference: Inference, call: InferenceCall, slot: Slot, *, is_resumable: bool = False) -> None:
+    def __init__(
+        self, inference: Inference, call: InferenceCall, slot: Slot, log: EventLog, *, is_resumable: bool = False
+    ) -> None:
         target, record = call.target, call.record
         self._inference, self._call, self._record, self._slot = inference, call, record, slot
         self._is_resumable = is_resumable
@@ -402,45 +404,45 @@ class StreamRecorder(StreamPlan):
             progress_s=target.stream_terms.progress_s,
             lag_s=target.stream_terms.lag_s,
             problem_of=call.problem_of,
-            responded=(lambda: None) if isinstance(call.answer, Batch) else slot.output,
+            on_response=(lambda: None) if isinstance(call.answer, Batch) else slot.output,
+            log=log,
         )
         call.requests = [each.without_inputs() for each in call.requests]
         metrics = inference.metrics.of_pipeline(target.name)
         self._metrics = metrics
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
         self._first_at = self._last_at = record.started
-        self._has_output = False
 
-    def output_written(self) -> None:
+    def on_output(self) -> None:
         now = time.perf_counter()
-        if self._has_output:
+        if self.outputs > 1:
             self._gap.observe(now - self._last_at)
         else:
             self._first.observe(now - self._last_at)
-            self._first_at, self._has_output = now, True
+            self._first_at = now
         self._last_at = now
         self._count.inc()
 
-    def abandoned(self) -> None:
+    def on_abandoned(self) -> None:
         self._inference.abandon(self._call)
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self) -> None:
         end_stream_span(
-            self.span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
+            self.span, outputs=self.outputs, outcome=self.outcome, error=self.error, early_exit=self.early_exit
         )
         record = self._record
-        record.triton_s = max(record.duration_s - stream.own_s - record.queue_s, 0.0)
+        record.triton_s = max(record.duration_s - self.own_s - record.queue_s, 0.0)
         record.stream_ended = time.perf_counter()
-        record.exit_early(stream.early_exit)
+        record.exit_early(self.early_exit)
         if (tokens := self.answer.tokens) is not None:
             record.add_tokens(tokens)
             if tokens.completion > 1:
                 seconds = (self._last_at - self._first_at) / (tokens.completion - 1)
                 self._metrics.time_per_output_token.observe(seconds)
-        if stream.error is not None:
-            record.fail(stream.error)
-        self._slot.leave(stream.error)
-        self._inference.workload.remove(stream)
+        if self.error is not None:
+            record.fail(self.error)
+        self._slot.leave(self.error)
+        self._inference.workload.remove(self)
         self._metrics.active_streams.dec()
         if self._is_resumable:
             record.close(self._inference.metrics)

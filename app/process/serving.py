@@ -40,8 +40,7 @@ from app.process.workers.worker import PageOfAll, Worker
 from app.routes import DIALECTS
 from app.settings import PREFIX, Settings, SettingsError
 from app.streams.memory_store import MemoryStore
-from app.streams.quota import KeepLimits
-from app.streams.store import StreamStore
+from app.streams.store import KeepLimits, StreamStore
 
 _log = logging.getLogger(__name__)
 

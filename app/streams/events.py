@@ -38,7 +38,7 @@ MAX_READ_BYTES = 32 * 1024
 """Limit of one read of a live log; always at least one event."""
 MAX_REPLAY_BYTES = 16 * 1024 * 1024
 """Limit of the events that one resumable stream keeps. A model often writes all of its outputs before the first reader
-connects. All streams together have a limit too (``quota.py``)."""
+connects. All streams together have a limit too (``store.py``)."""
 MAX_REPLAY_READ_BYTES = 256 * 1024
 """Limit of one read of a kept log, always at least one event: many readers of large streams need little memory."""
 MAX_REPLAY_EVENTS = 4096
@@ -128,6 +128,10 @@ def _count_within(events: Sequence[Event], max_bytes: int) -> int:
     return len(events)
 
 
+def dropped() -> StreamEvicted:
+    return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
+
+
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
     """Whether an event after ``after`` exists or can follow, in a log that holds ``first_id`` to ``last_id``.
 
@@ -136,7 +140,7 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
     if after > last_id:
         raise InvalidRequest("Last-Event-ID names no event of this stream.")
     if after + 1 < first_id:
-        raise StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
+        raise dropped()
     return not (has_ended and after == last_id)
 
 

@@ -8,8 +8,16 @@ from functools import partial
 
 from app.core.errors import StreamCancelled
 from app.streams.events import EventLog, ReplayLog
-from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, KeepLimits, KeptStream, evicted
-from app.streams.store import StreamStore, due, new_stream_id, unknown
+from app.streams.store import (
+    KEEP_LIMITS,
+    STREAM_BYTES,
+    KeepLimits,
+    KeptStream,
+    StreamStore,
+    evicted,
+    new_stream_id,
+    unknown,
+)
 from app.streams.stream import Stream
 
 FREED_BYTES = 1024 * 1024
@@ -72,7 +80,8 @@ class MemoryStore(StreamStore):
         """One sweep looks at all streams: none has a timer."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            for kept in due(self._kept.values()):
+            now = time.monotonic()
+            for kept in [each for each in self._kept.values() if each.due_at <= now]:
                 if kept.stream is None:
                     self._forget(kept)
                 else:
@@ -99,26 +108,25 @@ class MemoryStore(StreamStore):
         return kept
 
     def _log_changed(self, kept: _Kept) -> None:
-        """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream."""
+        """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream.
+
+        That is a stream of this caller if its share is used up.
+        """
         self._account(kept)
         while self._quota.is_over(kept.caller):
-            victim = self._quota.victim(kept.caller)
-            if victim is not None:
+            if (victim := self._quota.victim(kept.caller)) is not None:
                 self._drop(victim)
-            elif not self._shrink_largest(kept.caller):
+                continue
+            is_own = self._quota.is_share_used_up(kept.caller)
+            candidates = (each for each in self._kept.values() if not is_own or each.caller == kept.caller)
+            largest = max(candidates, key=lambda each: each.size)
+            has_shrunk = largest.log.drop_older_half()
+            self._account(largest)
+            if not has_shrunk:
                 break
         if kept.log.has_ended:
             kept.stream = kept.log.changed = None
             self._quota.mark(kept, evictable=not kept.readers)
-
-    def _shrink_largest(self, caller: str) -> bool:
-        """Returns whether the largest stream dropped events; only a stream of this caller if its share is used up."""
-        is_own = self._quota.is_share_used_up(caller)
-        candidates = (each for each in self._kept.values() if not is_own or each.caller == caller)
-        largest = max(candidates, key=lambda each: each.size)
-        has_shrunk = largest.log.drop_older_half()
-        self._account(largest)
-        return has_shrunk
 
     def _account(self, kept: _Kept) -> None:
         self._quota.grow(kept, STREAM_BYTES + kept.log.size - kept.size)

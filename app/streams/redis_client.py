@@ -1,4 +1,4 @@
-"""The connections of resumable streams to Redis (6.2 or newer), and the keys, entries and scripts of a stream there.
+"""The connections of resumable streams to Redis (6.2 or newer), and the keys and entries of a stream there.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``, ``caller`` (the
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -29,10 +29,6 @@ RedisClient = Any
 
 PREFIX = "triton-gateway"
 """The keys of all gateways begin with it."""
-REQUEST_CONNECTIONS = 8
-PUBLISH_CONNECTIONS = 16
-ANSWER_S = 2.0
-"""Time limit for Redis when a stream starts."""
 OUTAGE_S = 30.0
 """How long running streams and open readers wait while Redis does not answer."""
 RETRY_PAUSE_S = 0.25
@@ -55,31 +51,7 @@ async def redis_errors(within_s: float | None = None) -> AsyncIterator[None]:
         raise UpstreamUnavailable(UNAVAILABLE) from exc
 
 
-class Connections:
-    """The connections of one process to Redis, a small fixed number that all streams and readers share.
-
-    Each kind of work has separate connections, so that it cannot block other kinds of work.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.heartbeat = _client(url, 1)
-        self.tail = _client(url, 1)
-        self.requests = _client(url, REQUEST_CONNECTIONS)
-        """For requests: start, find, replay and delete a stream."""
-        self.publish = _client(url, PUBLISH_CONNECTIONS)
-
-    @property
-    def address(self) -> str:
-        """The address without the password."""
-        known = self.heartbeat.get_connection_kwargs()
-        return str(known.get("path") or f"{known.get('host', 'localhost')}:{known.get('port', 6379)}")
-
-    async def close(self) -> None:
-        for client in (self.tail, self.requests, self.publish, self.heartbeat):
-            await client.aclose()
-
-
-def _client(url: str, connections: int) -> RedisClient:
+def client_of(url: str, connections: int) -> RedisClient:
     """``connections``: the most. ``timeout``: for a free one."""
     pool = BlockingConnectionPool.from_url(
         url,
@@ -128,98 +100,16 @@ def batches(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     return (items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH))
 
 
-PUBLISH = """
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
-if last and last[2][2] ~= 'output' or tonumber(ARGV[3]) > last_id + 1 then return 0 end
-for i = 3, #ARGV, 3 do
-  if tonumber(ARGV[i]) > last_id then
-    redis.call('XADD', KEYS[1], ARGV[i] .. '-1', 'name', ARGV[i + 1], 'data', ARGV[i + 2])
-  end
-end
-if not last and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'written', 1) end
-redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return 1
-"""
-"""Arguments: lifetime, first id to keep, then id, name and data of each event. Repeated events are ignored.
-
-Returns 0 and writes nothing if another process ended the stream or Redis lost it.
-"""
-
-DISOWN = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'owner', '') end"
-"""Marks that the owner writes no further events, so that a reader may write the terminal event."""
-
-END_ORPHAN = """
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
-if last and (last[2][2] ~= 'output' or last_id > tonumber(ARGV[2])) then return last_id end
-redis.call('XADD', KEYS[1], (tonumber(ARGV[2]) + 1) .. '-1', 'name', 'error', 'data', ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '', 'written', 1) end
-return tonumber(ARGV[2]) + 1
-"""
-"""Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events.
-
-Returns the id of the newest event. If it is not above the last read id, another reader, which had read less, has
-written the terminal event.
-"""
-
-EVICT = """
-if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
-redis.call('DEL', KEYS[1])
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'evicted', 1) end
-return 1
-"""
-"""Drops the events of an ended stream. Returns 0 if the stream has a reader, and does nothing then."""
-
-CLAIM_NOTE = """
-local known = redis.call('GET', KEYS[1])
-if not known then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
-return known
-"""
-REPLACE_NOTE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return end
-if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
-"""
-
-
-class RedisNotes:
-    """Implements :class:`app.streams.store.Notes`."""
-
-    def __init__(self, redis: RedisClient) -> None:
-        self._redis = redis
-
-    async def claim(self, name: str, note: bytes, keep_s: float) -> bytes | None:
-        async with redis_errors(ANSWER_S):
-            key = f"{PREFIX}:note:{name}"
-            known: bytes | None = await self._redis.eval(CLAIM_NOTE, 1, key, note, round(keep_s * 1e3))
-        return known
-
-    async def replace(self, name: str, before: bytes, after: bytes, keep_s: float = 0.0) -> None:
-        async with redis_errors(ANSWER_S):
-            await self._redis.eval(REPLACE_NOTE, 1, f"{PREFIX}:note:{name}", before, after, round(keep_s * 1e3))
-
-
-class Keys(NamedTuple):
+class Keys:
     """The keys of a stream."""
 
-    events: str
-    stream: str
-    readers: str
-
-
-def keys_of(stream_id: str) -> Keys:
-    base = f"{PREFIX}:{stream_id}"
-    return Keys(f"{base}:events", f"{base}:stream", f"{base}:readers")
+    def __init__(self, stream_id: str) -> None:
+        base = f"{PREFIX}:{stream_id}"
+        self.events, self.stream, self.readers = f"{base}:events", f"{base}:stream", f"{base}:readers"
 
 
 def owner_key(owner: str) -> str:
     return f"{PREFIX}:owner:{owner}"
-
-
-def entry_id(event_id: int) -> str:
-    return f"{event_id}-1"
 
 
 def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
@@ -229,7 +119,3 @@ def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
         return Event(int(entry[0].partition(b"-")[0]), name, entry[1][b"data"])
     except (KeyError, ValueError) as exc:
         raise StreamEvicted("An event of this stream in Redis cannot be read.") from exc
-
-
-def lifetime_ms(resume_s: float) -> int:
-    return round(resume_s * 1e3) + LEASE_MS

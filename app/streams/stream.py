@@ -6,13 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
 from app.core.aio import IdleTimeout
-from app.core.answer import Answer, Ending, ending_of
+from app.core.answer import Answer, ending_of
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.core.inference import Deadline, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
@@ -40,12 +40,12 @@ _ABANDONED = frozenset(
 
 
 @dataclass(kw_only=True, eq=False)
-class StreamPlan(ABC):
-    """What a stream runs. A subclass is told what happens to it.
+class Stream(ABC):
+    """Runs as a separate task after :meth:`start`. Its events are in ``log``. A subclass is told what happens to it.
 
     ``first_s``: longest time until the model's first response, in seconds. ``progress_s``: longest time between two
     later responses. ``lag_s``: longest time for which Triton keeps responses because the reader is slower than the
-    model. ``responded``: called for each response of the model, before its output is written.
+    model. ``on_response``: called for each response of the model, before its output is written.
     """
 
     request_id: str
@@ -56,38 +56,31 @@ class StreamPlan(ABC):
     progress_s: float
     lag_s: float
     problem_of: ProblemOf
-    responded: Callable[[], None]
+    on_response: Callable[[], None]
+    log: EventLog = field(default_factory=LiveLog)
+    outcome: Outcome | None = field(default=None, init=False)
+    early_exit: str | None = field(default=None, init=False)
+    outputs: int = field(default=0, init=False)
+    error: GatewayError | None = field(default=None, init=False)
+    own_s: float = field(default=0.0, init=False)
+    """Seconds spent in the gateway for the responses, outside Triton."""
+    _last_id: int = field(default=0, init=False)
+    _cause: GatewayError | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _lag_s: float = field(default=0.0, init=False)
+    """Seconds of waiting for the reader since Triton last kept no response for it."""
 
     @abstractmethod
-    def output_written(self) -> None: ...
+    def on_output(self) -> None:
+        """Called after each output was written."""
 
     @abstractmethod
-    def abandoned(self) -> None:
+    def on_abandoned(self) -> None:
         """Called when the gateway needs no further response, but the model may still be computing."""
 
     @abstractmethod
-    def ended(self, stream: "Stream") -> None:
+    def on_end(self) -> None:
         """Called once, after the terminal event was written."""
-
-
-class Stream:
-    """Runs as a separate task after :meth:`start`. Its events are in ``log``."""
-
-    def __init__(self, plan: StreamPlan, log: EventLog | None = None) -> None:
-        self._plan = plan
-        self._last_id = 0
-        self._cause: GatewayError | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._lag_s = 0.0
-        """Seconds of waiting for the reader since Triton last kept no response for it."""
-        self.log: EventLog = log or LiveLog()
-        self.request_id = plan.request_id
-        self.outcome: Outcome | None = None
-        self.early_exit: str | None = None
-        self.outputs = 0
-        self.error: GatewayError | None = None
-        self.own_s = 0.0
-        """Seconds spent in the gateway for the responses, outside Triton."""
 
     def start(self) -> asyncio.Task[None]:
         """Starts the task, which ends after it has written the terminal event."""
@@ -113,8 +106,37 @@ class Stream:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
+        """Writes every response as an output, and then the terminal event."""
+        answer, silence = self.answer, IdleTimeout(self.first_s)
         try:
-            await self._relay()
+            try:
+                async with silence, aclosing(self.responses) as responses:
+                    async for response in responses:
+                        self.on_response()
+                        started = time.perf_counter()
+                        values = answer.add(response)
+                        if values is not None:
+                            # No name holds the text: it would stay in memory until the next response.
+                            self._append(
+                                "output", b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+                            )
+                        self.own_s += time.perf_counter() - started
+                        if self._lag_s and not response.is_behind:
+                            self._lag_s = 0.0
+                        has_enough = answer.has_enough
+                        if has_enough and not response.is_final:
+                            self.on_abandoned()
+                        del response, values  # otherwise they stay in memory until the next response
+                        if has_enough:
+                            break
+                        if self.log.is_full:
+                            silence.pause()
+                            await self._wait_for_reader()
+                        if silence.idle_s != self.progress_s:
+                            silence.change(self.progress_s)
+                        silence.renew()
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"The model was silent for {silence.idle_s:g} s.") from exc
             await self._finish()
         except GatewayError as exc:
             await self._finish(exc)
@@ -124,45 +146,13 @@ class Stream:
             _log.exception("a stream failed")
             self._end_with(Internal("The gateway failed. Its log shows the cause under the request's id."))
 
-    async def _relay(self) -> None:
-        """Writes every response as an output."""
-        plan, answer = self._plan, self._plan.answer
-        silence = IdleTimeout(plan.first_s)
-        try:
-            async with silence, aclosing(plan.responses) as responses:
-                async for response in responses:
-                    plan.responded()
-                    started = time.perf_counter()
-                    values = answer.add(response)
-                    if values is not None:
-                        # No name holds the text: it would stay in memory until the next response.
-                        self._append(
-                            "output", b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
-                        )
-                    self.own_s += time.perf_counter() - started
-                    if self._lag_s and not response.is_behind:
-                        self._lag_s = 0.0
-                    if answer.has_enough:
-                        if not response.is_final:
-                            plan.abandoned()
-                        return
-                    del response, values  # otherwise they stay in memory until the next response
-                    if self.log.is_full:
-                        silence.pause()
-                        await self._wait_for_reader()
-                    if silence.idle_s != plan.progress_s:
-                        silence.change(plan.progress_s)
-                    silence.renew()
-        except TimeoutError as exc:
-            raise DeadlineExceeded(f"The model was silent for {silence.idle_s:g} s.") from exc
-
     async def _wait_for_reader(self) -> None:
         """Waits while Triton buffers the model's responses. :meth:`end` and the deadline interrupt the wait."""
-        if self._lag_s > self._plan.lag_s:
-            raise SlowConsumer(f"The client was too slow: Triton kept outputs for {self._plan.lag_s:g} s.")
+        if self._lag_s > self.lag_s:
+            raise SlowConsumer(f"The client was too slow: Triton kept outputs for {self.lag_s:g} s.")
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._plan.deadline.remaining_s()):
+            async with asyncio.timeout(self.deadline.remaining_s()):
                 await self.log.room()
         except TimeoutError as exc:
             raise DeadlineExceeded("The deadline passed while the client was reading.") from exc
@@ -170,33 +160,30 @@ class Stream:
 
     async def _finish(self, error: GatewayError | None = None) -> None:
         try:
-            ending = await ending_of(self._plan.answer, error)
+            ending = await ending_of(self.answer, error)
             for values in ending.outputs:
                 self._append("output", json_of(values))
         except GatewayError as exc:
             self._end_with(exc)
-        else:
-            self._end_well(ending)
-
-    def _end_well(self, ending: Ending) -> None:
+            return
         early_exit = self.early_exit = ending.early_exit
         self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
         done: Done = {
             "reason": "complete" if early_exit is None else "early_exit",
             "early_exit": ending.shown_exit,
             "outputs": self.outputs,
-            "request_id": self._plan.request_id,
+            "request_id": self.request_id,
         }
         self._append("done", json_of(done))
-        self._plan.ended(self)
+        self.on_end()
 
     def _end_with(self, error: GatewayError) -> None:
         error.forget_frames()
         self.error, self.outcome = error, error.outcome
         if error.outcome in _ABANDONED:
-            self._plan.abandoned()
-        self._append("error", json_of(self._plan.problem_of(error, self.request_id)))
-        self._plan.ended(self)
+            self.on_abandoned()
+        self._append("error", json_of(self.problem_of(error, self.request_id)))
+        self.on_end()
 
     def _append(self, name: EventName, text: bytes) -> None:
         # A copy, because orjson's result keeps eight times its length in memory.
@@ -205,4 +192,4 @@ class Stream:
         self._last_id = event.id
         if name == "output":
             self.outputs += 1
-            self._plan.output_written()
+            self.on_output()

@@ -15,9 +15,9 @@ from app.core.inference import InferenceResponse
 from app.streams import memory_store
 from app.streams.events import Event, ReplayLog
 from app.streams.memory_store import MemoryReader, MemoryStore
-from app.streams.quota import STREAM_BYTES, KeepLimits
+from app.streams.store import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream
-from tests.toolkit.streams import plan_of
+from tests.toolkit.streams import stream_of
 
 RESUME_S = 0.1
 LONG_S = 60.0
@@ -62,7 +62,7 @@ async def store() -> AsyncIterator[MemoryStore]:
 async def kept(
     store: MemoryStore, count: int = 3, *, runs_on: bool = False, resume_s: float = LONG_S, max_bytes: int = 10_000
 ) -> tuple[Stream, str]:
-    stream = Stream(plan_of(responses(count, then_wait=runs_on), Numbers()), ReplayLog(max_bytes))
+    stream = stream_of(responses(count, then_wait=runs_on), Numbers(), ReplayLog(max_bytes))
     stream_id = await store.keep(stream, resume_s)
     stream.start()
     return stream, stream_id
@@ -193,7 +193,7 @@ async def test_a_closed_store_ends_no_stream() -> None:
 
 async def test_the_store_knows_the_key_that_started_a_stream(store: MemoryStore) -> None:
     for caller in ("team-a", ""):
-        stream = Stream(plan_of(responses(0, then_wait=True), Numbers()), store.new_log())
+        stream = stream_of(responses(0, then_wait=True), Numbers(), store.new_log())
         assert await store.caller_of(await store.keep(stream, LONG_S, caller)) == caller
     with pytest.raises(UnknownStream):
         await store.caller_of("unknown")
@@ -201,7 +201,7 @@ async def test_the_store_knows_the_key_that_started_a_stream(store: MemoryStore)
 
 async def ended(store: MemoryStore, count: int = 3, caller: str = "") -> str:
     """Starts a stream, waits for its end, and returns its id."""
-    stream = Stream(plan_of(responses(count, then_wait=False), Numbers()), store.new_log())
+    stream = stream_of(responses(count, then_wait=False), Numbers(), store.new_log())
     stream_id = await store.keep(stream, LONG_S, caller)
     await asyncio.wait_for(stream.start(), 5)
     return stream_id
@@ -266,12 +266,10 @@ async def test_the_events_of_a_dropped_stream_are_freed_without_a_garbage_collec
     gc.disable()
     try:
         async with MemoryStore(KeepLimits(max_streams=1)) as store:
-            plan = plan_of(responses(3, then_wait=False), Numbers())
-            stream = Stream(plan, store.new_log())
+            stream = stream_of(responses(3, then_wait=False), Numbers(), store.new_log())
             await store.keep(stream, LONG_S)
             await stream.start()
             log = weakref.ref(stream.log)
-            plan.ends.clear()
             del stream
             await ended(store)
             assert log() is None

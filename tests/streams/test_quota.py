@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.streams.quota import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
+from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024
 

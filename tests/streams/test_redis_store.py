@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from app.core.errors import (
     ClientClosedRequest,
@@ -17,17 +19,16 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.streams import redis_read, redis_store
-from app.streams import redis_store as redis_store_module
 from app.streams.events import Event, LiveLog
-from app.streams.quota import KEEP_LIMITS, KeepLimits
-from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of
+from app.streams.redis_client import Keys, client_of
 from app.streams.redis_read import RedisReader
-from app.streams.redis_store import RedisStore
+from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, RedisStore
+from app.streams.store import KEEP_LIMITS, KeepLimits
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
 from tests.toolkit.redis import RedisServer
-from tests.toolkit.streams import FINAL, FakeAnswer, plan_of, problem_of, token
+from tests.toolkit.streams import FINAL, FakeAnswer, problem_of, stream_of, token
 
 LONG_S = 60.0
 CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2
@@ -49,7 +50,7 @@ async def kept(
 ) -> tuple[Stream, str]:
     engine = FakeEngine(answers=list(answers))
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    stream = Stream(plan_of(responses, FakeAnswer()), log or store.new_log())
+    stream = stream_of(responses, FakeAnswer(), log or store.new_log())
     stream_id = await store.keep(stream, resume_s)
     stream.start()
     return stream, stream_id
@@ -119,7 +120,7 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
 async def test_reading_dropped_events_raises_stream_evicted(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store_module, "MAX_REPLAY_BYTES", 1_000_000)
+    monkeypatch.setattr(redis_store, "MAX_REPLAY_BYTES", 1_000_000)
     large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
     async with running(redis) as store:
         _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
@@ -136,7 +137,7 @@ async def test_events_that_a_failover_lost_are_never_skipped(redis: RedisServer)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 1.0, token(10), 3600.0)
         reader = await opened(store, stream_id, read=10)
-        assert await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10))) == 4
+        assert await client.xdel(Keys(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10))) == 4
         (end,) = await asyncio.wait_for(reader.read(10), 20)
         await reader.close()
         assert (end.id, end.name) == (11, "error")
@@ -156,7 +157,7 @@ async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 3600.0)
         reader = await opened(store, stream_id, read=10)
-        await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10)))
+        await client.xdel(Keys(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10)))
         assert ids(await asyncio.wait_for(resumed(store, stream_id, 3), 10)) == [4, 5, 6]
         await reader.close()
 
@@ -168,8 +169,8 @@ async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(redis: 
         assert ids(await read_all(store, stream_id)) == [1, 2, 3]
         await asyncio.sleep(1)
         await client.execute_command("CLIENT", "PAUSE", 1500)
-        await client.xdel(keys_of(stream_id).events, "3-1")
-        await client.execute_command("XSETID", keys_of(stream_id).events, "2-1")
+        await client.xdel(Keys(stream_id).events, "3-1")
+        await client.execute_command("XSETID", Keys(stream_id).events, "2-1")
         events = await asyncio.wait_for(read_all(store, stream_id), 20)
         assert [(event.id, event.name) for event in events] == [(1, "output"), (2, "output"), (3, "error")]
         assert stream.error is None
@@ -182,9 +183,9 @@ async def test_a_stream_whose_events_redis_has_evicted_cannot_be_read(
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, token(1), token(2), *answers)
         async with asyncio.timeout(5):
-            while await client.xlen(keys_of(stream_id).events) < 2 + answers.count(FINAL):
+            while await client.xlen(Keys(stream_id).events) < 2 + answers.count(FINAL):
                 await asyncio.sleep(0.01)
-        await client.delete(keys_of(stream_id).events)
+        await client.delete(Keys(stream_id).events)
         for _ in range(2):
             with pytest.raises(StreamEvicted):
                 await store.reader(stream_id)
@@ -195,7 +196,7 @@ async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(redis: 
     async with running(redis) as store, running(redis) as other, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, *map(token, range(3)), 3600.0)
         reader = await opened(store, stream_id, read=3)
-        await client.delete(keys_of(stream_id).events)
+        await client.delete(Keys(stream_id).events)
         (end,) = await asyncio.wait_for(reader.read(3), 10)
         assert (end.id, end.name) == (4, "error")
         await asyncio.wait_for(stream.ended(), 5)
@@ -210,9 +211,9 @@ async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wai
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(3)), 3600.0)
         reader = await opened(store, stream_id, read=3)
-        keys = keys_of(stream_id)
+        keys = Keys(stream_id)
         pipe = client.pipeline(transaction=True).delete(keys.events).hset(keys.stream, "owner", "")
-        await pipe.xadd(keys.events, {"name": "error", "data": b"{}"}, id=entry_id(2)).execute()
+        await pipe.xadd(keys.events, {"name": "error", "data": b"{}"}, id="2-1").execute()
         with pytest.raises(UpstreamUnavailable):
             await asyncio.wait_for(reader.read(3), 10)
         await reader.close()
@@ -275,10 +276,10 @@ async def test_a_malformed_entry_ends_the_stream_for_its_readers(
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, token(1), FINAL)
         await read_all(store, stream_id)
-        keys = keys_of(stream_id)
+        keys = Keys(stream_id)
         if key == "events":
             await client.delete(keys.events)
-            await client.xadd(keys.events, fields, id=entry_id(1))
+            await client.xadd(keys.events, fields, id="1-1")
         else:
             await client.hset(keys.stream, mapping=fields)
         with pytest.raises(StreamEvicted):
@@ -346,7 +347,7 @@ async def test_an_unknown_stream_is_404_and_leaves_no_key(redis: RedisServer) ->
 async def test_every_process_knows_the_key_that_started_a_stream(redis: RedisServer) -> None:
     async with running(redis) as owner, running(redis) as other:
         for caller in ("team-a", ""):
-            stream = Stream(plan_of(FakeEngine().infer_stream(None, None), FakeAnswer()), owner.new_log())  # type: ignore[arg-type]
+            stream = stream_of(FakeEngine().infer_stream(None, None), FakeAnswer(), owner.new_log())  # type: ignore[arg-type]
             stream_id = await owner.keep(stream, LONG_S, caller)
             stream.start()
             assert await other.caller_of(stream_id) == caller
@@ -392,7 +393,7 @@ async def test_many_streams_at_once_never_exceed_the_limits_in_redis(redis: Redi
         async def start_some() -> None:
             for _ in range(10):
                 _, stream_id = await kept(store, *(token(number) for number in range(20)), FINAL)
-                while stream_id not in store._ended:
+                while store._streams[stream_id].stream is not None:
                     seen.append((store.usage.size, store.usage.streams))
                     await asyncio.sleep(0)
 
@@ -416,7 +417,7 @@ async def test_an_ended_stream_in_redis_that_is_being_read_is_not_evicted(redis:
 async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "lifetime_ms", lambda resume_s: round(resume_s * 1e3))
+    monkeypatch.setattr(redis_store, "LEASE_MS", 0)
     monkeypatch.setattr(redis_store, "PRESENCE_MS", 100)
     async with running(redis) as here:
         stream_ids = [await ended(here, resume_s=0.5) for _ in range(2)]
@@ -445,3 +446,38 @@ async def test_a_heartbeat_after_an_outage_needs_few_round_trips(
         before = (await info(redis, "stats"))["total_reads_processed"]
         await asyncio.sleep(2 * redis_store.HEARTBEAT_S)
         assert (await info(redis, "stats"))["total_reads_processed"] - before < 50
+
+
+STEPS = 60
+"""More steps of the event loop than one command takes before it waits for Redis."""
+
+
+async def test_a_command_can_be_cancelled_at_any_time(redis: RedisServer) -> None:
+    client = client_of(redis.url, 1)
+    await client.set("key", 1)
+    for steps in range(STEPS):
+        command = asyncio.create_task(client.get("key"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        is_accepted = command.cancel()
+        await asyncio.wait([command])
+        assert command.cancelled() is is_accepted, f"cancelled after {steps} steps"
+        assert await client.get("key") == b"1"
+    await client.aclose()
+
+
+def test_a_command_over_a_closed_connection_is_a_connection_error(redis: RedisServer) -> None:
+    """With uvloop, which the gateway uses and whose closed connections raise RuntimeError."""
+
+    async def run() -> None:
+        client = client_of(redis.url, 1)
+        connection = await client.connection_pool.get_connection()
+        connection._writer.transport.abort()
+        await asyncio.sleep(0.01)
+        with pytest.raises(RedisConnectionError):
+            await connection.send_command("PING")
+        await client.connection_pool.release(connection)
+        assert await client.ping()
+        await client.aclose()
+
+    uvloop.run(run())

@@ -24,10 +24,9 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import Event, LiveLog
-from app.streams.stream import Stream
 from tests.toolkit.engine import Answer
 from tests.toolkit.models import response, tensor
-from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, live, plan_of, token
+from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, live, stream_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -45,7 +44,7 @@ class TestGoodEndings:
             (3, "done", {"reason": "complete", "early_exit": None, "outputs": 2, "request_id": "rid"}),
         ]
         assert life.stream.outcome is Outcome.OK
-        assert life.abandoned == []
+        assert life.abandoned == 0
         assert life.engine.closed == 1
 
     async def test_no_output_is_an_ordinary_end(self) -> None:
@@ -71,13 +70,13 @@ class TestGoodEndings:
     async def test_a_complete_answer_cancels_a_running_model(self) -> None:
         life = live(token(1), token(2), token(3), FINAL, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
-        assert (len(life.outputs), len(life.abandoned), life.engine.closed) == (2, 1, 1)
+        assert (life.outputs, life.abandoned, life.engine.closed) == (2, 1, 1)
 
     async def test_a_complete_answer_does_not_cancel_a_finished_model(self) -> None:
         last = response(tensor("T", "INT32", [2]), is_final=True)
         life = live(token(1), last, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
-        assert (len(life.outputs), life.abandoned) == (2, [])
+        assert (life.outputs, life.abandoned) == (2, 0)
 
     async def test_numpy_arrays_and_nan_are_encoded(self) -> None:
         nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
@@ -105,7 +104,7 @@ class TestBadEndings:
         assert await life.ending() == error.code
         assert life.stream.error is error
         assert life.stream.outcome is error.outcome
-        assert len(life.outputs) == len(before)
+        assert life.outputs == len(before)
 
     async def test_the_memory_of_the_last_response_is_freed(self) -> None:
         large = tensor("T", "FP32", [0.0])
@@ -120,23 +119,23 @@ class TestBadEndings:
     async def test_a_passed_deadline_abandons_the_call(self) -> None:
         life = live(DeadlineExceeded("late"))
         await life.ending()
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
 
     async def test_a_model_error_does_not_abandon_the_call(self) -> None:
         life = live(ModelError("no"))
         await life.ending()
-        assert life.abandoned == []
+        assert life.abandoned == 0
 
     async def test_a_contract_violation_cancels_the_model(self) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ContractViolation("grew", tensor="T")))
         assert await life.ending() == "contract_violation"
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
         assert life.engine.closed == 1
 
     async def test_an_unexpected_exception_is_internal(self, caplog: pytest.LogCaptureFixture) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ZeroDivisionError()))
         assert await life.ending() == "internal"
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
         assert "a stream failed" in caplog.text
 
     async def test_a_value_that_cannot_be_encoded_is_internal(self) -> None:
@@ -146,8 +145,8 @@ class TestBadEndings:
     async def test_each_response_restarts_the_progress_timeout(self) -> None:
         life = live(token(1), 0.05, token(2), 0.05, token(3), 3600.0, progress_s=0.2)
         assert await life.ending() == "deadline_exceeded"
-        assert len(life.outputs) == 3
-        assert len(life.abandoned) == 1
+        assert life.outputs == 3
+        assert life.abandoned == 1
         assert life.engine.closed == 1
 
     async def test_the_progress_timeout_covers_the_first_response(self) -> None:
@@ -164,7 +163,7 @@ class TestEnd:
         life.stream.end(cause)
         assert await life.ending() == cause.code
         assert life.stream.error is cause
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
         assert life.engine.closed == 1
 
     @pytest.mark.parametrize("cause", CAUSES)
@@ -206,7 +205,7 @@ class TestEnd:
             return
             yield
 
-        stream = Stream(plan_of(none(), FakeAnswer()))
+        stream = stream_of(none(), FakeAnswer())
         stream.end(self.CAUSES[0])
         await stream.ended()
         assert stream.outcome is None
@@ -226,7 +225,7 @@ class TestASlowReader:
         events: list[Event] = []
         while not (events and events[-1].is_terminal):
             await until(lambda: life.log.is_full or life.stream.outcome)
-            assert len(life.outputs) - len(events) <= 3
+            assert life.outputs - len(events) <= 3
             events += await life.log.read(len(events))
         assert [event.id for event in events] == list(range(1, 12))
         assert life.stream.outcome is Outcome.OK
@@ -242,7 +241,7 @@ class TestASlowReader:
         life = live(0.15, token(1), 3600.0, first_s=3600, progress_s=0.05)
         assert await life.ending() == "deadline_exceeded"
         assert life.stream.error is not None
-        assert (len(life.outputs), life.stream.error.detail) == (1, "The model was silent for 0.05 s.")
+        assert (life.outputs, life.stream.error.detail) == (1, "The model was silent for 0.05 s.")
 
     async def test_later_outputs_may_take_longer_than_the_first_one(self) -> None:
         assert await live(token(1), 0.15, token(2), FINAL, first_s=0.1, progress_s=3600).ending() == "complete"
@@ -287,13 +286,13 @@ class TestASlowReader:
         await until(lambda: life.log.is_full)
         life.stream.end(cause)
         assert await life.ending() == cause.code
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
         assert life.engine.closed == 1
 
     async def test_the_deadline_interrupts_the_wait(self) -> None:
         life = self.waiting(deadline=Deadline.after(0.05))
         assert await life.ending() == "deadline_exceeded"
-        assert len(life.abandoned) == 1
+        assert life.abandoned == 1
 
 
 async def test_own_time_does_not_include_the_time_of_triton() -> None:

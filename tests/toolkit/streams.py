@@ -10,8 +10,8 @@ from app.core import answer
 from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
-from app.streams.events import EventLog, ReplayLog
-from app.streams.stream import Stream, StreamPlan
+from app.streams.events import EventLog, LiveLog, ReplayLog
+from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
 
@@ -48,47 +48,45 @@ class FakeAnswer(answer.Answer):
         return Ending(ending.early_exit, [{"T": []}]) if ending.early_exit and not self.has_output else ending
 
 
-class SeenPlan(StreamPlan):
-    """Records everything that the stream tells its plan."""
+class SeenStream(Stream):
+    """Counts what the stream tells its subclass."""
 
-    def __init__(self, **parts: Any) -> None:
-        self.outputs: list[None] = []
-        self.abandonments: list[None] = []
-        self.ends: list[Stream] = []
-        super().__init__(**parts)
+    seen_outputs = abandonments = ends = 0
 
-    def output_written(self) -> None:
-        self.outputs.append(None)
+    def on_output(self) -> None:
+        self.seen_outputs += 1
 
-    def abandoned(self) -> None:
-        self.abandonments.append(None)
+    def on_abandoned(self) -> None:
+        self.abandonments += 1
 
-    def ended(self, stream: Stream) -> None:
-        self.ends.append(stream)
+    def on_end(self) -> None:
+        self.ends += 1
 
 
 @dataclass
 class Life:
-    """A stream and what it told its plan."""
+    """A stream and its engine."""
 
-    stream: Stream
-    log: EventLog
-    seen: SeenPlan
+    stream: SeenStream
     engine: FakeEngine
 
     @property
-    def outputs(self) -> list[None]:
-        return self.seen.outputs
+    def log(self) -> EventLog:
+        return self.stream.log
 
     @property
-    def abandoned(self) -> list[None]:
-        return self.seen.abandonments
+    def outputs(self) -> int:
+        return self.stream.seen_outputs
+
+    @property
+    def abandoned(self) -> int:
+        return self.stream.abandonments
 
     async def events(self) -> list[tuple[int, str, Any]]:
         """Waits for the end of the stream and returns all events."""
         await self.stream.ended()
         await asyncio.sleep(0)
-        assert len(self.seen.ends) == 1
+        assert self.stream.ends == 1
         return [(event.id, event.name, json.loads(event.data)) for event in await self.log.read(0)]
 
     async def ending(self) -> str:
@@ -98,7 +96,7 @@ class Life:
         assert [name for _, name, _ in events[:-1]] == ["output"] * (len(events) - 1)
         _, name, data = events[-1]
         assert name in {"done", "error"}
-        assert len(self.outputs) == len(events) - 1
+        assert self.outputs == len(events) - 1
         return str(data["reason"] if name == "done" else data["code"])
 
 
@@ -113,25 +111,26 @@ def live(
 ) -> Life:
     """Starts a stream over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
-    log = log or ReplayLog()
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    plan = plan_of(responses, answer or FakeAnswer(), progress_s, deadline, first_s=first_s, lag_s=lag_s)
-    stream = Stream(plan, log)
+    stream = stream_of(
+        responses, answer or FakeAnswer(), log or ReplayLog(), progress_s, deadline, first_s=first_s, lag_s=lag_s
+    )
     stream.start()
-    return Life(stream, log, plan, engine)
+    return Life(stream, engine)
 
 
-def plan_of(
+def stream_of(
     responses: AsyncGenerator[InferenceResponse],
-    answer: FakeAnswer,
+    answer: answer.Answer,
+    log: EventLog | None = None,
     progress_s: float = 60,
     deadline: Deadline | None = None,
     *,
     first_s: float | None = None,
     lag_s: float = 60,
-) -> SeenPlan:
+) -> SeenStream:
     """``first_s``: ``progress_s`` if None."""
-    return SeenPlan(
+    return SeenStream(
         request_id="rid",
         responses=responses,
         answer=answer,
@@ -140,7 +139,8 @@ def plan_of(
         progress_s=progress_s,
         lag_s=lag_s,
         problem_of=problem_of,
-        responded=lambda: None,
+        on_response=lambda: None,
+        log=log or LiveLog(),
     )
 
 

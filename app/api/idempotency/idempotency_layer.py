@@ -19,8 +19,7 @@ from app.api.exchange import Exchange
 from app.api.openapi import Operation, header
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, InvalidRequest, TooManyRequests
 from app.core.inference import BYTES, Deadline, InferenceRequest
-from app.streams.quota import KeepLimits, KeepQuota, KeptStream
-from app.streams.store import Notes, StartedStream, StreamStore
+from app.streams.store import KeepLimits, KeepQuota, KeptStream, StartedStream, StreamStore
 
 Answer = TypeVar("Answer")
 MAX_LENGTH = 255
@@ -150,7 +149,7 @@ class _Note(Struct):
 
 
 async def once_of_all(
-    notes: Notes, store: StreamStore, request: Repeatable, run: Callable[[], Awaitable[StartedStream]]
+    store: StreamStore, request: Repeatable, run: Callable[[], Awaitable[StartedStream]]
 ) -> StartedStream:
     """As :meth:`Repeats.once`, among all processes. Also raises UpstreamUnavailable."""
     ends, own = monotonic() + request.wait_s, _Note(request.digest, secrets.token_hex(8))
@@ -160,16 +159,16 @@ async def once_of_all(
         while True:
             await asyncio.sleep(CLAIM_S / 4)
             with suppress(GatewayError):
-                await notes.replace(key, claim, claim, CLAIM_S)
+                await store.replace_note(key, claim, claim, CLAIM_S)
 
     try:
-        while (known := await notes.claim(key, claim, CLAIM_S)) is not None:
+        while (known := await store.claim_note(key, claim, CLAIM_S)) is not None:
             note = msgspec.json.decode(known, type=_Note)
             request.check(note.digest)
             if note.started is not None and await store.has(note.started.id):
                 return note.started
             if note.started is not None:
-                await notes.replace(key, known, b"")
+                await store.replace_note(key, known, b"")
             elif monotonic() >= ends:
                 raise request.late
             else:
@@ -179,10 +178,10 @@ async def once_of_all(
             own.started = await run()
         finally:
             renewing.cancel()
-        await notes.replace(key, claim, msgspec.json.encode(own), own.started.keep_s)
+        await store.replace_note(key, claim, msgspec.json.encode(own), own.started.keep_s)
     except BaseException:
         with suppress(GatewayError):
-            await notes.replace(key, claim, b"")
+            await store.replace_note(key, claim, b"")
         if own.started is not None:  # no client has its id, and a repeated request starts another one
             with suppress(GatewayError):
                 await store.delete(own.started.id)
@@ -250,6 +249,6 @@ class _Once(Once):
         late = TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
         repeatable, starts = Repeatable(self.id, self.caller, digest, LONGEST_START_S, late), self.layer.starts
         with self.exchange.cancelled_on_disconnect():
-            if store.notes is not None:
-                return await once_of_all(store.notes, store, repeatable, run)
+            if store.is_shared:
+                return await once_of_all(store, repeatable, run)
             return await starts.once(repeatable, run, lambda each: (0, each.keep_s), lambda each: store.has(each.id))

@@ -14,16 +14,13 @@ from redis.asyncio import Redis
 from app.api.idempotency import idempotency_layer
 from app.api.idempotency.idempotency_layer import IdempotencyKeyReused, Repeatable, Repeats, once_of_all
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
-from app.streams.quota import STREAM_BYTES, KeepLimits
-from app.streams.redis_client import RedisNotes
 from app.streams.redis_store import RedisStore
-from app.streams.store import StartedStream
-from app.streams.stream import Stream
+from app.streams.store import STREAM_BYTES, KeepLimits, StartedStream
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
 from tests.toolkit.redis import RedisServer
-from tests.toolkit.streams import FakeAnswer, plan_of, problem_of
+from tests.toolkit.streams import FakeAnswer, problem_of, stream_of
 
 KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}
 START = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
@@ -209,14 +206,13 @@ class Process(RedisStore):
             if gate is not None:
                 await gate.wait()
             responses = FakeEngine(answers=[FINAL]).infer_stream(None, None)  # type: ignore[arg-type]
-            stream = Stream(plan_of(responses, FakeAnswer()), self.new_log())
+            stream = stream_of(responses, FakeAnswer(), self.new_log())
             stream_id = await self.keep(stream, 60.0, caller)
             stream.start()
             return StartedStream(stream_id, "rid", 60.0)
 
-        assert self.notes is not None
         request = Repeatable(f"{caller}:{key}", caller, digest, 20.0, TooManyRequests("late"))
-        return (await once_of_all(self.notes, self, request, run)).id
+        return (await once_of_all(self, request, run)).id
 
 
 @asynccontextmanager
@@ -259,7 +255,7 @@ async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pyt
 async def test_a_stream_that_cannot_be_noted_is_deleted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(redis) as here, Redis.from_url(redis.url) as client:
         before = {each async for each in client.scan_iter(_type="HASH")}
-        monkeypatch.setattr(RedisNotes, "replace", _unavailable)
+        monkeypatch.setattr(here, "replace_note", _unavailable)
         with pytest.raises(UpstreamUnavailable):
             await here.start("not noted")
         assert here.runs == 1
@@ -311,7 +307,7 @@ async def test_the_claim_of_a_dead_process_expires(redis: RedisServer, monkeypat
         first = asyncio.create_task(here.start("dead", gate=asyncio.Event()))
         await asyncio.sleep(0.1)
         with monkeypatch.context() as dead:
-            dead.setattr(RedisNotes, "replace", _nothing)
+            dead.setattr(here, "replace_note", _nothing)
             first.cancel()
             await asyncio.wait([first])
         await asyncio.wait_for(there.start("dead"), 5)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.exchange import Exchange
 from app.core.errors import Forbidden, InvalidRequest
-from app.core.loopback import is_loopback
+from app.core.text import is_loopback
 
 _HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::[0-9]*)?")
 _ADD_ORIGIN = "Add the page's origin to GATEWAY_CORS_ORIGINS."

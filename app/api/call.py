@@ -17,12 +17,10 @@ from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange, Workload
-from app.core.answer import Answer, Ending
-from app.core.batch import Batch, BatchPart, PartEnd
+from app.core.answer import Answer, Batch, BatchPart, Ending, PartEnd
 from app.core.engine import Engine, Put, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
-from app.core.trace import TraceContext
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import SpanKind, Tracer, end_stream_span
@@ -50,8 +48,7 @@ class InferenceCall(Struct, eq=False):
 
     def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
         """The request as it is sent."""
-        request = self.target.prepared(request, self.deadline)
-        return request if trace is request.trace else replace(request, trace=trace)
+        return self.target.prepared(request, self.deadline).with_trace(trace)
 
 
 @dataclass(slots=True)

@@ -82,10 +82,21 @@ def responses_of(
     closes the generator before.
     """
     call: Call = engine.infer_stream if decoupled else partial(_only_response, engine)
-    if len(requests) > 1:
-        return merged(partial(_read_all, call, requests, deadline), len(requests))
-    responses, sequence = call(requests[0], deadline), requests[0].sequence
-    return responses if sequence is None else _read_to_the_end(responses, sequence)
+    if len(requests) == 1:
+        responses, sequence = call(requests[0], deadline), requests[0].sequence
+        return responses if sequence is None else _read_to_the_end(responses, sequence)
+
+    async def read_all(put: Put) -> None:
+        async def read(choice: int, request: InferenceRequest) -> None:
+            async with aclosing(call(request, deadline)) as responses:
+                async for response in responses:
+                    await put(replace(response, choice=choice))
+
+        async with asyncio.TaskGroup() as group:
+            for choice, request in enumerate(requests):
+                group.create_task(read(choice, request))
+
+    return merged(read_all, len(requests))
 
 
 async def _only_response(
@@ -112,17 +123,6 @@ async def _read_to_the_end(
     except asyncio.CancelledError:
         sequence.is_lost = True
         raise
-
-
-async def _read_all(call: Call, requests: Sequence[InferenceRequest], deadline: Deadline, put: Put) -> None:
-    async def read(choice: int, request: InferenceRequest) -> None:
-        async with aclosing(call(request, deadline)) as responses:
-            async for response in responses:
-                await put(replace(response, choice=choice))
-
-    async with asyncio.TaskGroup() as group:
-        for choice, request in enumerate(requests):
-            group.create_task(read(choice, request))
 
 
 async def merged(run: Callable[[Put], Awaitable[None]], size: int) -> AsyncGenerator[InferenceResponse]:
@@ -209,36 +209,6 @@ class ObservedCall:
 
 
 CallObserver = Callable[[InferenceRequest, str], ObservedCall]
-"""Is called at the start of a call, with its method: ``ModelInfer`` or ``ModelStreamInfer``."""
+"""Is called at the start of a call, with its method: ``ModelInfer`` or ``ModelStreamInfer``.
 
-
-class CallObservers:
-    """Combines several observers. Each one gets the request of the previous one. A no-op without observers."""
-
-    def __init__(self, *observers: CallObserver) -> None:
-        self._observers = observers
-
-    def __call__(self, request: InferenceRequest, method: str) -> ObservedCall:
-        calls = []
-        for observer in self._observers:
-            call = observer(request, method)
-            request = call.request
-            calls.append(call)
-        return calls[0] if len(calls) == 1 else _ObservedCalls(request, calls)
-
-
-class _ObservedCalls(ObservedCall):
-    def __init__(self, request: InferenceRequest, calls: Sequence[ObservedCall]) -> None:
-        super().__init__(request)
-        self._calls = calls
-
-    def response(self, response: InferenceResponse) -> None:
-        for call in self._calls:
-            call.response(response)
-
-    def ended(self, code: str, error: GatewayError | None) -> None:
-        for call in self._calls:
-            call.ended(code, error)
-
-
-NO_OBSERVER = CallObservers()
+Each observer gets the request of the previous one."""

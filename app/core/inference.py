@@ -5,6 +5,8 @@ raw tensors may be in memory of the engine (``TensorMemory``).
 """
 
 import os
+import re
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -16,27 +18,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from app.core.trace import TraceContext
-
-_DIGITS = 32
-_IDS_AT_ONCE = 256
-_unused: list[str] = []
-
 
 def new_request_id() -> str:
-    """Returns a new id, 128 random bits as 32 hexadecimal digits; thread-safe.
-
-    Requests randomness from the operating system once for many ids.
-    """
-    try:
-        return _unused.pop()
-    except IndexError:
-        digits = os.urandom(_IDS_AT_ONCE * _DIGITS // 2).hex()
-        _unused.extend(digits[start : start + _DIGITS] for start in range(_DIGITS, len(digits), _DIGITS))
-        return digits[:_DIGITS]
-
-
-os.register_at_fork(after_in_child=_unused.clear)
+    """Returns a new id, 128 random bits as 32 hexadecimal digits."""
+    return os.urandom(16).hex()
 
 
 BYTES = "BYTES"
@@ -110,6 +95,63 @@ def elements_in(raw: AnyBytes, most: int = sys.maxsize) -> tuple[list[AnyBytes],
         elements.append(raw[offset + 4 : end])
         offset = end
     return elements, offset == size
+
+
+SAMPLED = 0x01
+_KNOWN_FLAGS = 0x03
+"""The flags that the standard defines: sampled, and random trace id. A sender must not pass on other flags."""
+
+_TRACEPARENT = re.compile(
+    r"((?!ff)[0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?"
+)
+"""Version, trace id, span id, flags, and what later versions add."""
+_KEY = r"(?:[a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})"
+_MEMBER = re.compile(_KEY + r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_MAX_MEMBERS = 32
+_MAX_STATE = 512
+
+
+class TraceContext(Struct, frozen=True):
+    """The position of a request in a distributed trace. Source: https://www.w3.org/TR/trace-context-2/.
+
+    ``trace_id``: 32, ``span_id``: 16 lower-case hexadecimal digits; ``state``: a whole ``tracestate``, or empty.
+    """
+
+    trace_id: str
+    span_id: str
+    flags: int
+    state: str = ""
+
+    @classmethod
+    def parse(cls, traceparent: str, tracestate: str = "") -> "TraceContext | None":
+        """Returns None if ``traceparent`` is invalid. Ignores an invalid ``tracestate``."""
+        found = _TRACEPARENT.fullmatch(traceparent)
+        if found is None:
+            return None
+        version, trace_id, span_id, flags, rest = found.groups()
+        if version == "00" and rest is not None:
+            return None
+        members = [each for member in tracestate.split(",") if (each := member.strip(" \t"))]
+        is_valid = len(tracestate) <= _MAX_STATE and len(members) <= _MAX_MEMBERS
+        state = ",".join(members) if is_valid and all(map(_MEMBER.fullmatch, members)) else ""
+        return cls(trace_id, span_id, int(flags, 16) & _KNOWN_FLAGS, state)
+
+    @property
+    def is_sampled(self) -> bool:
+        return bool(self.flags & SAMPLED)
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+
+def sampled(trace: TraceContext | None) -> TraceContext:
+    """A sampled context: the given one if it is sampled, otherwise another span of the same trace."""
+    if trace is None:
+        return TraceContext(secrets.token_hex(16), secrets.token_hex(8), SAMPLED)
+    if trace.is_sampled:
+        return trace
+    return TraceContext(trace.trace_id, secrets.token_hex(8), trace.flags | SAMPLED, trace.state)
 
 
 Parameter = bool | int | float | str

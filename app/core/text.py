@@ -1,9 +1,7 @@
-"""The nearest valid name, for messages about a mistyped name.
-
-Text of others, made safe for messages, terminals and JSON.
-"""
+"""Texts of others: the nearest valid name for a mistyped one; forms that are safe in messages, terminals and JSON."""
 
 import difflib
+import ipaddress
 from collections.abc import Collection, Iterable
 
 LONGEST_NAME = 128
@@ -41,3 +39,14 @@ def printable(text: str, max_length: int) -> str:
 def shown(text: str, longest: int = 64, substitute: str = "?") -> str:
     """Returns the first ``longest`` characters, with ``substitute`` for each one that is not printable."""
     return "".join(character if character.isprintable() else substitute for character in text[:longest])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host always means this machine. ``host``: a name or an address without port and brackets.
+
+    Names are not resolved.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -10,7 +10,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from app.core.trace import TraceContext
+from app.core.inference import TraceContext
 from app.observability.tracing import Attributes, Span, SpanKind, Tracer
 
 SERVICE_NAME = "triton-gateway"

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
-from app.core.inference import SentAs, new_request_id
-from app.core.trace import TraceContext
+from app.core.inference import SentAs, TraceContext, new_request_id
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 

@@ -9,8 +9,7 @@ from enum import StrEnum
 
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome
-from app.core.inference import InferenceRequest
-from app.core.trace import TraceContext
+from app.core.inference import InferenceRequest, TraceContext
 from app.observability.record import RequestRecord
 
 Attributes = Mapping[str, str | int]

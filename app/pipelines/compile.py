@@ -10,8 +10,7 @@ import orjson
 from app.codecs.kinds import agree, declared_shape, is_one_content, kind_fits, shape_text
 from app.core.errors import GatewayError
 from app.core.inference import DTYPE_BY_DATATYPE
-from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, takes_traceparent
-from app.core.sequence import sequence_ids_of
+from app.core.model import ModelConfig, TensorSpec, capacity_of, largest_batch, sequence_ids_of, takes_traceparent
 from app.pipelines.body import BodyReader
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.graph import graph_of

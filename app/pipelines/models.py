@@ -15,12 +15,14 @@ from app.core.model import (
     ModelConfig,
     ModelKey,
     ModelState,
+    OwnIds,
+    SequenceIds,
     capacity_of,
     reached,
+    sequence_ids_of,
     takes_traceparent,
     walk,
 )
-from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
 from app.core.text import nearest, nearest_of
 from app.pipelines.spec import CancelSpec, PipelineSpec
 

@@ -25,8 +25,7 @@ from app.core.errors import (
     UpstreamError,
 )
 from app.core.inference import Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
-from app.core.model import Capacity, ModelConfig, TensorSpec
-from app.core.sequence import SequenceIds
+from app.core.model import Capacity, ModelConfig, SequenceIds, TensorSpec
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text

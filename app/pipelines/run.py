@@ -20,8 +20,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
-from app.core.answer import Answer, Ending, Tokens, Values, ending_of
-from app.core.batch import Batch, BatchPart, check_rows, items_of, joined_rows, part_of
+from app.core.answer import (
+    Answer,
+    Batch,
+    BatchPart,
+    Ending,
+    Tokens,
+    Values,
+    check_rows,
+    items_of,
+    joined_rows,
+    part_of,
+)
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -327,9 +337,9 @@ async def run(
                     answer.add(response)
                     if answer.has_enough:
                         break
-        return await ending_of(answer)
+        return await answer.end()
     except GatewayError as exc:
-        return await ending_of(answer, exc)
+        return await answer.end(exc)
 
 
 CANCEL_TIMEOUT_S = 5.0

@@ -11,8 +11,7 @@ from app.coalescing.trial import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Seconds, Section
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
-from app.core.model import ModelConfig, reached
-from app.core.sequence import OwnIds, sequence_ids_of
+from app.core.model import ModelConfig, OwnIds, reached, sequence_ids_of
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.preset import PresetName, with_preset

@@ -26,9 +26,8 @@ from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
-from app.core.loopback import is_loopback
 from app.core.share import Share
-from app.core.text import nearest
+from app.core.text import is_loopback, nearest
 from app.main import Gateway
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer

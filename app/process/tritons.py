@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from app.core.engine import CallObserver, CallObservers, InferenceServer
+from app.core.engine import CallObserver, InferenceServer
 from app.core.errors import GatewayError
-from app.core.loopback import is_loopback
 from app.core.share import WHOLE, Share
+from app.core.text import is_loopback
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
 from app.observability.log import LoggedCall, say
@@ -222,7 +222,7 @@ class Servers:
             observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":
             observers.append(LoggedCall)
-        common = CallObservers(*observers), health, PacedCancels.shared_by(triton.share.of)
+        common = observers, health, PacedCancels.shared_by(triton.share.of)
         transport_of = open_transport(
             address,
             fast_pings=triton.allows_fast_pings,

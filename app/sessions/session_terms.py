@@ -9,8 +9,7 @@ from pydantic import Field
 from app.config.document import JsonValue, Name, Seconds, Section
 from app.core.engine import PipelineLayer
 from app.core.inference import BYTES
-from app.core.model import ModelConfig, SequenceBatching, reached
-from app.core.sequence import OwnIds, SequenceIds, sequence_ids_of
+from app.core.model import ModelConfig, OwnIds, SequenceBatching, SequenceIds, reached, sequence_ids_of
 
 OWN_TEXT = "triton-gateway-session-"
 OWN_NUMBERS = range(2**62, 2**63)

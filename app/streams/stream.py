@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta
 
 from app.core.aio import IdleTimeout
-from app.core.answer import Answer, ending_of
+from app.core.answer import Answer
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.core.inference import Deadline, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
@@ -160,7 +160,7 @@ class Stream(ABC):
 
     async def _finish(self, error: GatewayError | None = None) -> None:
         try:
-            ending = await ending_of(self.answer, error)
+            ending = await self.answer.end(error)
             for values in ending.outputs:
                 self._append("output", json_of(values))
         except GatewayError as exc:

@@ -16,7 +16,7 @@ from msgspec import structs
 from tritonclient.grpc import service_pb2
 
 from app.core.aio import BackgroundTasks
-from app.core.engine import NO_OBSERVER, CallObserver, Document, InferenceServer
+from app.core.engine import CallObserver, Document, InferenceServer, ObservedCall
 from app.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -48,23 +48,31 @@ _log = logging.getLogger(__name__)
 class WatchedCall:
     """A context manager for one call. Converts every gRPC error in the block to a GatewayError.
 
-    Reports each response, and the end of the call once, to the observer and to the health of Triton.
+    Reports each response, and the end of the call once, to the observers and to the health of Triton.
     """
 
     def __init__(
-        self, request: InferenceRequest, method: str, timeout_s: float, observer: CallObserver, health: TritonHealth
+        self,
+        request: InferenceRequest,
+        method: str,
+        timeout_s: float,
+        observers: Sequence[CallObserver],
+        health: TritonHealth,
     ) -> None:
         """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
         may_refuse = (health.faults or health.is_stuck) and not request.is_probe
         if may_refuse and (refusal := health.refusal(request.model)) is not None:
             raise refusal
-        self._observed = observer(request, method)
+        self._observed: list[ObservedCall] = []
+        for observer in observers:
+            self._observed.append(observer(request, method))
+            request = self._observed[-1].request
+        self.request = request
         self._calls = health.calls.get((request.model, method)) or health.calls_of(request.model, method)
         self._health = health
         self._timeout_s = timeout_s
         self._began = self._since = time.monotonic()
         self._has_response = False
-        self.request = self._observed.request
 
     def __enter__(self) -> Self:
         return self
@@ -74,12 +82,14 @@ class WatchedCall:
         if not self._has_response or now - self._since >= _TOGETHER_S:
             self._has_response = True
             self._answered(now)
-        self._observed.response(response)
+        for each in self._observed:
+            each.response(response)
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         health, request = self._health, self.request
         if exc is None:  # the last response was counted when it arrived
-            self._observed.ended("OK", None)
+            for each in self._observed:
+                each.ended("OK", None)
             if health.suspects:
                 health.succeeded(request.model)
             return
@@ -108,7 +118,8 @@ class WatchedCall:
             raise error from exc
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        self._observed.ended(code, error)
+        for each in self._observed:
+            each.ended(code, error)
         now = time.monotonic()
         if code not in _NO_ANSWER:
             self._answered(now)
@@ -182,7 +193,7 @@ class TritonEngine(InferenceServer):
     def __init__(
         self,
         transport: Transport,
-        observer: CallObserver = NO_OBSERVER,
+        observers: Sequence[CallObserver] = (),
         health: TritonHealth | None = None,
         cancels: PacedCancels | None = None,
         shared_memory: SharedMemory | None = None,
@@ -191,7 +202,7 @@ class TritonEngine(InferenceServer):
         self._transport = transport
         self._shared_memory = shared_memory
         self._health = health or TritonHealth()
-        self._observer = observer
+        self._observers = observers
         self._cancels = cancels or PacedCancels()
         self.on_repeat: Callable[[], None] | None = None
         """Called before a failed call is repeated, once; None: the caller repeats calls."""
@@ -276,7 +287,7 @@ class TritonEngine(InferenceServer):
         while True:
             timeout_s, response = _timeout_s(deadline, model), None
             try:
-                with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
+                with WatchedCall(request, "ModelInfer", timeout_s, self._observers, self._health) as watched:
                     sent = watched.request
                     if shared_memory is not None and (lease := await shared_memory.lease(sent)) is not None:
                         with lease:
@@ -328,7 +339,7 @@ class TritonEngine(InferenceServer):
         while True:
             timeout_s = _timeout_s(deadline, model)
             try:
-                with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, health) as watched:
+                with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observers, health) as watched:
                     message = request_message(structs.replace(watched.request, inputs=inputs), streamed=True)
                     call = await self._transport.stream(
                         _STREAM_INFER, message, timeout_s, trace_metadata(watched.request)

@@ -9,7 +9,6 @@ import orjson
 from tritonclient.grpc import service_pb2
 
 from app.core.answer import Ending
-from app.core.engine import CallObservers
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.grpc.rpc import Metadata
@@ -80,7 +79,7 @@ def parts() -> dict[str, Part]:
     answer = message.SerializeToString()
     quick: Any = _AnsweringEngine(response)
     transport: Any = _AnsweringTransport(answer)
-    engine = TritonEngine(transport, CallObservers(partial(CountedCall, Metrics("0"), "")))
+    engine = TritonEngine(transport, [partial(CountedCall, Metrics("0"), "")])
     deadline = Deadline.after(1e6)
     from_bytes = service_pb2.ModelInferResponse.FromString
     heads = RepeatedHeads()

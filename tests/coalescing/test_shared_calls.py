@@ -38,9 +38,9 @@ from app.core.inference import (
     Parameter,
     RequestedOutput,
     Tensor,
+    TraceContext,
     bytes_array,
 )
-from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.triton.grpc_errors import is_dead_process
 from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of

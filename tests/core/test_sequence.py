@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidInput
-from app.core.model import ModelConfig, SequenceBatching
-from app.core.sequence import SequenceIds, sequence_ids_of
+from app.core.model import ModelConfig, SequenceBatching, SequenceIds, sequence_ids_of
 from tests.toolkit.models import ensemble, model
 
 

@@ -17,7 +17,7 @@ from app.core.errors import (
     TooManyRequests,
     UpstreamError,
 )
-from app.core.trace import TraceContext
+from app.core.inference import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 

@@ -12,8 +12,7 @@ import pytest
 
 from app.core.answer import Tokens
 from app.core.errors import GatewayError, InvalidInput, ModelError, Outcome
-from app.core.inference import InferenceRequest, SentAs
-from app.core.trace import TraceContext
+from app.core.inference import InferenceRequest, SentAs, TraceContext
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord
 from app.observability.tracing import (

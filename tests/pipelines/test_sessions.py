@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from app.api.sessions.open_sessions import new_sequence_id, terms_of
 from app.core.errors import InvalidRequest
-from app.core.model import ModelConfig, SequenceBatching
-from app.core.sequence import sequence_ids_of
+from app.core.model import ModelConfig, SequenceBatching, sequence_ids_of
 from app.core.share import WHOLE, Share
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec

@@ -16,7 +16,7 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceRequest, OpenSequence
-from app.core.sequence import SequenceIds
+from app.core.model import SequenceIds
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
     MOST_WAITING,

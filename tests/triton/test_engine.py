@@ -22,12 +22,12 @@ from app.core.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, TraceContext
 from app.core.model import ModelState
-from app.core.trace import TraceContext
 from app.triton.cancellation import QUIET_S
 from app.triton.connect import MAX_MESSAGE_BYTES, Kind, open_transport
-from app.triton.triton_engine import TritonEngine
+from app.triton.health.health import TritonHealth
+from app.triton.triton_engine import TritonEngine, WatchedCall
 from tests.toolkit.triton import FakeTriton, Streamed, answering, piece, serving
 from tests.toolkit.watches import eventually
 
@@ -64,7 +64,7 @@ def calls() -> Calls:
 @pytest.fixture(params=["asyncio", "grpcio"])
 async def engine(triton: FakeTriton, calls: Calls, request: pytest.FixtureRequest) -> AsyncIterator[TritonEngine]:
     async with open_transport(triton.url, kind=request.param) as transport:
-        yield TritonEngine(transport, calls)
+        yield TritonEngine(transport, [calls.started])
 
 
 async def everything(engine: TritonEngine, seconds: float = LONG_S) -> list[InferenceResponse]:
@@ -175,7 +175,7 @@ class TestUnary(Started):
     @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
     async def test_a_response_that_is_not_a_message_is_a_protocol_error(self, kind: Kind) -> None:
         async with answering(b"\xff\xff\xff") as url, open_transport(url, kind=kind) as transport:
-            self.engine = TritonEngine(transport, self.calls)
+            self.engine = TritonEngine(transport, [self.calls.started])
             with pytest.raises(UpstreamProtocol):
                 await self.engine.infer(REQUEST, Deadline.after(LONG_S))
             with pytest.raises(UpstreamProtocol):
@@ -376,3 +376,36 @@ def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs_s: float = 0.0)
         await asyncio.sleep(hangs_s)
 
     return stream
+
+
+class Renaming:
+    """Sends the request to another model, and records its notifications."""
+
+    def __init__(self, model: str, notices: list[str]) -> None:
+        self.model = model
+        self.notices = notices
+
+    def __call__(self, request: InferenceRequest, method: str) -> ObservedCall:
+        self.notices.append(f"{self.model} started {request.model}")
+        return _Renamed(structs.replace(request, model=self.model), self.notices)
+
+
+class _Renamed(ObservedCall):
+    def __init__(self, request: InferenceRequest, notices: list[str]) -> None:
+        super().__init__(request)
+        self.notices = notices
+
+    def response(self, response: InferenceResponse) -> None:
+        self.notices.append(f"{self.request.model} response")
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        self.notices.append(f"{self.request.model} {code}")
+
+
+def test_each_observer_gets_the_previous_observers_request() -> None:
+    notices: list[str] = []
+    observers = [Renaming("a", notices), Renaming("b", notices)]
+    with WatchedCall(InferenceRequest("m", ()), "ModelInfer", 30.0, observers, TritonHealth()) as call:
+        call.response(InferenceResponse({}))
+    assert call.request.model == "b"
+    assert notices == ["a started m", "b started a", "a response", "b response", "a OK", "b OK"]

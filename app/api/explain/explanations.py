@@ -22,8 +22,8 @@ from app.api.exchange import Exchange, JsonResponse
 from app.api.openapi import TIMEOUT_HEADER, Operation, header, in_path, json_answer
 from app.api.probes import forward_spans
 from app.core.errors import InvalidJson, Outcome, UnknownRequest
+from app.core.inference import sampled
 from app.core.json import TEXT
-from app.core.trace import sampled
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 

@@ -18,8 +18,7 @@ from app.api.exchange import JSON, Exchange
 from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
 from app.api.openai.requests import Door, NamedRequest, openai_names
 from app.codecs.kinds import declared_shape
-from app.core.answer import Answer, Ending, Tokens
-from app.core.batch import Batch, BatchPart, check_rows
+from app.core.answer import Answer, Batch, BatchPart, Ending, Tokens, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of

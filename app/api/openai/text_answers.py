@@ -1,8 +1,11 @@
 """The answers to completions and chat completions, whole or in chunks. Source: the types of OpenAI's Python client."""
 
+import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 from sse_starlette import ServerSentEvent
@@ -126,10 +129,15 @@ class OpenAIChatCompletionChunk(_Answer):
     usage: NotRequired[OpenAIUsage | None]
 
 
+_ends = ThreadPoolExecutor(1, "ends")
+"""Finishes the answers that end slowly, one after the other."""
+_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+"""One answer at a time catches up, so that other requests get every second turn of the loop."""
+
+
 class TextAnswer(Answer):
     """One object with the whole texts, or a chunk for each piece of a text."""
 
-    may_be_slow = True
     has_enough = False
     """Whether a stop text was found in every choice."""
 
@@ -145,17 +153,6 @@ class TextAnswer(Answer):
         }
         self._usage = {"usage": None} if options.include_usage else {}
         """Of a chunk that is not the last one."""
-
-    @property
-    def is_behind(self) -> bool:
-        return any(choice.is_behind for choice in self._choices)
-
-    def catch_up(self) -> None:
-        next(choice for choice in self._choices if choice.is_behind).catch_up()
-
-    @property
-    def ends_slowly(self) -> bool:
-        return any(choice.ends_slowly for choice in self._choices)
 
     @property
     def tokens(self) -> Tokens | None:
@@ -200,6 +197,18 @@ class TextAnswer(Answer):
         if self._usage and usage:
             chunks.append({**self._head, "choices": [], **usage})
         return Ending(early_exit, chunks)
+
+    async def end(self, error: GatewayError | None = None) -> Ending:
+        """Reads the rest of the text in pieces, and finishes in a thread if that takes long."""
+        loop = asyncio.get_running_loop()
+        for choice in self._choices:
+            while choice.is_behind:
+                async with _turns.setdefault(loop, asyncio.Lock()):
+                    choice.catch_up()
+                    await asyncio.sleep(0)
+        if any(choice.ends_slowly for choice in self._choices):
+            return await loop.run_in_executor(_ends, self.finish, error)
+        return self.finish(error)
 
 
 _FRAME = ServerSentEvent("%b", sep="\n").encode()

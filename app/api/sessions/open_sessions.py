@@ -23,7 +23,7 @@ from app.core.engine import discard_stream
 from app.core.errors import Forbidden, GatewayError, InvalidRequest, ModelNotReady, TooManyRequests
 from app.core.inference import Deadline, OpenSequence, new_request_id
 from app.core.json import json_of
-from app.core.sequence import MAX_ID_BYTES, SequenceIds
+from app.core.model import MAX_ID_BYTES, SequenceIds
 from app.core.share import Share
 from app.observability.metrics import Metrics, OpenedMetrics
 from app.pipelines.pipeline import Pipeline

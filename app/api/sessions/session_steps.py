@@ -17,9 +17,8 @@ from app.api.sessions.open_sessions import OpenSession
 from app.api.sockets import MessageHandler, Reply
 from app.core.answer import Answer, Ending
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Unavailable
-from app.core.inference import Deadline, InferenceRequest
+from app.core.inference import Deadline, InferenceRequest, TraceContext
 from app.core.json import json_of
-from app.core.trace import TraceContext
 from app.http1.websocket import Message, Reason, WebSocket
 from app.observability.record import RequestRecord
 from app.pipelines.run import Collector, WholeAnswer

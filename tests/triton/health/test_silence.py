@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from app.core.engine import NO_OBSERVER
 from app.core.errors import DeadlineExceeded, ModelNotReady, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.triton import triton_engine as engine_module
@@ -40,7 +39,7 @@ def health() -> TritonHealth:
 
 
 def called(health: TritonHealth, method: str = METHOD, timeout_s: float = math.inf) -> WatchedCall:
-    return WatchedCall(REQUEST, method, timeout_s, NO_OBSERVER, health)
+    return WatchedCall(REQUEST, method, timeout_s, (), health)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +415,7 @@ class TestBusyEngines:
     async def test_an_answer_to_an_older_request_closes_the_breaker(self) -> None:
         """The canary waits behind other requests."""
         async with self.busy(0) as triton:
-            older = WatchedCall(InferenceRequest("decoupled", ()), "ModelStreamInfer", 30.0, NO_OBSERVER, triton.health)
+            older = WatchedCall(InferenceRequest("decoupled", ()), "ModelStreamInfer", 30.0, (), triton.health)
             while not triton.health.with_fault(ModelFault.OPEN):
                 await self.call(triton)
             older.response(InferenceResponse({}))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import __version__, cli
-from app.admission.keys import read_keys
+from app.admission.keys import key_of, read_keys
 from app.process import serving as serving_module
 from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
@@ -154,7 +154,7 @@ class TestNewKey:
         assert key.startswith("tgw_")
         assert key not in printed.err
         (tmp_path / "keys.yaml").write_text(f"keys:\n{printed.err}")
-        assert read_keys(tmp_path / "keys.yaml", DIALECTS).key_of(key.encode(), 0.0).caller.id == "team-a"
+        assert key_of(read_keys(tmp_path / "keys.yaml", DIALECTS), key.encode(), 0.0).caller.id == "team-a"
 
     def test_an_entry_can_be_appended_to_the_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         entries = ""
@@ -162,7 +162,7 @@ class TestNewKey:
             cli.main(["key", "new", key_id])
             entries += capsys.readouterr().err
         (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
-        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml", DIALECTS).keys] == ["a", "b"]
+        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml", DIALECTS)] == ["a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
     def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
-from app.admission.limit import Limit, ThroughputLimit
+from app.admission.limit import Limit, StreamLimit, ThroughputLimit
 from app.admission.scheduler import Claim, ModelQueue, Quota
-from app.admission.stream_limit import StreamLimit
 from app.core.model import Capacity
 from app.core.share import WHOLE, Share
 
@@ -53,10 +52,14 @@ class PipelineAdmission:
             return self._anyone
         known = self._claims.get(caller.id)
         if known is None or known[0] is not caller:
-            quotas = [self.own] if caller.limits == NO_OWN_LIMITS else [self.own, self._admission.quota_of(caller)]
+            quotas, admission = [self.own], self._admission
+            if caller.limits != NO_OWN_LIMITS:
+                of_caller = admission.callers.setdefault(caller.id, Quota(of_key=True))
+                of_caller.set_limits(admission.share(caller.limits.in_flight), admission.share(caller.limits.queue))
+                quotas.append(of_caller)
             if self.limits.per_key is not None:
                 if caller.id not in self._by_key:
-                    self._by_key[caller.id] = Quota(self._admission.share(self.limits.per_key), of_key=True)
+                    self._by_key[caller.id] = Quota(admission.share(self.limits.per_key), of_key=True)
                 quotas.append(self._by_key[caller.id])
             claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
             known = self._claims[caller.id] = caller, claim
@@ -80,7 +83,8 @@ class Admission:
         """By pipeline name and model name."""
         self._loads: dict[str, tuple[Capacity, int | None]] = {}
         """By model: what it can process at the same time, and the limit from gateway.yaml, if set."""
-        self._callers: dict[str, Quota] = {}
+        self.callers: dict[str, Quota] = {}
+        """Counts all requests of a caller with limits of its own, in all pipelines."""
 
     def of(
         self,
@@ -97,7 +101,11 @@ class Admission:
         model_queue = self.model_queues.get(model)
         if model_queue is None or self._loads[model] != (capacity, in_flight):
             self._loads[model] = capacity, in_flight
-            limit = limit_for(capacity.times(self._servers), self.share(in_flight), self._own.of)
+            if in_flight is None:
+                adaptive = StreamLimit if capacity.is_decoupled else ThroughputLimit
+                limit: Limit = adaptive(capacity.times(self._servers), self._own.of)
+            else:
+                limit = Limit(self.share(in_flight) or 0)
             if model_queue is None:
                 model_queue = self.model_queues[model] = ModelQueue(model, limit)
             model_queue.limit = limit
@@ -107,15 +115,6 @@ class Admission:
         found.set_limits(limits)
         model_queue.serve_queue()
         return found
-
-    def quota_of(self, caller: Caller) -> Quota:
-        """Returns the quota that counts all requests of a caller, in all pipelines."""
-        quota = self._callers.get(caller.id)
-        if quota is None:
-            quota = self._callers[caller.id] = Quota(of_key=True)
-        limits = caller.limits
-        quota.set_limits(self.share(limits.in_flight), self.share(limits.queue))
-        return quota
 
     def share(self, total: int | None) -> int | None:
         """Returns this process's share of a limit. The shares add up to ``total``, but none is 0 unless ``total`` is.
@@ -132,10 +131,3 @@ class Admission:
         """
         instances = self._servers * self._loads[model][0].instances
         return min(self.model_queues[model].limit.value, ceil(instances / self._own.of) + steps)
-
-
-def limit_for(capacity: Capacity, in_flight: int | None, processes: int = 1) -> Limit:
-    """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
-    if in_flight is not None:
-        return Limit(in_flight)
-    return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, processes)

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
@@ -141,30 +141,24 @@ class KeysSpec(Section):
     keys: list[Key]
 
 
-@dataclass(frozen=True)
-class Keyring:
-    """All keys of the keys file."""
+def key_of(keys: Sequence[Key], text: bytes, now: float) -> Key:
+    """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
 
-    keys: tuple[Key, ...]
-
-    def key_of(self, text: bytes, now: float) -> Key:
-        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
-
-        The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
-        """
-        digest, found = sha256(text).digest(), None
-        for key in self.keys:
-            for known in key.digests:
-                if compare_digest(known, digest):
-                    found = key
-        if found is None:
-            raise Unauthenticated("The API key is not valid.")
-        if found.expires is not None and now >= found.expires.timestamp():
-            raise Unauthenticated("The API key has expired.")
-        return found
+    The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
+    """
+    digest, found = sha256(text).digest(), None
+    for key in keys:
+        for known in key.digests:
+            if compare_digest(known, digest):
+                found = key
+    if found is None:
+        raise Unauthenticated("The API key is not valid.")
+    if found.expires is not None and now >= found.expires.timestamp():
+        raise Unauthenticated("The API key has expired.")
+    return found
 
 
-def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
+def read_keys(path: Path, dialects: Collection[str]) -> Sequence[Key]:
     """Reads the keys file. ``dialects``: the names that the gateway knows. Raises ConfigError."""
     try:
         spec, lines = read_spec(path, KeysSpec)
@@ -173,7 +167,7 @@ def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
     except ConfigError as exc:
         shown = str(path)
         raise ConfigError(shown.join(_SECRET.sub("***", part) for part in str(exc).split(shown))) from None
-    return Keyring(tuple(spec.keys))
+    return spec.keys
 
 
 def _complaints(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[str]) -> Iterator[str]:
@@ -214,7 +208,7 @@ class FollowedKeys:
         """Reads the file. Raises ConfigError if the file is invalid."""
         self._path = path
         self._file = FollowedFile(path, partial(read_keys, dialects=dialects), "the file of API keys")
-        self.ring = self._file.read_first()
+        self.keys = self._file.read_first()
         """The keys of the last valid version of the file."""
         self._warn_if_public()
 
@@ -225,15 +219,15 @@ class FollowedKeys:
 
     async def follow(self) -> None:
         """Reloads the file if it changed and is valid."""
-        ring = await self._file.read_if_changed()
-        if ring is not None:
-            self.ring = ring
-            _log.info("the file of API keys was reloaded", extra={"keys": len(ring.keys)})
+        keys = await self._file.read_if_changed()
+        if keys is not None:
+            self.keys = keys
+            _log.info("the file of API keys was reloaded", extra={"keys": len(keys)})
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
         """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated."""
-        return self.ring.key_of(text, now)
+        return key_of(self.keys, text, now)
 
     def _warn_if_public(self) -> None:
         try:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from time import monotonic
 from types import TracebackType
-from typing import NamedTuple
 
-from app.admission.limit import Limit
+from app.admission.limit import WEIGHT, Limit, average
 from app.admission.queue import FairQueue
 from app.core.errors import DeadlineExceeded, TooManyRequests
 from app.core.inference import Deadline
@@ -27,9 +26,7 @@ class Slot:
     __slots__ = ("_has_output", "_is_left", "_limit", "_model_queue", "_quotas", "since")
 
     def __init__(self, model_queue: "ModelQueue", quotas: "tuple[Quota, ...]") -> None:
-        self._model_queue = model_queue
-        self._quotas = quotas
-        self.since = monotonic()
+        self._model_queue, self._quotas, self.since = model_queue, quotas, monotonic()
         self._has_output = self._is_left = False
         self._limit = model_queue.limit
         """A later configuration of the model has another limit, which does not know this request."""
@@ -44,8 +41,9 @@ class Slot:
         now = monotonic()
         self._limit.output(self, now)
         if not self._has_output:
-            self._has_output = True
-            self._model_queue.responded(now - self.since)
+            self._has_output, model_queue = True, self._model_queue
+            model_queue.output_s = average(model_queue.output_s, now - self.since)
+            model_queue.serve_queue()
 
     def answered(self) -> None:
         """Call this after each call to the model, if the slot is kept for several calls."""
@@ -117,8 +115,6 @@ MARGIN = 1.5
 LONGEST_RETRY_S = 30
 CALLERS_PER_SLOT = 2
 """The number of refused callers that get the same retry time. Some callers never retry; no slot stays free for them."""
-WEIGHT = 0.1
-"""The weight of the newest duration in the moving average."""
 MOST_PROMISES = 1024
 TICK_S = 0.01
 """Shortest time between two updates of a limit that grows with time."""
@@ -150,12 +146,16 @@ class Claim:
         Call it before you read the body.
         """
         if not self.has_slot:
-            self.model_queue.require_place(self, deadline)
+            self.model_queue.place_of(self, deadline)
 
     def admits(self, deadline: Deadline) -> bool:
         """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
-        model_queue = self.model_queue
-        return self.has_slot or model_queue.objection(self, deadline, model_queue.displaced_by(self)) is None
+        try:
+            if not self.has_slot:
+                self.model_queue.place_of(self, deadline, reserves=False)
+        except TooManyRequests:
+            return False
+        return True
 
     def try_enter(self) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it. The caller must release it."""
@@ -168,12 +168,9 @@ class Claim:
             TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
             DeadlineExceeded: If the deadline passes during the wait.
         """
-        slot = self.try_enter()
-        if slot is not None:
-            return slot
-        if (displaced := self.model_queue.require_place(self, deadline)) is not None:
+        if not self.has_slot and (displaced := self.model_queue.place_of(self, deadline)) is not None:
             self.model_queue.refuse(displaced, "Requests with a greater right to the queue came.")
-        return await self.model_queue.wait(Waiter(self, deadline))
+        return await self.enter_again(deadline)
 
     async def enter_again(self, deadline: Deadline) -> Slot:
         """Returns a further slot of a request that had one. It waits for its turn, however long the queue is.
@@ -186,26 +183,14 @@ class Claim:
 class Waiter:
     """One request in the queue."""
 
-    __slots__ = ("claim", "deadline", "key", "priority", "since", "slot")
+    __slots__ = ("claim", "deadline", "key", "priority", "slot")
 
     def __init__(self, claim: Claim, deadline: Deadline) -> None:
         self.claim = claim
         self.key = claim.key
         self.priority = claim.priority
         self.deadline = deadline
-        self.since = monotonic()
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-
-
-class Objection(NamedTuple):
-    """Why a request may not wait, and for how many seconds this remains so.
-
-    ``quota``: of the API key, if its own limit is the reason.
-    """
-
-    detail: str
-    wait_s: float = 0.0
-    quota: Quota | None = None
 
 
 class ModelQueue:
@@ -223,7 +208,7 @@ class ModelQueue:
         self._queued_at = -inf
         """Since when requests wait without a break."""
         self._next_growth: asyncio.TimerHandle | None = None
-        self._output_s: float | None = None
+        self.output_s: float | None = None
         """Moving average of the time to the first output of a decoupled model."""
         self._promised: dict[str, float] = {}
         """By key: when the caller that was refused last may expect a slot."""
@@ -231,12 +216,6 @@ class ModelQueue:
     @property
     def has_waiters(self) -> bool:
         return self._queue.size > 0
-
-    def responded(self, wait_s: float) -> None:
-        """Call this when the first output of a decoupled model has arrived, after ``wait_s`` seconds."""
-        before = self._output_s
-        self._output_s = wait_s if before is None else before + WEIGHT * (wait_s - before)
-        self.serve_queue()
 
     def serve_queue(self) -> None:
         """Gives free slots to waiting requests."""
@@ -268,34 +247,29 @@ class ModelQueue:
 
     async def wait(self, waiter: Waiter) -> Slot:
         if not self._queue.size:
-            self._queued_at = waiter.since
+            self._queued_at = monotonic()
         self._queue.add(waiter)
         for quota in waiter.claim.quotas:
             quota.waiting += 1
             quota.model_queues.add(self)
 
-        def expire() -> None:
-            if self._drop(waiter) and not waiter.slot.done():
-                text = "The deadline passed while the request waited for its turn."
-                waiter.slot.set_exception(DeadlineExceeded(text))
-
-        expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), expire)
         self.serve_queue()
         try:
-            return await waiter.slot
-        except asyncio.CancelledError:
+            async with asyncio.timeout(waiter.deadline.remaining_s()):
+                return await waiter.slot
+        except (TimeoutError, asyncio.CancelledError) as exc:
             slot = waiter.slot
             if not self._drop(waiter) and slot.done() and not slot.cancelled() and slot.exception() is None:
                 slot.result().leave(asyncio.CancelledError())  # granted in the same turn of the event loop
-            raise
-        finally:
-            expiry.cancel()
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            raise DeadlineExceeded("The deadline passed while the request waited for its turn.") from exc
 
     def refuse(self, waiter: Waiter, detail: str) -> None:
         """Ends the wait of a request with TooManyRequests."""
         self._drop(waiter)
         if not waiter.slot.done():
-            waiter.slot.set_exception(self._refused(waiter.claim, Objection(detail)))
+            waiter.slot.set_exception(TooManyRequests(detail, retry_after_s=self._retry_after_s(waiter.key)))
 
     def _drop(self, waiter: Waiter) -> bool:
         """Removes a request from the queue. Returns whether it was still waiting."""
@@ -310,51 +284,45 @@ class ModelQueue:
             if quota.waiting == 0:
                 quota.model_queues.clear()
 
-    def displaced_by(self, claim: Claim) -> Waiter | None:
-        """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
-        own = claim.quotas[0]
-        if own.waiting < own.max_waiting:
-            return None
-        return self._queue.displaced_by(claim.priority, claim.key, lambda waiter: waiter.claim.quotas[0] is own)
+    def place_of(self, claim: Claim, deadline: Deadline, *, reserves: bool = True) -> Waiter | None:
+        """Returns the request of the same pipeline that must leave its full queue for a new request, if any.
 
-    def require_place(self, claim: Claim, deadline: Deadline) -> Waiter | None:
-        """Returns the request whose place a new one takes, if any. Raises TooManyRequests if it may not wait."""
-        displaced = self.displaced_by(claim)
-        objection = self.objection(claim, deadline, displaced)
-        if objection is not None:
-            raise self._refused(claim, objection)
-        return displaced
+        Raises TooManyRequests if the new request may not wait. ``reserves``: whether that reserves a retry time.
+        """
+        own, displaced = claim.quotas[0], None
+        if own.waiting >= own.max_waiting:
+            is_of_pipeline = lambda waiter: waiter.claim.quotas[0] is own  # noqa: E731
+            displaced = self._queue.displaced_by(claim.priority, claim.key, is_of_pipeline)
 
-    def objection(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
-        """Returns why a request may not wait; None if it may wait."""
+        def refusal(detail: str, wait_s: float = 0.0, quota: Quota | None = None) -> TooManyRequests:
+            """``wait_s``: how long it remains so. ``quota``: of the API key, if its own limit is the reason."""
+            seconds = self._retry_after_s(claim.key, wait_s, quota) if reserves else None
+            return TooManyRequests(detail, retry_after_s=seconds)
+
         full = [each for each in claim.quotas if each.waiting >= each.max_waiting]
-        if full and (displaced is None or full != [claim.quotas[0]]):
+        if full and (displaced is None or full != [own]):
             key = next((each for each in full if each.of_key), None)
             if key is None:
-                return Objection("The queue of this pipeline is full.")
+                raise refusal("The queue of this pipeline is full.")
             detail = "This API key has reached its own limit of requests that run or wait at the same time."
             if not key.is_limited:
-                return Objection(detail)
+                raise refusal(detail)
             turn_s = self._expected_s / key.max_running  # its requests that wait already get their slots first
-            return Objection(detail, (key.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, key)
+            raise refusal(detail, (key.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, key)
         wait_s, quota = self._wait_of(claim, displaced)
         because = "" if quota is None else " because of the limit of its API key"
         over_s = wait_s * MARGIN + self._needed_s - deadline.remaining_s()
         if over_s > 0:
-            return Objection(f"The request cannot be answered before its deadline{because}.", over_s, quota)
+            raise refusal(f"The request cannot be answered before its deadline{because}.", over_s, quota)
         allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
         if wait_s > allowed_s:
-            return Objection(f"Too many requests wait for this model{because}.", wait_s - allowed_s, quota)
-        return None
-
-    def _refused(self, claim: Claim, objection: Objection) -> TooManyRequests:
-        detail, wait_s, quota = objection
-        return TooManyRequests(detail, retry_after_s=self._retry_after_s(claim.key, wait_s, quota))
+            raise refusal(f"Too many requests wait for this model{because}.", wait_s - allowed_s, quota)
+        return displaced
 
     @property
     def _needed_s(self) -> float:
         """Expected time from the start of a request to its answer or its first output."""
-        return self._service_s if self._output_s is None else self._output_s
+        return self._service_s if self.output_s is None else self.output_s
 
     @property
     def _expected_s(self) -> float:

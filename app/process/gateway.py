@@ -51,7 +51,7 @@ def unknown_scopes(catalog: Catalog, keys: FollowedKeys) -> Iterator[str]:
     Without ``gateway.yaml`` there are none, because models come and go.
     """
     served = [*catalog.entries, *catalog.oip_models.names]
-    for key in keys.ring.keys if catalog.file is not None else ():
+    for key in keys.keys if catalog.file is not None else ():
         for name in sorted(set(key.pipelines or ()) - set(served)):
             known = nearest(name, served)
             yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
@@ -64,7 +64,7 @@ def exceeded_limits(catalog: Catalog, keys: FollowedKeys | None, processes: int)
         for name, entry in catalog.entries.items()
         for key in ("in_flight", "per_key")
     ]
-    for each in () if keys is None else keys.ring.keys:
+    for each in () if keys is None else keys.keys:
         limits.append((f"limits.in_flight of the API key '{each.caller.id}'", each.caller.limits.in_flight))
     each_runs = f"but each of the {processes} processes runs at least 1 request: together they run up to {processes}"
     return (f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes)

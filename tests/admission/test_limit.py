@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.admission.admission import limit_for
+from app.admission.admission import Admission
 from app.admission.limit import Limit, ThroughputLimit
 from app.core.errors import TooManyRequests
 from app.core.model import Capacity
@@ -113,7 +113,7 @@ def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
 
 
 def test_a_limit_set_in_the_file_does_not_adapt() -> None:
-    limit = limit_for(Capacity(instances=2, requests=8), in_flight=5)
+    limit = Admission().of("p", "m", Capacity(instances=2, requests=8), 5).model_queue.limit
     assert type(limit) is Limit
     limit.ended(None, 1.0, TooManyRequests("full"), is_full=False)
     for number in range(1000):

@@ -7,7 +7,7 @@ import pytest
 
 from app.admission.admission import Admission, PipelineAdmission
 from app.admission.keys import ANYONE
-from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
+from app.admission.limit import COLD_STREAMS, STREAMS, StreamLimit
 from app.core.errors import TooManyRequests
 from tests.admission.simulated import DECOUPLED, Places, Seen, burst, percentile, pipeline
 from tests.toolkit.simulated_clock import simulated

@@ -13,15 +13,25 @@ call: each request is sent again, alone.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from app.coalescing.rows import RowsMismatch, bytes_of, check_rows, cut, joined, key_of, rows_of
-from app.coalescing.trial import Coalescing, Joinable
+from app.coalescing.rows import (
+    Coalescing,
+    Joinable,
+    RowsMismatch,
+    bytes_of,
+    check_rows,
+    cut,
+    joined,
+    key_of,
+    rows_of,
+)
 from app.core.engine import Engine
 from app.core.errors import (
     ContractViolation,
@@ -67,21 +77,21 @@ class SharedCallMetrics:
         self._repeats_of(model).inc(calls)
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request that waits for its turn, and then for the call that it shares, whose ``task`` answers ``members``."""
+    """A request that waits for its turn, and then for the call that it shares, whose ``task`` answers ``members``.
 
-    __slots__ = ("answer", "deadline", "joinable", "members", "request", "rows", "size", "task")
+    ``answer``: None if the request must be sent alone.
+    """
 
-    def __init__(self, request: InferenceRequest, joinable: Joinable, deadline: Deadline, rows: int, size: int) -> None:
-        self.request = request
-        self.joinable = joinable
-        self.deadline = deadline
-        self.rows = rows
-        self.size = size
-        self.members: list[_Waiting] = []
-        self.task: asyncio.Task[None] | None = None
-        self.answer: asyncio.Future[InferenceResponse | None] = asyncio.get_running_loop().create_future()
-        """None: the request must be sent alone."""
+    request: InferenceRequest
+    joinable: Joinable
+    deadline: Deadline
+    rows: int
+    size: int
+    answer: "asyncio.Future[InferenceResponse | None]"
+    members: "Sequence[_Waiting]" = ()
+    task: asyncio.Task[None] | None = None
 
     def give(self, response: InferenceResponse | None) -> None:
         if not self.answer.done():
@@ -90,15 +100,6 @@ class _Waiting:
     def fail(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-
-    def expire(self) -> None:
-        self.fail(DeadlineExceeded(f"Model '{self.request.model}' did not answer before the deadline."))
-        self.leave()
-
-    def leave(self) -> None:
-        """The caller does not wait any more; its rows are dropped. The last one to leave cancels the call."""
-        if self.task is not None and all(each.answer.done() for each in self.members):
-            self.task.cancel()
 
 
 class CoalescingEngine(Engine):
@@ -151,20 +152,21 @@ class _Model:
         fits = rows is not None and rows <= coalescing.max_items and 2 * size <= coalescing.max_bytes
         if rows is None or not fits or not self._may_share(coalescing):
             return await self._alone(request, joinable, rows, deadline)
-        waiting = _Waiting(request.owned(), joinable, deadline, rows, size)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(request.owned(), joinable, deadline, rows, size, loop.create_future())
         self.waiting.setdefault((coalescing, key_of(request)), deque()).append(waiting)
         self._start_calls()
-        expiry = asyncio.get_running_loop().call_later(deadline.remaining_s(), waiting.expire)
         try:
-            response = await waiting.answer
-        except asyncio.CancelledError:
-            if waiting.answer.cancelled():
-                waiting.leave()
-            else:
+            async with asyncio.timeout(deadline.remaining_s()):
+                response = await waiting.answer
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            if not waiting.answer.cancelled():
                 waiting.answer.exception()  # answered in the same turn of the event loop
-            raise
-        finally:
-            expiry.cancel()
+            elif waiting.task is not None and all(each.answer.done() for each in waiting.members):
+                waiting.task.cancel()  # nobody waits for the call any more
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            raise DeadlineExceeded(f"Model '{self._name}' did not answer before the deadline.") from exc
         if response is None:
             self._shared.metrics.repeated(self._name)
             return await self._alone(request, joinable, rows, deadline)
@@ -191,8 +193,15 @@ class _Model:
                 self._end(coalescing, response.version, exc)
         return response
 
-    def _call_ended(self, _task: object = None) -> None:
+    def _call_ended(self, members: Sequence[_Waiting] = (), task: asyncio.Task[None] | None = None) -> None:
+        """A call that was cancelled, or has an unexpected exception, ends for all of its members."""
         self.running -= 1
+        if task is not None and task.cancelled():
+            for each in members:
+                each.answer.cancel()
+        elif task is not None and (error := task.exception()) is not None:
+            for each in members:
+                each.fail(error)
         self._start_calls()
 
     def _start_calls(self) -> None:
@@ -202,8 +211,8 @@ class _Model:
                 return
             if members := self._taken():
                 self.running += 1
-                task = asyncio.create_task(self._run(members))
-                task.add_done_callback(self._call_ended)
+                task = asyncio.create_task(self._answer(members))
+                task.add_done_callback(partial(self._call_ended, members))
                 for each in members:
                     each.members, each.task = members, task
 
@@ -224,18 +233,6 @@ class _Model:
         if waiting:
             self.waiting[key] = waiting  # behind the other keys
         return taken
-
-    async def _run(self, members: list[_Waiting]) -> None:
-        """Answers every member of a call; an exception that is not expected fails all of them."""
-        try:
-            await self._answer(members)
-        except asyncio.CancelledError:
-            for each in members:
-                each.answer.cancel()
-            raise
-        except Exception as exc:
-            for each in members:
-                each.fail(exc)
 
     async def _answer(self, members: list[_Waiting]) -> None:
         """Makes one call, and after a failure of the model further calls by halves, within a budget of calls."""

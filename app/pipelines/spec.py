@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from app.coalescing.trial import Coalescing, refusals_of
+from app.coalescing.rows import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Seconds, Section
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest

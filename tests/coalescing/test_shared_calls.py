@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.coalescing.rows import key_of
+from app.coalescing.rows import Coalescing, key_of
 from app.coalescing.shared_calls import (
     PAUSE_S,
     SPLITS,
@@ -18,7 +18,6 @@ from app.coalescing.shared_calls import (
     SharedCallMetrics,
     for_one_of_several,
 )
-from app.coalescing.trial import Coalescing
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from app.coalescing.trial import Coalescing
+from app.coalescing.rows import Coalescing
 from app.core.engine import Engine
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.inference import Tensor

@@ -1,12 +1,12 @@
-"""The values of a request: its id, its deadline and its arrays."""
+"""The values of a request: its id, its deadline, its arrays, and its trace by the rules of W3C Trace Context."""
 
-import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.core.inference import (
     DTYPE_BY_DATATYPE,
@@ -14,30 +14,16 @@ from app.core.inference import (
     FLOOR_S,
     INTEGER_DATATYPES,
     Deadline,
+    TraceContext,
     bytes_array,
     new_request_id,
 )
 
 
-def test_ids_are_32_hexadecimal_digits_and_never_repeat_in_any_thread() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        batches = pool.map(lambda _: [new_request_id() for _ in range(500)], range(16))
-    ids = [each for batch in batches for each in batch]
-    assert len(set(ids)) == len(ids) == 8000
+def test_ids_are_32_hexadecimal_digits_and_never_repeat() -> None:
+    ids = {new_request_id() for _ in range(1000)}
+    assert len(ids) == 1000
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
-
-
-def test_a_forked_process_gets_other_ids() -> None:
-    new_request_id()  # fills the buffer of unused ids
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(write_end, new_request_id().encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read_end, 64).decode() != new_request_id()
-    os.close(read_end)
-    os.close(write_end)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, 1e-9, FLOOR_S / 2])
@@ -70,3 +56,80 @@ def test_bytes_keep_their_trailing_nuls_and_their_shape(shape: tuple[int, ...]) 
     values = [b"a\0", b"\0\0"] if 0 not in shape else []
     array = bytes_array(values, shape)
     assert (array.shape, array.dtype, list(array.flat)) == (shape, np.object_, values)
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+EXAMPLE = f"00-{TRACE}-{SPAN}-01"
+
+
+def test_the_example_of_the_standard_is_parsed() -> None:
+    trace = TraceContext.parse(EXAMPLE, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
+    assert trace == TraceContext(TRACE, SPAN, 1, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
+    assert trace.is_sampled
+    assert trace.traceparent == EXAMPLE
+    unsampled = TraceContext.parse(f"00-{TRACE}-{SPAN}-00")
+    assert unsampled == TraceContext(TRACE, SPAN, 0)
+    assert not unsampled.is_sampled
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        "garbage",
+        EXAMPLE + "\n",
+        " " + EXAMPLE,
+        EXAMPLE + "-",
+        EXAMPLE + "-more",
+        EXAMPLE.upper(),
+        EXAMPLE.replace("-", ""),
+        f"ff-{TRACE}-{SPAN}-01",
+        f"0-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[:-1]}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{SPAN}-0x",
+        f"01-{TRACE}-{SPAN}-01more",
+        f"01-{TRACE}-{SPAN}-01-a\r\nX-Evil: 1",
+        f"00-{TRACE[:-1]}\u0661-{SPAN}-01",
+    ],
+)
+def test_an_invalid_traceparent_is_ignored(traceparent: str) -> None:
+    assert TraceContext.parse(traceparent) is None
+
+
+def test_a_future_traceparent_is_downgraded_to_version_00() -> None:
+    trace = TraceContext.parse(f"cc-{TRACE}-{SPAN}-f9-what-the-future-will-be-like")
+    assert trace is not None
+    assert trace.traceparent == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("tracestate", "kept"),
+    [
+        ("", ""),
+        ("a=1 , b=2,\tc=3", "a=1,b=2,c=3"),
+        ("tenant@system=x", "tenant@system=x"),
+        ("a=1,,b=2", "a=1,b=2"),
+        ("A=1", ""),
+        ("a", ""),
+        ("a=1\r\nx: y", ""),
+        ("a=b=c", ""),
+        ("a=\u00e4", ""),
+        (",".join(f"k{number}=v" for number in range(33)), ""),
+        ("a=" + "x" * 520, ""),
+    ],
+)
+def test_an_invalid_tracestate_is_dropped_alone(tracestate: str, kept: str) -> None:
+    trace = TraceContext.parse(EXAMPLE, tracestate)
+    assert trace is not None
+    assert trace.state == kept
+
+
+@given(st.binary(min_size=1, max_size=1), st.binary(min_size=1, max_size=1), st.text(max_size=8), st.text(max_size=40))
+def test_any_parsed_traceparent_is_valid_when_passed_on(version: bytes, flags: bytes, rest: str, state: str) -> None:
+    trace = TraceContext.parse(f"{version.hex()}-{TRACE}-{SPAN}-{flags.hex()}{rest}", state)
+    if trace is not None:
+        assert TraceContext.parse(trace.traceparent, trace.state) == trace
+        assert (trace.traceparent + trace.state).isprintable()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
+from app.streams.store import KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024
 
@@ -17,15 +17,6 @@ def added(quota: KeepQuota, stream_id: str, caller: str = "", kib: int = 0, *, e
     quota.grow(kept, kib * KIB)
     quota.mark(kept, evictable=evictable)
     return kept
-
-
-def test_usage_is_the_sum_of_all_streams_and_returns_to_zero() -> None:
-    quota = quota_of()
-    streams = [added(quota, str(number), caller, kib=10) for number, caller in enumerate(["", "a", "b", "a"])]
-    assert (quota.total.streams, quota.total.size) == (4, 4 * (STREAM_BYTES + 10 * KIB))
-    for kept in streams:
-        quota.remove(kept)
-    assert (quota.total.streams, quota.total.size, quota.total.evictable) == (0, 0, {})
 
 
 def test_a_further_stream_must_fit_into_both_limits() -> None:

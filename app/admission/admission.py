@@ -103,7 +103,8 @@ class Admission:
             self._loads[model] = capacity, in_flight
             if in_flight is None:
                 adaptive = StreamLimit if capacity.is_decoupled else ThroughputLimit
-                limit: Limit = adaptive(capacity.times(self._servers), self._own.of)
+                instances, requests = self._servers * capacity.instances, self._servers * capacity.requests
+                limit: Limit = adaptive(instances, requests, self._own.of)
             else:
                 limit = Limit(self.share(in_flight) or 0)
             if model_queue is None:

@@ -4,7 +4,6 @@ from collections.abc import Hashable
 from math import ceil, inf
 
 from app.core.errors import TooManyRequests
-from app.core.model import Capacity
 
 WINDOW_S = 0.25
 WINDOW_ANSWERS = 16
@@ -53,10 +52,9 @@ class ThroughputLimit(Limit):
     attempt.
     """
 
-    def __init__(self, capacity: Capacity, processes: int = 1) -> None:
-        self._instances = ceil(capacity.instances / processes)
-        self._lowest = self._instances + 1
-        super().__init__(min(max(self._lowest, ceil(capacity.requests / processes)), HIGHEST))
+    def __init__(self, instances: int, requests: int, processes: int = 1) -> None:
+        self._lowest = ceil(instances / processes) + 1
+        super().__init__(min(max(self._lowest, ceil(requests / processes)), HIGHEST))
         self._base = self.value
         self._base_rate = 0.0
         """Answers per second with the limit ``_base``."""
@@ -179,11 +177,11 @@ class StreamLimit(Limit):
     without a first output is never higher than the window, so a full model holds at most that many in its own queue.
     """
 
-    def __init__(self, capacity: Capacity, processes: int = 1) -> None:
-        self._lowest = ceil(capacity.instances / processes) + 1
+    def __init__(self, instances: int, requests: int, processes: int = 1) -> None:
+        self._lowest = ceil(instances / processes) + 1
         self._fewest = ceil(STREAMS / processes)
         self._most_cold = ceil(COLD_STREAMS / processes)
-        self._proven = float(max(ceil(capacity.requests / processes) - self._fewest, 0))
+        self._proven = float(max(ceil(requests / processes) - self._fewest, 0))
         """The most streams that produced outputs at the same time. With the window it starts as configured."""
         self._window = HIGHEST
         """How many more streams may try. After a late first output 0, then 1; it doubles if there was room for them."""

@@ -154,7 +154,7 @@ def refusals_of(models: Sequence[ModelConfig]) -> Iterator[str]:
             f"does not batch (max_batch_size is {batch})": batch < 2,
             **{f"has the input '{each}', which is ragged or a shape tensor": True for each in model.unjoinable_inputs},
             "has a response_cache, which joined requests never hit": model.caches_responses,
-            **{f"may omit the output '{each}', and {omitted}": True for each in model.may_omit},
+            **{f"may omit the output '{each}', and {omitted}": True for each in model.names_in("may_omit")},
         }
         yield from (f"model '{model.name}' {refusal}" for refusal, applies in found.items() if applies)
 

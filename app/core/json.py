@@ -6,7 +6,6 @@ does other work: docs/decisions/0005-bodies-and-json.md.
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -24,8 +23,9 @@ PART_BYTES = 1024 * 1024
 """The size of a part: a larger text would be copied too often while it grows."""
 
 
-json_of = partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
-"""Renders numpy arrays as lists, NaN and infinity as ``null``."""
+def json_of(value: Any) -> bytes:
+    """Renders numpy arrays as lists, NaN and infinity as ``null``."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def is_large(values: Mapping[str, Any]) -> bool:

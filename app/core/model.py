@@ -94,7 +94,7 @@ class ModelConfig:
     @property
     def calls(self) -> tuple[str, ...]:
         """The models that this model calls: an ensemble's steps, and the declared calls of a BLS model."""
-        return (*(step.model for step in self.steps), *self.bls_calls)
+        return (*(step.model for step in self.steps), *self.names_in("bls_calls"))
 
     @property
     def declares_tensors(self) -> bool:
@@ -113,39 +113,17 @@ class ModelConfig:
             written |= {tensor for i in ready for _, tensor in waiting.pop(i).output_map}
         return order
 
-    def input(self, name: str) -> TensorSpec | None:
-        return next((spec for spec in self.inputs if spec.name == name), None)
-
-    def output(self, name: str) -> TensorSpec | None:
-        return next((spec for spec in self.outputs if spec.name == name), None)
-
     def parameter(self, name: str) -> str:
         """Returns an empty string if the configuration does not set the parameter."""
         return dict(self.parameters).get(name, "")
 
     def names_in(self, parameter: str) -> tuple[str, ...]:
-        """The names that a parameter lists, separated by commas."""
+        """The names that a parameter lists, separated by commas, as declared by the model's author.
+
+        ``may_omit``: the outputs that may be missing in a response. ``bls_calls``: the models that its script calls.
+        ``early_exits``: the reasons of early exits that it causes by an error.
+        """
         return tuple(name for part in self.parameter(parameter).split(",") if (name := part.strip()))
-
-    @property
-    def may_omit(self) -> tuple[str, ...]:
-        """The outputs that the model may omit from a response, as declared by its author."""
-        return self.names_in("may_omit")
-
-    @property
-    def bls_calls(self) -> tuple[str, ...]:
-        """The models that the model's script calls, as declared by its author."""
-        return self.names_in("bls_calls")
-
-    @property
-    def reads_traceparent(self) -> bool:
-        """Whether the model reads the request parameter ``traceparent``, as declared by its author."""
-        return self.parameter("reads_traceparent").lower() == "true"
-
-    @property
-    def early_exits(self) -> tuple[str, ...]:
-        """The reasons of early exits that the model causes by an error, as declared by its author."""
-        return self.names_in("early_exits")
 
 
 def walk(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
@@ -176,7 +154,8 @@ def takes_traceparent(config: ModelConfig, models: Mapping[str, ModelConfig]) ->
     A model must declare it. The vLLM backend fails on parameters that it does not know.
     """
     below = reached(config, models)
-    return any(each.reads_traceparent for each in below) and all(each.backend != "vllm" for each in below)
+    is_read = any(each.parameter("reads_traceparent").lower() == "true" for each in below)
+    return is_read and all(each.backend != "vllm" for each in below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +213,6 @@ class Capacity:
     requests: int = 1
     """Requests in these executions, if every batch is full."""
     is_decoupled: bool = False
-
-    def times(self, servers: int) -> "Capacity":
-        """Returns the capacity of this number of servers."""
-        return Capacity(servers * self.instances, servers * self.requests, self.is_decoupled)
 
 
 def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capacity:

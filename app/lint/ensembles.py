@@ -227,7 +227,7 @@ def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterabl
     Omissions are declared by a model's parameter ``may_omit`` (config.pbtxt) or by a pipeline's early-exit rule
     ``missing``. An ensemble omits what its steps omit, and the reverse.
     """
-    declared = [(name, output) for name, config in models.items() for output in config.may_omit]
+    declared = [(name, output) for name, config in models.items() for output in config.names_in("may_omit")]
     declared += [(spec.model, name) for spec in pipelines for rule in spec.early_exit for name in rule.missing or ()]
     same: dict[Output, set[Output]] = {}
     for wiring in wirings:

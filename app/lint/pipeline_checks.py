@@ -135,7 +135,7 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
         config = models.get(cancel.model)
         if config is None:
             yield ("cancel", "model"), _no_model(cancel.model, models)
-        elif config.input(cancel.input) is None and not is_auto_completed(config):
+        elif cancel.input not in {each.name for each in config.inputs} and not is_auto_completed(config):
             near = nearest(cancel.input, [each.name for each in config.inputs])
             yield ("cancel", "input"), f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
     for index, step in enumerate(spec.rejects_input):

@@ -90,7 +90,7 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
         if not config.is_ensemble:
             places = sum(step.model == config.name for step in steps) + 1
             name = config.name if places == 1 else f"{config.name}#{places}"
-            calls = tuple(models[model] for model in config.bls_calls if model in models)
+            calls = tuple(models[model] for model in config.names_in("bls_calls") if model in models)
             steps.append(step := GraphStep(name, config, ensemble, version, calls))
             for spec in config.inputs:
                 if spec.name in given:

@@ -24,11 +24,6 @@ class Event(NamedTuple):
     data: bytes
 
     @property
-    def size(self) -> int:
-        """The event's size in bytes, without the overhead of the object."""
-        return len(self.data)
-
-    @property
     def is_terminal(self) -> bool:
         return self.name in TERMINAL
 
@@ -89,7 +84,8 @@ class LiveLog:
         self._events.append(event)
         self._last_bytes = size = len(event.data)
         self._held_bytes += size
-        self._wake()
+        if (changed := self._changed) is not None and not changed.done():
+            changed.set_result(None)
 
     async def room(self) -> None:
         while self.is_full:
@@ -98,14 +94,15 @@ class LiveLog:
     async def read(self, after: int) -> list[Event]:
         self._held_bytes -= self._taken_bytes
         self._taken_bytes = 0
-        self._wake()
+        if (changed := self._changed) is not None and not changed.done():
+            changed.set_result(None)
         while not self._events:
             await self._change()
         events, self._events, self._taken_bytes = self._events, [], self._held_bytes
         if self._held_bytes > MAX_READ_BYTES:
             count = _count_within(events, MAX_READ_BYTES)
             events, self._events = events[:count], events[count:]
-            self._taken_bytes = sum(event.size for event in events)
+            self._taken_bytes = sum(len(event.data) for event in events)
         return events
 
     def _change(self) -> asyncio.Future[None]:
@@ -113,16 +110,12 @@ class LiveLog:
         self._changed = asyncio.get_running_loop().create_future()
         return self._changed
 
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
 
 def _count_within(events: Sequence[Event], max_bytes: int) -> int:
     """The number of first events that together have at most ``max_bytes``; at least one, if there is one."""
     size = 0
     for count, event in enumerate(events):
-        size += event.size
+        size += len(event.data)
         if size > max_bytes and count:
             return count
     return len(events)
@@ -194,7 +187,7 @@ class ReplayLog:
         return count > 0
 
     def _drop_oldest(self) -> None:
-        self._bytes -= self._events.popleft().size
+        self._bytes -= len(self._events.popleft().data)
 
     async def read(self, after: int) -> list[Event]:
         """Raises StreamEvicted if events after ``after`` have been dropped."""
@@ -235,5 +228,5 @@ class ReplayLog:
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
-        self._bytes += event.size
+        self._bytes += len(event.data)
         self.last_id, self.has_ended = event.id, event.is_terminal

@@ -13,6 +13,7 @@ from app.streams.store import (
     STREAM_BYTES,
     KeepLimits,
     KeptStream,
+    Reader,
     StreamStore,
     evicted,
     new_stream_id,
@@ -63,9 +64,12 @@ class MemoryStore(StreamStore):
         kept.await_reader()
         return kept.id
 
-    async def reader(self, stream_id: str, after: int = 0) -> "MemoryReader | None":
+    async def reader(self, stream_id: str, after: int = 0) -> Reader | None:
         kept = self._found(stream_id)
-        return MemoryReader(self, kept) if kept.log.resume(after) else None
+        if not kept.log.resume(after):
+            return None
+        self._read_by(kept, 1)
+        return Reader(kept.log, partial(self._read_by, kept, -1))
 
     async def caller_of(self, stream_id: str) -> str:
         return self._found(stream_id).caller
@@ -88,7 +92,7 @@ class MemoryStore(StreamStore):
                     kept.stream.end(StreamCancelled(f"No client read the stream for {kept.resume_s:g} s."))
                     kept.await_reader()
 
-    def read_by(self, kept: _Kept, readers: int) -> None:
+    def _read_by(self, kept: _Kept, readers: int) -> None:
         """Called when a reader opens (1) or closes (-1)."""
         kept.readers += readers
         if kept.id in self._kept:
@@ -148,18 +152,3 @@ class MemoryStore(StreamStore):
         if self._report_freed is not None and self._freed >= FREED_BYTES:
             self._report_freed(self._freed)
             self._freed = 0
-
-
-class MemoryReader:
-    """Implements :class:`app.streams.store.Reader`."""
-
-    is_full = False
-
-    def __init__(self, store: MemoryStore, kept: _Kept) -> None:
-        self._store = store
-        self._kept = kept
-        self.read = kept.log.read
-        store.read_by(kept, 1)
-
-    async def close(self) -> None:
-        self._store.read_by(self._kept, -1)

@@ -18,22 +18,22 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
-from app.core.errors import Internal, StreamCancelled, UpstreamUnavailable
+from app.core.errors import Internal, StreamCancelled
 from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
-from app.streams.redis_client import (
+from app.streams.redis_read import (
     LEASE_MS,
     OUTAGE_S,
     PREFIX,
     PRESENCE_MS,
     RETRY_PAUSE_S,
-    UNAVAILABLE,
     Keys,
+    RedisReader,
+    Tailer,
     batches,
     client_of,
     owner_key,
     redis_errors,
 )
-from app.streams.redis_read import RedisReader, Tailer
 from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, StreamStore, evicted, new_stream_id, unknown
 from app.streams.stream import ProblemOf, Stream
 
@@ -132,9 +132,9 @@ class RedisStore(StreamStore):
 
     async def require_room(self, caller: str) -> None:
         """Also rejects at once while Redis has not answered the last heartbeats, and later after ANSWER_S."""
-        if time.monotonic() - self._beat_at > HEARTBEAT_S + ANSWER_S:
-            raise UpstreamUnavailable(UNAVAILABLE)
         async with redis_errors(ANSWER_S):
+            if time.monotonic() - self._beat_at > HEARTBEAT_S + ANSWER_S:
+                raise TimeoutError
             await self._requests.ping()
             await super().require_room(caller)
 
@@ -235,7 +235,7 @@ class RedisStore(StreamStore):
         Retries while Redis is unavailable, but only briefly if the model waits, because Triton buffers responses.
         Drops the oldest events that do not fit into the limit of the stream or of the process.
         """
-        sizes, added = owned.sizes, [event.size + EVENT_BYTES for event in events]
+        sizes, added = owned.sizes, [len(event.data) + EVENT_BYTES for event in events]
         sizes.extend(added)
         grown = sum(added)
         while owned.size + grown > MAX_REPLAY_BYTES and len(sizes) > 1 + events[-1].is_terminal:

@@ -6,14 +6,15 @@ each caller. Ended streams without a reader can be evicted, so that they never k
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec import Struct
 
 from app.core.errors import StreamEvicted, TooManyRequests, UnknownStream
-from app.streams.events import Event, EventLog
+from app.streams.events import Event, EventLog, ReplayLog
 from app.streams.stream import Stream
 
 STREAM_BYTES = 4096
@@ -153,16 +154,22 @@ def evicted() -> StreamEvicted:
     return StreamEvicted("The gateway dropped this ended stream to make room for newer ones.")
 
 
-class Reader(Protocol):
+class Reader:
     """One connection to a stream; while it is open, the stream has a reader."""
 
-    is_full: bool
-    """Always False, because a stream does not wait for its readers."""
+    is_full = False
+    """A stream does not wait for its readers."""
+
+    def __init__(self, log: ReplayLog, closed: Callable[[], None]) -> None:
+        self._log = log
+        self._closed = closed
 
     async def read(self, after: int) -> list[Event]:
         """Waits for the events after ``after``, at least one. Raises StreamEvicted or UpstreamUnavailable."""
+        return await self._log.read(after)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self._closed()
 
 
 class StreamStore(ABC):

@@ -65,7 +65,7 @@ async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
     for name, found in sorted(versions.items()):
         with suppress(ModelNotReady):
             config = await engine.model_config(name)
-            models.append(RepositoryModel(name, config, tuple(found), frozenset(config.bls_calls)))
+            models.append(RepositoryModel(name, config, tuple(found), frozenset(config.names_in("bls_calls"))))
     return models
 
 
@@ -95,7 +95,7 @@ def _read_model(folder: ModelFolder) -> RepositoryModel:
             name,
             config,
             folder.loaded,
-            frozenset(config.bls_calls) | folder.scripts.calls,
+            frozenset(config.names_in("bls_calls")) | folder.scripts.calls,
             backend=folder.backend,
             refusals=tuple(refusals(folder)),
             lacks=tuple(map(str, folder.missing_scripts)),

@@ -50,7 +50,7 @@ def under_load(limit: ThroughputLimit, service: Service, answers: int = 4000, no
 
 def test_a_model_that_does_not_batch_keeps_a_short_queue() -> None:
     """One instance, 100 ms for each request, and a declared batch size that the model does not use."""
-    limit = ThroughputLimit(Capacity(instances=1, requests=8))
+    limit = ThroughputLimit(1, 8)
     rate = under_load(limit, fifo(1, 0.1))
     assert limit.value <= 4
     assert rate == pytest.approx(10.0, rel=0.1)
@@ -58,48 +58,48 @@ def test_a_model_that_does_not_batch_keeps_a_short_queue() -> None:
 
 def test_a_fast_model_gets_a_high_limit() -> None:
     """One request takes 0.2 ms: all 256 connections of a benchmark may run at once."""
-    limit = ThroughputLimit(Capacity(instances=1, requests=1))
+    limit = ThroughputLimit(1, 1)
     under_load(limit, fifo(1, 0.0002), 60_000)
     assert limit.value >= 256
 
 
 def test_batches_are_filled_if_that_increases_throughput() -> None:
     service = batching(1, 0.02, 0.001, 32)
-    limit = ThroughputLimit(Capacity(instances=1, requests=32))
+    limit = ThroughputLimit(1, 32)
     rate = under_load(limit, service, 20_000)
     assert rate >= 0.85 * 64 / service(64)
 
 
 def test_a_chain_of_batching_steps_gets_enough_requests_for_all_of_them() -> None:
     """Each further request adds a little throughput, as measured: 157 answers per second with 16, 240 with 64."""
-    limit = ThroughputLimit(Capacity(instances=1, requests=16))
+    limit = ThroughputLimit(1, 16)
     rate = under_load(limit, lambda running: (running + 12) / 285)
     assert rate >= 0.9 * 285 * 64 / (64 + 12)
 
 
 def test_a_model_with_undeclared_concurrency_gets_a_higher_limit() -> None:
     """The configuration declares one instance, but the model runs 40 requests at a time."""
-    limit = ThroughputLimit(Capacity(instances=1, requests=1))
+    limit = ThroughputLimit(1, 1)
     rate = under_load(limit, lambda running: 0.5 * max(running / 40, 1.0), 12_000)
     assert rate >= 0.85 * 80
 
 
 def test_the_limit_recovers_after_a_slow_phase() -> None:
-    limit = ThroughputLimit(Capacity(instances=2, requests=4))
+    limit = ThroughputLimit(2, 4)
     before = under_load(limit, fifo(2, 0.01))
     under_load(limit, fifo(2, 3.0), 60)
     assert under_load(limit, fifo(2, 0.01)) >= 0.9 * before
 
 
 def test_the_limit_is_unchanged_while_no_requests_wait() -> None:
-    limit = ThroughputLimit(Capacity(instances=2, requests=8))
+    limit = ThroughputLimit(2, 8)
     for number in range(5000):
         limit.ended(None, number * 0.01, None, is_full=False)
     assert limit.value == 8
 
 
 def test_a_full_queue_in_triton_lowers_the_limit() -> None:
-    limit = ThroughputLimit(Capacity(instances=2, requests=64))
+    limit = ThroughputLimit(2, 64)
     limit.ended(None, 1.0, TooManyRequests("full"), is_full=False)
     assert limit.value < 64
     for _ in range(20):
@@ -108,7 +108,7 @@ def test_a_full_queue_in_triton_lowers_the_limit() -> None:
 
 
 def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
-    parts = [ThroughputLimit(Capacity(instances=4, requests=16), processes=4).value for _ in range(4)]
+    parts = [ThroughputLimit(4, 16, processes=4).value for _ in range(4)]
     assert sum(parts) == 16
 
 

@@ -137,7 +137,7 @@ class TestTheLimit:
     @pytest.fixture
     def limit(self) -> StreamLimit:
         """Eight streams run, with a first output after 50 ms."""
-        limit = StreamLimit(DECOUPLED)
+        limit = StreamLimit(1, 1)
         self.started(limit, range(8), 0.0)
         self.answered(limit, range(8), 0.05)
         return limit
@@ -228,7 +228,7 @@ class TestTheLimit:
         assert limit.value == before
 
     def test_the_limit_is_lower_for_each_of_several_workers(self) -> None:
-        assert StreamLimit(DECOUPLED, processes=4).value == STREAMS / 4
+        assert StreamLimit(1, 1, processes=4).value == STREAMS / 4
 
 
 def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:

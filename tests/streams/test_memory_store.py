@@ -14,8 +14,8 @@ from app.core.errors import InvalidRequest, StreamCancelled, StreamEvicted, TooM
 from app.core.inference import InferenceResponse
 from app.streams import memory_store
 from app.streams.events import Event, ReplayLog
-from app.streams.memory_store import MemoryReader, MemoryStore
-from app.streams.store import STREAM_BYTES, KeepLimits
+from app.streams.memory_store import MemoryStore
+from app.streams.store import STREAM_BYTES, KeepLimits, Reader
 from app.streams.stream import Stream
 from tests.toolkit.streams import stream_of
 
@@ -63,7 +63,7 @@ async def kept(
     return stream, stream_id
 
 
-async def opened(store: MemoryStore, stream_id: str, after: int = 0) -> MemoryReader:
+async def opened(store: MemoryStore, stream_id: str, after: int = 0) -> Reader:
     reader = await store.reader(stream_id, after)
     assert reader is not None
     return reader

@@ -20,8 +20,7 @@ from app.core.errors import (
 )
 from app.streams import redis_read, redis_store
 from app.streams.events import Event, LiveLog
-from app.streams.redis_client import Keys, client_of
-from app.streams.redis_read import RedisReader
+from app.streams.redis_read import Keys, RedisReader, client_of
 from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, RedisStore
 from app.streams.store import KEEP_LIMITS, KeepLimits
 from app.streams.stream import Stream

@@ -36,7 +36,6 @@ def test_a_plain_model() -> None:
     assert (config.name, config.backend, config.max_batch_size) == ("plain", "python", 8)
     assert config.inputs == (TensorSpec("X", "FP32", (-1, 4)), TensorSpec("NOTE", "BYTES", (1,), optional=True))
     assert config.outputs == (TensorSpec("Y", "BF16", (2,)),)
-    assert (config.input("NOTE"), config.output("X")) == (config.inputs[1], None)
     assert (config.decoupled, config.is_ensemble, config.instance_count) == (True, False, 3)
     assert config.parameters == (("a", "1"), ("b", "2"))
 

@@ -191,7 +191,8 @@ class _PartAnswer(Answer):
             return
         outputs, items = list[Tensor](), self._items
         for each in response.outputs.values():
-            array, spec = each.array, self._batch.pipeline.config.output(each.name)
+            array, declared = each.array, self._batch.pipeline.config.outputs
+            spec = next((output for output in declared if output.name == each.name), None)
             if array.size and array.shape[:1] != (len(items),):
                 shape = None if spec is None else declared_shape(array.shape, (len(items), *spec.dims))
                 array = array if shape is None else array.reshape(shape)

@@ -401,4 +401,4 @@ def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
     elif len(graph.steps) == 1:
         yield graph.steps[0].name
     else:
-        yield from (step.name for step in graph.steps if rule.reason in step.config.early_exits)
+        yield from (step.name for step in graph.steps if rule.reason in step.config.names_in("early_exits"))

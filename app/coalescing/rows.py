@@ -178,8 +178,7 @@ class Coalescing(PipelineLayer):
     """The newest reason why requests do not share calls."""
     proven: set[str] = field(default_factory=set)
     """The versions for which the rows of a shared call may be given to their callers."""
-    _tried: set[str] = field(default_factory=set)
-    _ended: set[str] = field(default_factory=set)
+    _refused: set[str] = field(default_factory=set)
 
     @property
     def is_on(self) -> bool:
@@ -190,28 +189,22 @@ class Coalescing(PipelineLayer):
 
     def saw(self, version: str) -> None:
         """Call this for each version that answers. No requests share a call until the trial of a new version."""
-        if version not in self._tried:
+        if version not in self.proven and version not in self._refused:
             self.needs_trial = True
 
     def prove(self, version: str) -> None:
-        """The trial of a version passed. A no-op if a call of this version did not have the rows of its requests."""
-        self._tried.add(version)
+        """The trial of a version passed. A no-op if the version was refused."""
         self.needs_trial = False
-        if version not in self._ended:
+        if version not in self._refused:
             self.proven.add(version)
             self.fault = None
 
     def refuse(self, version: str, mismatch: RowsMismatch) -> None:
-        """The trial of a version failed."""
-        self._tried.add(version)
+        """The trial of a version failed, or a call did not have the rows of its requests."""
+        self._refused.add(version)
         self.proven.discard(version)
         text = f"requests of pipeline '{self.pipeline}' do not share calls: {mismatch}"
         self.needs_trial, self.fault = False, LayerFault("coalescing", text, mismatch.output)
-
-    def end(self, version: str, mismatch: RowsMismatch) -> None:
-        """A call of a version did not have the rows of its requests, although its trial had passed."""
-        self._ended.add(version)
-        self.refuse(version, mismatch)
 
     async def run_trial(
         self, engine: Engine, declared: Sequence[InferenceRequest], varied: Sequence[InferenceRequest], timeout_s: float

@@ -311,7 +311,7 @@ class _Model:
 
     def _end(self, coalescing: Coalescing, version: str, mismatch: RowsMismatch) -> None:
         """No requests to this version of the model share a call any more."""
-        coalescing.end(version, mismatch)
+        coalescing.refuse(version, mismatch)
         if version not in self._ended:
             self._ended.add(version)
             text = "requests to version %s of model '%s' do not share calls any more: %s"

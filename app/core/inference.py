@@ -243,18 +243,15 @@ class InferenceRequest(Struct, frozen=True, eq=False):
 
         That memory belongs to another caller's body when the caller leaves. A call for several callers goes on.
         """
-        numbers = [each.array for each in self.inputs if each.datatype != BYTES]
-        owners = [array if array.base is None else array.base for array in numbers]
-        if len(owners) == len(self.inputs) and all(isinstance(x, np.ndarray) and x.flags.owndata for x in owners):
-            return self  # numpy allocated the memory of all numbers
-        copies = [
-            bytes_array([bytes(element) for element in each.array.flat], each.shape)
-            if each.datatype == BYTES
-            else each.array.copy()
-            for each in self.inputs
-        ]
-        inputs = [replace(each, array=copy) for each, copy in zip(self.inputs, copies, strict=True)]
-        return replace(self, inputs=tuple(inputs))
+
+        def copied(tensor: Tensor) -> Array:
+            array = tensor.array
+            if tensor.datatype == BYTES:
+                return bytes_array([bytes(element) for element in array.flat], array.shape)
+            owner = array if array.base is None else array.base
+            return array if isinstance(owner, np.ndarray) and owner.flags.owndata else array.copy()
+
+        return replace(self, inputs=tuple([replace(each, array=copied(each)) for each in self.inputs]))
 
 
 class InferenceResponse(Struct, frozen=True, eq=False):

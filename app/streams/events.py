@@ -172,7 +172,12 @@ class ReplayLog:
 
     def extend(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._add(event)
+            if event.id != self.last_id + 1:  # only Redis drops events in between
+                self._events.clear()
+                self._bytes = 0
+            self._events.append(event)
+            self._bytes += len(event.data)
+            self.last_id, self.has_ended = event.id, event.is_terminal
         while self._bytes > self._max_bytes and len(self._events) > 1 + self.has_ended:
             self._drop_oldest()
         if self.changed is not None:
@@ -189,19 +194,15 @@ class ReplayLog:
     def _drop_oldest(self) -> None:
         self._bytes -= len(self._events.popleft().data)
 
-    async def read(self, after: int) -> list[Event]:
-        """Raises StreamEvicted if events after ``after`` have been dropped."""
-        while self.last_id <= after:
-            await self.grown()
-        return self.newer_than(after)
-
     def resume(self, after: int) -> bool:
         """Whether an event after ``after`` exists or can follow. Raises StreamEvicted or InvalidRequest."""
         first_id = self._events[0].id if self._events else self.last_id + 1
         return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
 
-    def newer_than(self, after: int) -> list[Event]:
+    async def read(self, after: int) -> list[Event]:
         """Returns the next events, up to MAX_REPLAY_READ_BYTES. Raises StreamEvicted if some have been dropped."""
+        while self.last_id <= after:
+            await self.grown()
         self.resume(after)
         count = self.last_id - after
         if count <= len(self._events) // 2:
@@ -212,10 +213,6 @@ class ReplayLog:
             newest = list(islice(self._events, start, start + MAX_REPLAY_EVENTS))
         return newest[: _count_within(newest, MAX_REPLAY_READ_BYTES)]
 
-    def clear(self) -> None:
-        self._events.clear()
-        self._bytes = 0
-
     async def grown(self) -> None:
         if self._grown is None:
             self._grown = asyncio.Event()
@@ -225,8 +222,3 @@ class ReplayLog:
         if self._grown is not None:
             self._grown.set()
             self._grown = None
-
-    def _add(self, event: Event) -> None:
-        self._events.append(event)
-        self._bytes += len(event.data)
-        self.last_id, self.has_ended = event.id, event.is_terminal

@@ -184,12 +184,6 @@ class Tail(ReplayLog):
         self.is_lost = False
         """Whether its readers get UpstreamUnavailable."""
 
-    def _add(self, event: Event) -> None:
-        """Drops the older events if Redis has dropped the event before this one."""
-        if event.id != self.last_id + 1:
-            self.clear()
-        super()._add(event)
-
     async def grown(self) -> None:
         """Raises UpstreamUnavailable if the tail is lost."""
         if self.is_lost:

@@ -185,7 +185,7 @@ async def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
     bench = Bench(RowEngine(service_s=1.0))
     first = asyncio.create_task(bench.infer(0))
     await asyncio.sleep(0)
-    number, text = np.array([[5]], np.int64), bytearray(b"secret")
+    number, text = np.frombuffer(bytearray((5).to_bytes(8, "little")), np.int64).reshape(1, 1), bytearray(b"secret")
     inputs = (Tensor("ITEM", "INT64", number), Tensor("NOTE", "BYTES", bytes_array([memoryview(text)], (1, 1))))
     request = replace(bench.request(5), inputs=inputs)
     tasks = [asyncio.create_task(bench.engine.infer(request, Deadline.after(10))) for _ in range(2)]

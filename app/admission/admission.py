@@ -58,9 +58,9 @@ class PipelineAdmission:
                 of_caller.set_limits(admission.share(caller.limits.in_flight), admission.share(caller.limits.queue))
                 quotas.append(of_caller)
             if self.limits.per_key is not None:
-                if caller.id not in self._by_key:
-                    self._by_key[caller.id] = Quota(admission.share(self.limits.per_key), of_key=True)
-                quotas.append(self._by_key[caller.id])
+                of_key = self._by_key.setdefault(caller.id, Quota(of_key=True))
+                of_key.set_limits(admission.share(self.limits.per_key), None)
+                quotas.append(of_key)
             claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
             known = self._claims[caller.id] = caller, claim
         return known[1]

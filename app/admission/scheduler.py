@@ -6,7 +6,7 @@ A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which
 
 import asyncio
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 from time import monotonic
 from types import TracebackType
@@ -80,22 +80,20 @@ class Slot:
 UNLIMITED = sys.maxsize
 
 
+@dataclass(eq=False, slots=True)
 class Quota:
     """Counts running and waiting requests against their limits.
 
-    The limits are per pipeline, per caller, or per caller and pipeline.
+    The limits are per pipeline, per caller, or per caller and pipeline. ``of_key``: not of a pipeline.
     """
 
-    __slots__ = ("max_running", "max_waiting", "model_queues", "of_key", "running", "waiting")
-
-    def __init__(self, max_running: int | None = None, max_waiting: int | None = None, *, of_key: bool = False) -> None:
-        """``of_key``: whether the quota is that of an API key, and not of a pipeline."""
-        self.of_key = of_key
-        self.running = 0
-        self.waiting = 0
-        self.model_queues: set[ModelQueue] = set()
-        """The queues in which requests of this quota wait."""
-        self.set_limits(max_running, max_waiting)
+    of_key: bool = False
+    max_running: int = UNLIMITED
+    max_waiting: int = UNLIMITED
+    running: int = 0
+    waiting: int = 0
+    model_queues: "set[ModelQueue]" = field(default_factory=set)
+    """The queues in which requests of this quota wait."""
 
     def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:
         """Sets both limits; None means no limit."""

@@ -281,28 +281,18 @@ async def test_failures_that_concern_everybody_are_not_repeated(error: GatewayEr
 
 @on_a_simulated_clock
 async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> None:
-    """Nothing below sends the items of several callers again after a failure."""
-    bench = Bench()
-    requests = [bench.request(item) for item in range(3)]
-    await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-    call = bench.inner.calls[1]
-    assert not call.idempotent
-    assert call.extensions == ()
-    assert call.request_id not in {each.request_id for each in requests}
-    sent_as = requests[1].extensions[0].sent_as
-    assert sent_as is not None
-    assert (sent_as.notes, sent_as.request_id) == ({"shared_with": 1}, call.request_id)
-
-
-@on_a_simulated_clock
-async def test_the_trace_of_a_sampled_request_is_that_of_the_call() -> None:
+    """Nothing below sends the items of several callers again. The trace is that of a sampled request."""
     bench = Bench()
     traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
     requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
     await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-    assert bench.inner.calls[1].trace == traces[3]
-    sent_as = [each.extensions[0].sent_as for each in requests[1:]]
-    assert [each and each.trace for each in sent_as] == [traces[3]] * 3
+    call = bench.inner.calls[1]
+    assert (call.idempotent, call.extensions, call.trace) == (False, (), traces[3])
+    assert call.request_id not in {each.request_id for each in requests}
+    for each in requests[1:]:
+        sent_as = each.extensions[0].sent_as
+        assert sent_as is not None
+        assert (sent_as.notes, sent_as.request_id, sent_as.trace) == ({"shared_with": 2}, call.request_id, traces[3])
 
 
 def with_rows(change: Callable[[list[int]], list[int]]) -> Callable[[Outputs], Outputs]:
@@ -351,36 +341,8 @@ async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog
     assert [output in record.getMessage() for record in caplog.records] == [True]
 
 
-def fault_of(coalescing: Coalescing) -> str:
-    assert coalescing.fault is not None
-    return coalescing.fault.text.removeprefix("requests of pipeline 'p' do not share calls: ")
-
-
 def flat(outputs: Outputs) -> Outputs:
     return {name: Tensor(name, each.datatype, each.array[:, 0]) for name, each in outputs.items()}
-
-
-@on_a_simulated_clock
-async def test_rows_without_their_dimension_of_size_1_are_cut() -> None:
-    """As a model writes them whose rows are `argmax(1)` for the dims [1]."""
-    bench = Bench(RowEngine(distort=flat))
-    results = await bench.results(range(9))
-    for item, result in enumerate(results):
-        assert isinstance(result, InferenceResponse)
-        assert result.outputs["NEGATIVE"].array.tolist() == [-item]
-    assert bench.inner.sizes == [1, 8]
-
-
-@on_a_simulated_clock
-async def test_a_list_that_may_belong_to_any_row_is_not_cut() -> None:
-    """With the dims [-1] it may be all elements of one row, or of several, even if it has as many as there are rows."""
-    bench = Bench(RowEngine(distort=flat), outputs={"NEGATIVE": (-1,), "TEXT": (1,)})
-    results = await bench.results(range(9))
-    for item, result in enumerate(results):
-        assert isinstance(result, InferenceResponse)
-        assert result.outputs["NEGATIVE"].array.tolist() == [-item]
-    assert bench.inner.sizes == [1] * 9, "already the first answer shows it"
-    assert fault_of(bench.coalescing) == "output 'NEGATIVE' has the shape [1] for 1 rows of [-1]"
 
 
 def detections(outputs: Outputs) -> Outputs:
@@ -390,13 +352,26 @@ def detections(outputs: Outputs) -> Outputs:
     return outputs | {"BOXES": Tensor("BOXES", "INT64", np.array(found, np.int64).reshape(-1, 1))}
 
 
+@pytest.mark.parametrize(
+    ("distort", "negative", "sizes", "fault"),
+    [
+        (flat, (1,), [1, 8], None),
+        (flat, (-1,), [1] * 9, "output 'NEGATIVE' has the shape [1] for 1 rows of [-1]"),
+        (detections, (1,), [1] * 9, "output 'BOXES' has the shape [2, 1] for 1 rows"),
+    ],
+    ids=["argmax(1) for the dims [1]", "elements of one row or of several", "other rows for one request"],
+)
 @on_a_simulated_clock
-async def test_a_response_with_other_rows_for_one_request_ends_shared_calls() -> None:
-    bench = Bench(RowEngine(distort=detections))
-    results = await bench.results(range(9))
-    assert bench.inner.sizes == [1] * 9
-    assert all(is_answer_of(result, item) for item, result in enumerate(results))
-    assert fault_of(bench.coalescing) == "output 'BOXES' has the shape [2, 1] for 1 rows"
+async def test_rows_without_their_dimension_of_size_1_are_cut_if_they_can_only_be_rows(
+    distort: Callable[[Outputs], Outputs], negative: tuple[int], sizes: list[int], fault: str | None
+) -> None:
+    """Otherwise already the first answer shows that the calls must not be shared."""
+    bench = Bench(RowEngine(distort=distort), outputs={"NEGATIVE": negative, "TEXT": (1,)})
+    for item, result in enumerate(await bench.results(range(9))):
+        assert isinstance(result, InferenceResponse)
+        assert result.outputs["NEGATIVE"].array.ravel().tolist() == [-item]
+    assert bench.inner.sizes == sizes
+    assert bench.coalescing.fault is None if fault is None else fault in bench.coalescing.fault.text
 
 
 @on_a_simulated_clock

@@ -1,6 +1,7 @@
 """Which pipelines may share calls: what is refused at the start, and what the trial of the sample finds."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +159,24 @@ async def test_the_trial_finds_rows_that_depend_on_others(distort: Distort, outp
     assert coalescing.fault.output == output
 
 
-async def test_the_trial_refuses_a_model_that_answers_differently_each_time() -> None:
-    turns = iter(range(1000))
-
-    def random(outputs: Outputs) -> Outputs:
-        return outputs | {"NEGATIVE": Tensor("NEGATIVE", "INT64", outputs["NEGATIVE"].array + next(turns))}
-
-    coalescing = await tried(random)
-    assert "between two runs of the sample alone" in str(coalescing.fault)
+turns = count()
 
 
-async def test_the_trial_needs_answers_that_differ() -> None:
-    def constant(outputs: Outputs) -> Outputs:
-        return outputs_of([1] * len(of_items(outputs)))
-
-    assert "every input of the trial alike" in str((await tried(constant)).fault)
+@pytest.mark.parametrize(
+    ("distort", "text"),
+    [
+        (
+            lambda outputs: (
+                outputs | {"NEGATIVE": Tensor("NEGATIVE", "INT64", outputs["NEGATIVE"].array + next(turns))}
+            ),
+            "between two runs of the sample alone",
+        ),
+        (lambda outputs: outputs_of([1] * len(of_items(outputs))), "every input of the trial alike"),
+    ],
+    ids=["random", "constant"],
+)
+async def test_the_trial_needs_answers_that_differ_only_with_the_inputs(distort: Distort, text: str) -> None:
+    assert text in str((await tried(distort)).fault)
 
 
 async def test_the_trial_needs_inputs_that_the_model_accepts() -> None:

@@ -165,17 +165,13 @@ class TestEnd:
         assert await life.ending() == cause.code
         assert life.engine.requests == []
 
-    async def test_only_the_first_cause_is_used(self) -> None:
-        life = live(3600.0)
-        life.stream.end(self.CAUSES[0])
-        life.stream.end(self.CAUSES[1])
-        assert await life.ending() == self.CAUSES[0].code
-
-    async def test_end_does_not_change_an_ended_stream(self) -> None:
-        life = live(token(1), FINAL)
-        await life.stream.ended()
-        life.stream.end(self.CAUSES[0])
-        assert await life.ending() == "complete"
+    async def test_only_the_first_end_counts(self) -> None:
+        life, ended = live(3600.0), live(token(1), FINAL)
+        await ended.stream.ended()
+        for cause in self.CAUSES:
+            life.stream.end(cause)
+            ended.stream.end(cause)
+        assert [await life.ending(), await ended.ending()] == [self.CAUSES[0].code, "complete"]
 
     async def test_end_works_at_any_time(self) -> None:
         for steps in range(12):

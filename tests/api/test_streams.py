@@ -53,7 +53,7 @@ async def test_a_stream_can_be_read_several_times(api: Served) -> None:
 
 async def test_a_head_request_is_no_reader_after_its_end(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     url, changes = await started(api), list[int]()
-    monkeypatch.setattr(MemoryStore, "read_by", lambda _store, _kept, readers: changes.append(readers))
+    monkeypatch.setattr(MemoryStore, "_read_by", lambda _store, _kept, readers: changes.append(readers))
     answer = await api.client.head(url)
     assert (answer.status_code, answer.content) == (200, b"")
     assert changes == [1, -1]

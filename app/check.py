@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import orjson
 
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, UpstreamUnavailable
-from app.core.model import RepositoryModel
 from app.core.text import printable
 from app.lint.findings import Finding, Severity
-from app.lint.linter import check, compare
+from app.lint.linter import check
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.triton.connect import addresses_of
@@ -36,11 +35,15 @@ class CheckImpossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The number of models and pipelines, and the findings. ``pipelines`` is None without a gateway.yaml."""
+    """The number of models, the gateway.yaml that was checked too, and the findings."""
 
     models: int
-    pipelines: int | None
+    file: GatewayFile | None
     findings: Sequence[Finding]
+
+    @property
+    def pipelines(self) -> int | None:
+        return None if self.file is None else len(self.file.spec.pipelines)
 
     def status(self, *, strict: bool) -> int:
         """Returns the exit status: 1 for errors, with ``strict`` also for warnings, otherwise 0."""
@@ -50,10 +53,11 @@ class CheckReport:
     @property
     def summary(self) -> str:
         """For example ``19 models, 9 pipelines: no findings``."""
-        pipelines = "no gateway.yaml" if self.pipelines is None else _count(self.pipelines, "pipeline")
         counts = [(severity, sum(each.severity is severity for each in self.findings)) for severity in Severity]
-        found = ", ".join(_count(count, severity) for severity, count in counts if count)
-        return f"{_count(self.models, 'model')}, {pipelines}: {found or 'no findings'}"
+        found = ", ".join(f"{n} {each}{'s' * (n > 1 and each != 'unknown')}" for each, n in counts if n)
+        pipelines = f"{self.pipelines} pipeline{'s' * (self.pipelines != 1)}"
+        pipelines = "no gateway.yaml" if self.pipelines is None else pipelines
+        return f"{self.models} model{'s' * (self.models != 1)}, {pipelines}: {found or 'no findings'}"
 
 
 async def run_check(
@@ -65,7 +69,8 @@ async def run_check(
     """
     file = read_gateway_file(config) if config is not None else None
     if triton is None:
-        return _report(read_repository(repository), file)
+        models = read_repository(repository)
+        return CheckReport(len(models), file, check(models, file))
     try:
         addresses_of(triton)
     except ValueError as exc:
@@ -93,16 +98,13 @@ def text_of(report: CheckReport, style: str) -> str:
 async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
     """Raises GatewayError."""
     repository = await live_repository(engine)
-    report = await asyncio.to_thread(_report, repository, file)  # the check reads sample files
-    return replace(report, findings=[*report.findings, *compare(engine, repository)])
-
-
-def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> CheckReport:
-    return CheckReport(len(repository), None if file is None else len(file.spec.pipelines), check(repository, file))
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 or noun == "unknown" else f"{count} {noun}s"
+    findings = await asyncio.to_thread(check, repository, file)  # reads sample files
+    for name in (model.config.name for model in repository):
+        for address, reason in engine.absences(name).items():
+            if reason == "other_signature":
+                text = f"has other inputs or outputs at {address} than on most Tritons, so it is not used there"
+                findings.append(Finding("other-signature", text, name))
+    return CheckReport(len(repository), file, findings)
 
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:

@@ -16,9 +16,10 @@ import yaml
 from app.codecs.kinds import holds_bytes
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, TensorSpec
-from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.compile import CompileContext
+from app.pipelines.llm_spec import recognized
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.preset import recognized
+from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import RESERVED_NAMES, PipelineSpec
 
 _KINDS = (
@@ -55,7 +56,11 @@ def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str
     )
     text, count = _HEAD.format(url=url, path=path) + "pipelines:\n", 0
     for *_, name in order:
-        config, keys = configs[name], _keys_of(configs[name])
+        config, preset = configs[name], recognized(configs[name])
+        keys: dict[str, Any] = {"model": name, "preset": preset}
+        if preset is None:
+            keys = {"model": name, "inputs": _fields_of(config.inputs), "outputs": _fields_of(config.outputs)}
+            keys |= {"stream": True} if config.decoupled else {}
         problem = _problem_of(config, keys, configs)
         count += problem is None
         text += "".join(_lines_of(config, keys, problem))
@@ -75,14 +80,6 @@ def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str
     )
 
 
-def _keys_of(config: ModelConfig) -> dict[str, Any]:
-    preset = recognized(config)
-    if preset is not None:
-        return {"model": config.name, "preset": preset}
-    fields = {"inputs": _fields_of(config.inputs), "outputs": _fields_of(config.outputs)}
-    return {"model": config.name, **fields} | ({"stream": True} if config.decoupled else {})
-
-
 def _fields_of(tensors: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:
     fields: dict[str, dict[str, Any]] = {}
     for tensor in tensors:
@@ -91,16 +88,12 @@ def _fields_of(tensors: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:
             name = f"_{name}"
         fields[name] = {"tensor": tensor.name}
         if tensor.datatype == BYTES:
-            fields[name]["kind"] = _kind_of(tensor.name)
+            fields[name]["kind"] = next((kind for kind, names in _KINDS if names.search(tensor.name)), "text")
         elif holds_bytes(tensor) and _FILE.search(tensor.name):
             fields[name]["kind"] = "binary"
         if tensor.optional:
             fields[name]["optional"] = True
     return fields
-
-
-def _kind_of(name: str) -> str:
-    return next((kind for kind, pattern in _KINDS if pattern.search(name)), "text")
 
 
 def _problem_of(config: ModelConfig, keys: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> str | None:
@@ -109,7 +102,7 @@ def _problem_of(config: ModelConfig, keys: Mapping[str, Any], models: Mapping[st
     if any(each is not None and each.sequence is not None and not each.sequence.is_iterative for each in parts):
         return "the model runs requests only inside sequences, which pipelines do not have"
     try:
-        compile_pipeline(config.name, PipelineSpec.model_validate(keys), config, models, CompileContext())
+        Pipeline(config.name, PipelineSpec.model_validate(keys), config, models, CompileContext())
     except PipelineMismatch as exc:
         return " ".join(f"{'.'.join(map(str, exc.location))} {exc.text}".split())
     except ValueError as exc:

@@ -17,8 +17,7 @@ from app.api.access import key_of
 from app.api.endpoint import Found
 from app.api.exchange import Exchange, JsonResponse, Workload
 from app.core.errors import NotFound, Unauthenticated, UpstreamUnavailable
-from app.pipelines.catalog import Catalog
-from app.pipelines.version import VersionState
+from app.pipelines.catalog import Catalog, VersionState
 
 RELAY_TIMEOUT_S = 5.0
 _OWN_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding"}

@@ -55,7 +55,16 @@ _FEW_NUMBERS = 1024
 def to_array_of(kind: str, datatype: str) -> ToArray:
     if kind == "number":
         return _number_reader(datatype)
-    to_array = _array_of_text if kind == "text" else _array_of_images if kind == "image" else _mapped
+
+    def to_array(value: Any) -> Array:
+        try:
+            array = _mapped(value, str.encode) if kind == "text" else _mapped(value)
+        except UnicodeEncodeError as exc:
+            raise ValueError("holds half a surrogate pair") from exc
+        for content in array.flat if kind == "image" else ():
+            check_image(content)
+        return array
+
     return to_array if datatype == BYTES else lambda value: numbers_of_bytes(to_array(value).item(), datatype)
 
 
@@ -71,32 +80,27 @@ def bytes_of_numbers(array: Array, rank: int) -> Array:
     return bytes_array([row.tobytes() for row in rows], (*shape, 1))
 
 
-def from_array_of(kind: str, datatype: str) -> FromArray:
-    if kind == "number":  # orjson itself writes numpy arrays, but not bfloat16, and NaN and infinity as null
-        return partial(np.ascontiguousarray, dtype=np.float32) if datatype == "BF16" else np.ascontiguousarray
-    convert = _from_bytes_of(kind)
-    return lambda array: _each(array, convert)
-
-
-def from_one_element_of(kind: str) -> FromArray:
-    """Converts arrays of one element to a single value."""
+def from_array_of(kind: str, datatype: str, *, is_single: bool = False) -> FromArray:
+    """``is_single``: the arrays have one element, which becomes a single value."""
     if kind == "number":
-        return np.ndarray.item
-    convert = _from_bytes_of(kind)
-    return lambda array: convert(array.item())
-
-
-def _from_bytes_of(kind: str) -> Callable[[bytes], Any]:
-    def from_json(text: bytes) -> Any:
-        """Python's own writer, which many models use, writes NaN and Infinity. They become None. Raises ValueError."""
-        try:
-            return orjson.loads(text)
-        except ValueError:
-            return json.loads(text, parse_constant=lambda _: None)
-
+        if is_single:
+            return np.ndarray.item
+        # orjson itself writes numpy arrays, but not bfloat16, and NaN and infinity as null
+        return partial(np.ascontiguousarray, dtype=np.float32) if datatype == "BF16" else np.ascontiguousarray
+    convert: Callable[[bytes], Any] = _from_json
     if kind == "text":
-        return lambda value: value.decode("utf-8", "replace")
-    return from_json if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
+        convert = lambda value: value.decode("utf-8", "replace")  # noqa: E731 - one of three forms
+    elif kind != "json":
+        convert = lambda value: base64.b64encode(value).decode("ascii")  # noqa: E731
+    return lambda array: convert(array.item()) if is_single else _each(array, convert)
+
+
+def _from_json(text: bytes) -> Any:
+    """Python's own writer, which many models use, writes NaN and Infinity. They become None. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return json.loads(text, parse_constant=lambda _: None)
 
 
 def kind_fits(kind: str, tensor: TensorSpec) -> bool:
@@ -221,20 +225,6 @@ def narrowing_to(datatype: str) -> Callable[[Array], Array]:
 
 def _out_of_range(datatype: str) -> ValueError:
     return ValueError(f"holds a number out of the range of {datatype}")
-
-
-def _array_of_text(value: Any) -> Array:
-    try:
-        return _mapped(value, str.encode)
-    except UnicodeEncodeError as exc:
-        raise ValueError("holds half a surrogate pair") from exc
-
-
-def _array_of_images(value: Any) -> Array:
-    array = _mapped(value)
-    for content in array.flat:
-        check_image(content)
-    return array
 
 
 def _mapped(value: Any, convert: Callable[[Any], bytes] = lambda content: content) -> Array:

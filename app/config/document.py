@@ -1,15 +1,13 @@
 """Reads a YAML file into typed values. Every complaint says the line, the key and the nearest valid name.
 
-``read_document`` parses the file into its values and the line of each key, with limited cost for any content.
-``read_spec`` also checks the values against a ``Section``. ``words_of`` translates pydantic's errors about values of
-files and settings to plain words.
+``read_spec`` checks the values against a ``Section``. ``words_of`` translates pydantic's errors about values of files
+and settings to plain words.
 """
 
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
@@ -44,19 +42,31 @@ class DocumentError(Exception):
         self.line = line
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    values: Any
-    lines: Lines
+def read_document(path: Path) -> tuple[Any, Lines]:
+    """The values of a YAML file and the line of each key, with limited cost for any content.
 
-
-def read_document(path: Path) -> Document:
-    """Raises OSError or DocumentError."""
+    Raises OSError or DocumentError.
+    """
     content = read_regular_file(path, MAX_BYTES)
     try:
-        return parsed(content.decode("utf-8"))
+        loader = _BoundedLoader(content.decode("utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return None, {(): 1}
+        for _ in _lines_of(node, ()):
+            pass  # raises for a duplicate key; the merges of the next line make further ones
+        values = loader.construct_document(node)
+        return values, dict(_lines_of(node, (), is_merged=True))
     except UnicodeDecodeError as exc:
         raise DocumentError("is not UTF-8 text", content[: exc.start].count(b"\n") + 1) from exc
+    except yaml.MarkedYAMLError as exc:
+        is_tab = exc.problem is not None and r"'\t'" in exc.problem
+        words = " ".join(part for part in (exc.context, exc.problem) if part)
+        mark = exc.problem_mark or exc.context_mark
+        text = "a tab stands where YAML needs spaces" if is_tab else words
+        raise DocumentError(text, mark.line + 1 if mark is not None else 1) from exc
+    except (yaml.YAMLError, ValueError, OverflowError) as exc:
+        raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
@@ -68,29 +78,6 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise OSError(f"'{path}' is larger than {max_bytes} bytes")
     return content
-
-
-def parsed(text: str) -> Document:
-    """Parses a YAML text into its values and the line of each key, with limited cost for any content.
-
-    Raises DocumentError.
-    """
-    try:
-        loader = _BoundedLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return Document(None, {(): 1})
-        _check_keys(node, ())
-        values = loader.construct_document(node)
-        return Document(values, dict(_lines_of(node, ())))
-    except yaml.MarkedYAMLError as exc:
-        is_tab = exc.problem is not None and r"'\t'" in exc.problem
-        words = " ".join(part for part in (exc.context, exc.problem) if part)
-        mark = exc.problem_mark or exc.context_mark
-        text = "a tab stands where YAML needs spaces" if is_tab else words
-        raise DocumentError(text, _line_of(mark)) from exc
-    except (yaml.YAMLError, ValueError, OverflowError) as exc:
-        raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -148,38 +135,26 @@ class _BoundedLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=f"is not a valid {kind}", problem_mark=node.start_mark) from exc
 
 
-def _line_of(mark: yaml.Mark | None) -> int:
-    return mark.line + 1 if mark is not None else 1
-
-
-def _lines_of(node: yaml.Node, key_path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+def _lines_of(node: yaml.Node, key_path: KeyPath, *, is_merged: bool = False) -> Iterator[tuple[KeyPath, int]]:
+    """Raises DocumentError for a key that is a list or a mapping; for a duplicate key unless ``is_merged``."""
     if not key_path:
-        yield (), _line_of(node.start_mark)
-    for key, key_node, child in _children(node):
-        yield (*key_path, key), _line_of(key_node.start_mark)
-        yield from _lines_of(child, (*key_path, key))
-
-
-def _check_keys(node: yaml.Node, key_path: KeyPath) -> None:
-    """Raises DocumentError for a duplicate key, or a key that is a list or a mapping."""
+        yield (), node.start_mark.line + 1
+    children: Iterable[tuple[Any, yaml.Node, yaml.Node]] = ()
+    if isinstance(node, yaml.MappingNode):
+        children = ((key.value, key, child) for key, child in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        children = ((index, child, child) for index, child in enumerate(node.value))
     seen: set[str] = set()
-    for key, key_node, child in _children(node):
-        line = _line_of(key_node.start_mark)
+    for key, key_node, child in children:
+        line = key_node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode) and not isinstance(key_node, yaml.ScalarNode):
             raise DocumentError("a key is a list or a mapping instead of text", line)
-        if key in seen:
-            raise DocumentError(f"{'.'.join((*key_path, key))} is used twice", line)
-        seen.add(key)
-        _check_keys(child, (*key_path, key))
-
-
-def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    if isinstance(node, yaml.MappingNode):
-        for key_node, child in node.value:
-            yield str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "", key_node, child
-    elif isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            yield str(index), child, child
+        path = (*key_path, str(key))
+        if path[-1] in seen and not is_merged:
+            raise DocumentError(f"{'.'.join(path)} is used twice", line)
+        seen.add(path[-1])
+        yield path, line
+        yield from _lines_of(child, path, is_merged=is_merged)
 
 
 _WITH_UNIT = re.compile(r"[0-9.]+ ?[a-zA-Z]{1,8}")
@@ -270,18 +245,18 @@ def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
     Raises ConfigError with one line for each invalid value, regardless of the number of types tried, up to a limit.
     """
     try:
-        document = read_document(path)
+        values, lines = read_document(path)
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
     except DocumentError as exc:
         raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
-    if document.values is None:
+    if values is None:
         raise ConfigError(f"{path}:1: the file is empty: begin it with `{next(iter(spec.model_fields))}:`")
     try:
-        return spec.model_validate(document.values), document.lines
+        return spec.model_validate(values), lines
     except ValidationError as exc:
         errors, more = exc.errors()[:_MOST_ERRORS], exc.error_count() - _MOST_ERRORS
-        complaints = dict.fromkeys(_complaint_of(path, spec, document.lines, error) for error in errors)
+        complaints = dict.fromkeys(_complaint_of(path, spec, lines, error) for error in errors)
         rest = [f"{path}: and {more} more"] if more > 0 else []
         raise ConfigError("\n".join([*complaints, *rest])) from exc
 

@@ -27,7 +27,7 @@ class FollowedFile(Generic[Content]):
     path: Path
     read: Callable[[Path], Content]
     name: str
-    others_of: Callable[[Content], Mapping[Path, Stamp]] | None = None
+    others_of: Callable[[Content], Mapping[Path, Stamp]] = lambda _: {}
     has_failed: bool = False
     _stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     _problem: str = ""
@@ -35,9 +35,8 @@ class FollowedFile(Generic[Content]):
 
     def read_first(self) -> Content:
         """Raises ConfigError."""
-        stamp = stamp_of(self.path)
-        content = self.read(self.path)
-        self._stamps = self._stamps_of(stamp, content)
+        stamp, content = stamp_of(self.path), self.read(self.path)
+        self._stamps = {**self.others_of(content), self.path: stamp}
         return content
 
     async def read_if_changed(self) -> Content | None:
@@ -58,13 +57,10 @@ class FollowedFile(Generic[Content]):
         except Exception as exc:
             self._fail(stamps, f"{self.path}: {type(exc).__name__}: {exc}", exc)
         else:
-            self._stamps, self.has_failed, self._problem = self._stamps_of(stamps[self.path], content), False, ""
+            self._stamps = {**self.others_of(content), self.path: stamps[self.path]}
+            self.has_failed, self._problem = False, ""
             return content
         return None
-
-    def _stamps_of(self, stamp: Stamp, content: Content) -> Mapping[Path, Stamp]:
-        """``stamp``: of the file itself, before it was read."""
-        return {**(self.others_of(content) if self.others_of is not None else {}), self.path: stamp}
 
     def _fail(self, stamps: Mapping[Path, Stamp], problem: str, exc: Exception | None = None) -> None:
         """Logs a problem once, until another takes its place."""

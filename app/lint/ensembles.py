@@ -1,14 +1,16 @@
-"""Checks how each ensemble connects its steps: names, datatypes, shapes, batches, and outputs that may be left out.
+"""Checks how each ensemble connects its steps, and what runs in a circle.
 
 A ``Wiring`` is one ensemble as its configuration wires it, faults included. The rules are those by which Triton 2.51
-loads and runs an ensemble, observed on the server.
+loads and runs an ensemble, observed on the server. It can crash when a step fails while another runs
+(docs/explanation/triton-crash-fan-out.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from app.codecs.kinds import agree, shape_text
-from app.core.model import ModelConfig, Step, TensorSpec, walk
+from app.core.model import ModelConfig, Node, RepositoryModel, Step, TensorSpec, walk
 from app.core.text import nearest
 from app.lint.findings import Finding
 from app.pipelines.spec import PipelineSpec
@@ -45,30 +47,24 @@ class TensorEnd:
         return f"{self.place}" if self.place else "the ensemble itself"
 
 
-@dataclass(slots=True)
 class Wiring:
     """One ensemble as its configuration wires it, faults included: who writes and who reads each of its tensors."""
 
-    config: ModelConfig
-    places: tuple[WiredStep, ...]
-    writers: dict[str, list[TensorEnd]] = field(default_factory=dict)
-    readers: dict[str, list[TensorEnd]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: ModelConfig, models: Models) -> "Wiring":
-        steps = enumerate(config.steps, 1)
-        wiring = cls(config, tuple(WiredStep(number, step, models.get(step.model)) for number, step in steps))
+    def __init__(self, config: ModelConfig, models: Models) -> None:
+        self.config = config
+        self.places = [WiredStep(number, step, models.get(step.model)) for number, step in enumerate(config.steps, 1)]
+        self.writers: dict[str, list[TensorEnd]] = {}
+        self.readers: dict[str, list[TensorEnd]] = {}
         for spec in config.inputs:
-            wiring.writers.setdefault(spec.name, []).append(_end(None, spec.name, config, config.inputs))
-        for place in wiring.places:
+            self.writers.setdefault(spec.name, []).append(_end(None, spec.name, config, config.inputs))
+        for place in self.places:
             inputs, outputs = (place.config.inputs, place.config.outputs) if place.config else ((), ())
             for name, tensor in place.step.input_map:
-                wiring.readers.setdefault(tensor, []).append(_end(place, name, place.config, inputs))
+                self.readers.setdefault(tensor, []).append(_end(place, name, place.config, inputs))
             for name, tensor in place.step.output_map:
-                wiring.writers.setdefault(tensor, []).append(_end(place, name, place.config, outputs))
+                self.writers.setdefault(tensor, []).append(_end(place, name, place.config, outputs))
         for spec in config.outputs:
-            wiring.readers.setdefault(spec.name, []).append(_end(None, spec.name, config, config.outputs))
-        return wiring
+            self.readers.setdefault(spec.name, []).append(_end(None, spec.name, config, config.outputs))
 
     def edges(self) -> Iterator[tuple[str, TensorEnd, TensorEnd]]:
         """Tensor, writer, reader."""
@@ -247,3 +243,75 @@ def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterabl
                     "declare that input optional, or end the request with an early-exit error"
                 )
                 yield wiring.finding("omitted-input", text, reader.place, tensor)
+
+
+def tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
+    waits_for: dict[int, set[int]] = {place.number: set() for place in wiring.places}
+    for _, writer, reader in wiring.edges():
+        if writer.place is not None and reader.place is not None:
+            waits_for[reader.place.number].add(writer.place.number)
+    for cycle in _cycles(waits_for):
+        places = [wiring.places[number - 1] for number in (*cycle, cycle[0])]
+        text = "steps wait for each other's outputs: " + " <- ".join(map(str, places))
+        yield wiring.finding("cycle", text, wiring.places[min(cycle) - 1])
+
+
+def model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    """A script that calls itself, or what calls it: with every instance busy, all wait forever."""
+    runs = {model.folder: [step.model for step in model.config.steps] for model in models}
+    for cycle in _cycles(runs):
+        yield Finding("cycle", f"ensembles run each other: {' -> '.join([*cycle, cycle[0]])}", cycle[0])
+    callers = {model.folder for model in models if model.calls}
+    for cycle in _cycles({model.folder: [*runs[model.folder], *sorted(model.calls)] for model in models}):
+        if callers & set(cycle):
+            circle = " -> ".join([*cycle, cycle[0]])
+            text = f"a script calls itself: {circle}; once all instances wait, they wait forever"
+            yield Finding("bls-cycle", text, next(name for name in cycle if name in callers))
+
+
+def _cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
+    """Yields cycles until each one shares a node with one of them. A cycle begins with its first node in ``edges``."""
+    left, order = dict(edges), {node: place for place, node in enumerate(edges)}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as exc:
+            cycle = exc.args[1][:0:-1]  # graphlib takes what follows a node for what precedes it
+            first = cycle.index(min(cycle, key=order.__getitem__))
+            yield cycle[first:] + cycle[:first]
+            left = {node: {*following} - {*cycle} for node, following in left.items() if node not in cycle}
+        else:
+            return
+
+
+def parallel_failures(
+    wirings: Iterable[Wiring], repository: Sequence[RepositoryModel], pipelines: Mapping[str, PipelineSpec]
+) -> Iterator[Finding]:
+    """Finds each step that may fail while another step runs."""
+    models = {model.folder: model.config for model in repository}
+    known = {model.folder: "its script sends errors" for model in repository if model.sends_errors}
+    for model in repository:
+        if model.config.limits_queue:
+            known.setdefault(model.folder, "its queue policy refuses requests")
+    for wiring in wirings:
+        reasons: dict[str, str] = {}  # from declarations and scripts; any model may also fail unexpectedly
+        for name, spec in pipelines.items():
+            if spec.rejects_input and wiring.config.name in models_below(spec.model, models):
+                reasons |= dict.fromkeys(spec.rejects_input, f"pipeline '{name}' lists it under rejects_input")
+        reasons |= known
+        runnable = wiring.runnable() if reasons else []
+        before: dict[int, frozenset[int]] = {}
+        """Step -> the steps that it waits for, directly or not."""
+        writers: dict[str, frozenset[int]] = {}
+        for place in runnable:
+            before[place.number] = frozenset().union(*(writers.get(tensor, ()) for _, tensor in place.step.input_map))
+            writers |= {tensor: before[place.number] | {place.number} for _, tensor in place.step.output_map}
+        for place in runnable:
+            # An ensemble may fail as soon as one of its steps may.
+            reason = next((reasons[each] for each in models_below(place.step.model, models) if each in reasons), "")
+            earlier = {place.number, *before[place.number]}
+            others = (x for x in runnable if x.number not in earlier and place.number not in before[x.number])
+            if reason and (beside := next(others, None)):
+                text = f"{place} may fail ({reason}) while {beside} runs, and Triton 2.51 can crash then"
+                remedy = "refuse in a step before both, or run them from a BLS script"
+                yield wiring.finding("parallel-failure", f"{text}: {remedy}", place)

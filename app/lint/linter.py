@@ -1,31 +1,43 @@
 """Runs every check over a repository's models and gateway.yaml.
 
-The checks of models' folders, of declared sizes, and of differences between Tritons are in this module; the other
-checks are in the module of their subject.
+The checks of folders, of declared sizes, and of pipelines against their models are here; those of ensembles are in
+``ensembles.py``. docs/how-to/llm-backends.md describes the LLM backends.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from app.codecs.kinds import shape_text
-from app.core.engine import InferenceServer
-from app.core.model import ModelConfig, RepositoryModel
+from app.config.document import Location, read_regular_file
+from app.core.errors import GatewayError
+from app.core.model import ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
-from app.lint.cycles import model_cycles, parallel_failures, tensor_cycles
 from app.lint.ensembles import (
+    Models,
     Wiring,
     decoupled_models,
     edge_faults,
+    is_auto_completed,
+    model_cycles,
     omitted_inputs,
+    parallel_failures,
     step_faults,
     stream_faults,
+    tensor_cycles,
     tensor_faults,
 )
-from app.lint.findings import Finding
-from app.lint.pipeline_checks import HEALTH_CHECK, Declared, file_faults, pipeline_faults
-from app.pipelines.file import GatewayFile
-from app.pipelines.resolve import derived_spec
+from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
+from app.pipelines.compile import CompileContext
+from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
+from app.pipelines.file import GatewayFile, derived_spec, left_out, resolved, with_recognized_preset
+from app.pipelines.llm_spec import preset_of, recognized
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import SAMPLE, PipelineSpec
 
 BACKENDS = (
     *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
@@ -35,23 +47,17 @@ BACKENDS = (
 LARGEST_BATCH = 65_536
 MOST_ELEMENTS = 2**31 - 1
 MAX_FINDINGS = 1000
+HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
+_JOIN_REQUESTS_THEMSELVES = ("vllm", "tensorrtllm")
+_ANY_KEY = b"only to compile: what it is matters to no check"
+
+Misfit = tuple[str, Location, str]
+"""The code of a finding, the path of a key, and a description of the problem."""
 
 
 def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None) -> list[Finding]:
     """``file`` None: only the models are checked. Returns at most MAX_FINDINGS."""
     return list(islice(_findings(repository, file), MAX_FINDINGS))
-
-
-def compare(engine: InferenceServer, repository: Iterable[RepositoryModel]) -> Iterator[Finding]:
-    """Compares the signatures of models between several Tritons.
-
-    ``repository``: what the engine just said of its models.
-    """
-    for model in repository:
-        for address, reason in engine.absences(model.config.name).items():
-            if reason == "other_signature":
-                text = f"has other inputs or outputs at {address} than on most Tritons, so it is not used there"
-                yield Finding("other-signature", text, model.config.name)
 
 
 def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
@@ -60,7 +66,7 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     readable = {model.folder: model.config for model in repository if not model.complaint}
     ensembles = [model for model in repository if model.folder in readable and model.config.is_ensemble]
     wirings = [
-        Wiring.of(model.config, readable)
+        Wiring(model.config, readable)
         for model in ensembles
         # a step's map that lost entries would lead to other findings
         if all(each.code != "duplicate-key" for each in model.refusals)
@@ -80,10 +86,16 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
         yield from stream_faults(wiring, decoupled)
     yield from parallel_failures(wirings, repository, declared)
     yield from omitted_inputs(models, wirings, declared.values())
-    pipelines: list[Declared] = [(name, spec) for name, spec in declared.items() if spec.model in readable]
+    pipelines: list[tuple[str | None, PipelineSpec]] = [*declared.items()]
     if file is None:
         pipelines = [(None, derived_spec(model)) for model in readable]
-    yield from pipeline_faults(pipelines, readable, decoupled)
+    for pipeline, given in pipelines:
+        if (found := readable.get(given.model)) is None:
+            continue
+        faults, spec = [*given.findings(pipeline, found, readable)], with_recognized_preset(given, found)
+        if spec.preset is not None and not is_auto_completed(found):
+            faults += _of_preset(spec, found, is_decoupled=spec.model in decoupled)
+        yield from (Finding(code, text, spec.model, pipeline=pipeline) for code, text in faults)
     if file is not None:
         yield from file_faults(file, readable, models.keys() - readable.keys())
 
@@ -126,3 +138,133 @@ def _sizes(model: str, config: ModelConfig) -> Iterator[Finding]:
         elif math.prod(dim for dim in spec.dims if dim > 0) > MOST_ELEMENTS:
             text = f"{text}: more than {MOST_ELEMENTS} elements"
             yield Finding("excessive-size", text, model, tensor=spec.name)
+
+
+def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[tuple[str, str]]:
+    """Yields the code and the text of each finding."""
+    assert spec.preset is not None
+    (tensors, fields), other = left_out(spec, config), recognized(config)
+    if tensors:
+        *first, last = [f"'{name}'" for name in tensors]
+        named = f"{', '.join(first)} and {last}" if first else last
+        text = f"the preset {spec.preset} uses {named}, which the model does not have"
+        text += f": the pipeline has no {', '.join(fields)}" if fields else ""
+        text += f"; the model has the tensors of the preset {other}" if other not in (None, spec.preset) else ""
+        yield "preset-mismatch", text
+    if spec.stream is None:
+        return
+    parameter = preset_of(spec.preset).accumulates_if
+    if not is_decoupled:
+        where = "model.yaml" if spec.preset == "tensorrt_llm_api" else "config.pbtxt"
+        text = f"the model is not decoupled, so a stream has one output: write `decoupled: true` in {where}"
+        yield "not-decoupled", text
+    elif parameter and not any(each.accumulates for each in (resolved(spec, config).outputs or {}).values()):
+        remedy = "use tensorrt_llm_bls with" if config.is_ensemble else "set"
+        text = f"each token becomes a text of its own, which splits characters: {remedy} {parameter}: true"
+        yield "split-characters", text
+
+
+def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
+    """``unreadable``: the models that are there, but not in ``models``; they have a finding of their own."""
+    for name, spec in file.spec.pipelines.items():
+        for code, location, text in _misfits_of(name, spec, models, unreadable, file.path.parent):
+            complaint = file.complaint(("pipelines", name, *location), text)
+            yield Finding(code, complaint, spec.model or None, pipeline=name)
+        if spec.model in models and is_auto_completed(models[spec.model]):
+            text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
+            yield Finding("unknown-edge", f"pipeline '{name}' {text}", spec.model, pipeline=name)
+    listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
+    for index, model in enumerate(listed):
+        if model not in models and model not in unreadable:
+            complaint = file.complaint(("oip", "models", index), _no_model(model, models))
+            yield Finding("gateway-yaml", complaint, model)
+    for name, spec in file.spec.pipelines.items():
+        yield from _risks(name, spec, models)
+
+
+def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str], folder: Path) -> Iterator[Misfit]:
+    config, cancel = models.get(spec.model), spec.cancel
+    if config is None:
+        if spec.model not in unreadable:
+            yield "gateway-yaml", ("model",), _no_model(spec.model, models)
+        return
+    if cancel is not None and cancel.model not in unreadable:
+        called = models.get(cancel.model)
+        if called is None:
+            yield "gateway-yaml", ("cancel", "model"), _no_model(cancel.model, models)
+        elif cancel.input not in {each.name for each in called.inputs} and not is_auto_completed(called):
+            near = nearest(cancel.input, [each.name for each in called.inputs])
+            yield "gateway-yaml", ("cancel", "input"), f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
+    for index, step in enumerate(spec.rejects_input):
+        if step not in models and step not in unreadable:
+            yield "gateway-yaml", ("rejects_input", index), _no_model(step, models)
+    if is_auto_completed(config):
+        return
+    try:
+        pipeline = Pipeline(name, spec, config, {}, CompileContext(early_exit_key=_ANY_KEY))
+    except PipelineMismatch as exc:
+        yield "gateway-yaml", exc.location, exc.text
+        return
+    try:
+        spec.layers_of(name, config, models)
+    except PipelineMismatch as exc:
+        yield "gateway-yaml", exc.location, exc.text
+    for request, values in declared_requests(pipeline.spec).items():
+        key = (SAMPLE,) if request == SAMPLE else ("examples", request)
+        for location, text in _misfits_of_request(pipeline, values, folder):
+            yield "sample", (*key, *location), text
+
+
+def _misfits_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Path) -> Sequence[tuple[Location, str]]:
+    """Checks that the files of a ``sample`` or an example can be read, and that the pipeline accepts its values."""
+    names, contents = pipeline.reader.names, dict[str, bytes]()
+    misfits: list[tuple[Location, str]] = [
+        ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
+    ]
+    for name, path in paths_in(pipeline, values).items():
+        try:
+            contents[name] = read_regular_file(folder / path, MAX_FILE_BYTES)
+        except OSError as exc:
+            misfits.append(((name,), f"names a file that cannot be read: {folder / path}: {exc.strerror or exc}"))
+    if misfits:
+        return misfits
+    try:
+        pipeline.probe_of(body_with(pipeline, values, contents))
+    except GatewayError as exc:
+        return [((each.field,), each.problem) for each in exc.errors] or [((), exc.detail)]
+    except (TypeError, ValueError) as exc:
+        return [((), f"cannot be sent: {exc}")]
+    return ()
+
+
+def _no_model(name: str, models: Models) -> str:
+    return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"
+
+
+def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[Finding]:
+    """What loads and may still hurt."""
+    cancel = spec.cancel.model if spec.cancel else ""
+    count = models[cancel].instance_count if cancel in models else 1
+    if count > 1:
+        text = f"which has {count} instances: the call may reach the wrong instance; use one instance"
+        text = f"pipeline '{name}' cancels by a call to '{cancel}', {text}"
+        yield Finding("cancel-instances", text, cancel, pipeline=name)
+    format_ = spec.openai.format_of_special_tokens if spec.openai is not None else None
+    if format_ is not None and SKIPS_SPECIAL_TOKENS not in spec.parameters:
+        text = (
+            f"pipeline '{name}' reads the special tokens of '{format_}', and has no parameter "
+            f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
+        )
+        yield Finding("special-tokens", text, spec.model, pipeline=name)
+    config = models.get(spec.model)
+    if config is None or spec.joins_requests or with_recognized_preset(spec, config).preset is not None:
+        return
+    steps = reached(config, models, by_steps=True)
+    if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
+        return
+    for model in steps:
+        is_joined = model.is_ensemble or model.joins_requests or model.backend in _JOIN_REQUESTS_THEMSELVES
+        if model.max_batch_size > 1 and not is_joined:
+            text = f"although it takes {model.max_batch_size} items at a time: {WAYS_TO_JOIN_REQUESTS}"
+            text = f"runs each request of pipeline '{name}' alone, {text}"
+            yield Finding("batches-of-one", text, model.name, pipeline=name)

@@ -6,7 +6,7 @@ this fails, and for every large body, the body is read member by member, which l
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +15,7 @@ import msgspec
 from app.codecs.json_scan import check_depth, is_json, malformed, members_of
 from app.core.errors import FieldProblem, InvalidInput, InvalidJson
 from app.core.text import nearest, shown
-from app.pipelines.inputs import InputField
-from app.pipelines.parameters import ParameterField
+from app.pipelines.fields import Field, InputField
 
 LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
@@ -35,7 +34,6 @@ _WORDS_BY_TYPE = {
 _TYPE_NAME = re.compile(rf"\b({'|'.join(_WORDS_BY_TYPE)})\b")
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
-Field = InputField | ParameterField
 Body = bytes | bytearray | memoryview
 
 
@@ -52,30 +50,21 @@ Part = File | list[bytes]
 class BodyReader:
     def __init__(self, name: str, fields: Sequence[Field]) -> None:
         self._fields = {field.name: field for field in fields}
+        self.names = self._fields.keys()
         self._quoted_names = [f'"{name}"'.encode() for name in self._fields]
         self._nulls = {each.name for each in fields if isinstance(each, InputField) and each.is_null_a_value}
         """The fields for which ``null`` is a value. For all others it means absent."""
         self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields)
-        attributes = {f"field_{index}": field for index, field in enumerate(fields)}
         types: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for attribute, field in attributes.items():
-            absent = msgspec.UnsetType if field.json_type is msgspec.Raw else None | msgspec.UnsetType
-            is_needed = field.is_required
-            types.append(
-                (attribute, field.json_type) if is_needed else (attribute, field.json_type | absent, msgspec.UNSET)
-            )
-        self.struct = msgspec.defstruct(
-            name,
-            types,
-            rename={attribute: field.name for attribute, field in attributes.items()},
-            forbid_unknown_fields=True,
-            kw_only=True,
-        )
+        for index, field in enumerate(fields):
+            if field.is_required:
+                types.append((f"field_{index}", field.json_type))
+            else:
+                absent = msgspec.UnsetType if field.json_type is msgspec.Raw else None | msgspec.UnsetType
+                types.append((f"field_{index}", field.json_type | absent, msgspec.UNSET))
+        names = {f"field_{index}": field.name for index, field in enumerate(fields)}
+        self.struct = msgspec.defstruct(name, types, rename=names, forbid_unknown_fields=True, kw_only=True)
         self._decoder = msgspec.json.Decoder(self.struct)
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._fields.keys()
 
     def from_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """``given``: values of further fields, which the body does not have.
@@ -103,13 +92,13 @@ class BodyReader:
         values = self._given(values)
         problems += self._absent(values)
         if problems:
-            # A file may be sent to an input that is declared as text.
-            texts = [
-                name for name, each in self._fields.items() if isinstance(each, InputField) and each.spec.kind == "text"
-            ]
-            file = next((found.field for found in problems if found.problem == _NO_TEXT and found.field in texts), None)
-            hint = f"If '{file}' is a file, declare `kind: image` or `kind: binary` for it in gateway.yaml."
-            raise refused(problems, hint if file is not None else None)
+            hint = None
+            for each in problems:
+                field = self._fields.get(each.field)
+                if each.problem == _NO_TEXT and isinstance(field, InputField) and field.spec.kind == "text":
+                    kinds = "declare `kind: image` or `kind: binary` for it in gateway.yaml."
+                    hint = hint or f"If '{each.field}' is a file, {kinds}"
+            raise refused(problems, hint)
         return values
 
     def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
@@ -179,18 +168,19 @@ class BodyReader:
 def _form_value(field: Field, part: Part) -> Any:
     if isinstance(part, list):
         return part
-    if isinstance(field, ParameterField):
+    if not isinstance(field, InputField):
+        text = part if isinstance(part, str) else str(part, "utf-8")
         if field.spec.type in ("object", "integers"):
-            return _decoded(field, memoryview(_text_of(part).encode()))
-        return msgspec.convert(_text_of(part), field.json_type, strict=False)
+            return _decoded(field, memoryview(text.encode()))
+        return msgspec.convert(text, field.json_type, strict=False)
     if field.is_file or (field.takes_file and isinstance(part, FilePart | memoryview)):
         content = part.encode() if isinstance(part, str) else part
         return [bytes(content)] if field.is_list_of_files else field.value_of_file(content)
     if field.spec.kind == "text" and field.is_bare:
-        return msgspec.convert(_text_of(part), field.json_type)
-    text = memoryview(part.encode() if isinstance(part, str) else part)
-    check_depth(text)
-    return _decoded(field, text)
+        return msgspec.convert(part if isinstance(part, str) else str(part, "utf-8"), field.json_type)
+    content = memoryview(part.encode() if isinstance(part, str) else part)
+    check_depth(content)
+    return _decoded(field, content)
 
 
 def _decoded(field: Field, text: memoryview) -> Any:
@@ -207,10 +197,6 @@ def _decoded(field: Field, text: memoryview) -> Any:
 
 def is_null(text: memoryview) -> bool:
     return _NULL.fullmatch(text) is not None
-
-
-def _text_of(part: File) -> str:
-    return part if isinstance(part, str) else str(part, "utf-8")
 
 
 def refused(problems: Sequence[FieldProblem], hint: str | None = None) -> InvalidInput:
@@ -230,22 +216,21 @@ def _problem_of(name: str, exc: Exception) -> FieldProblem:
 
 
 def problem_of_value(name: str, text: str) -> FieldProblem:
-    """``text``: msgspec's message, with the path inside the value."""
+    """The problem as the end of a sentence about the field, without quotes of the input.
+
+    ``text``: msgspec's message, with the path inside the value.
+    """
     found = _PATH.search(text)
-    path = found["path"] if found else ""
-    return FieldProblem(name + path, _reworded(text[: found.start()] if found else text))
-
-
-def _reworded(text: str) -> str:
-    """Turns msgspec's message into the end of a sentence about the field, without its quotes of the input."""
+    place, text = (name + found["path"], text[: found.start()]) if found else (name, text)
     text = text.replace("`", "")
     if text.startswith("Expected "):
-        text = text.removeprefix("Expected ").replace(", got float", ", not a decimal number")
-        words = text.replace(", got ", ", not ").replace(" | ", " or ")
-        return "must be " + _TYPE_NAME.sub(lambda found: _WORDS_BY_TYPE[found[0]], words)
+        words = text.removeprefix("Expected ").replace(", got float", ", not a decimal number")
+        words = words.replace(", got ", ", not ").replace(" | ", " or ")
+        return FieldProblem(place, "must be " + _TYPE_NAME.sub(lambda found: _WORDS_BY_TYPE[found[0]], words))
     if text.startswith("Object missing required field "):
-        return f"must have the field '{text.removeprefix('Object missing required field ')}'"
+        field = text.removeprefix("Object missing required field ")
+        return FieldProblem(place, f"must have the field '{field}'")
     if text.startswith("Object contains unknown field"):
-        return "has a field that is not supported"
+        return FieldProblem(place, "has a field that is not supported")
     is_listed = text.startswith(("Invalid enum", "Invalid value"))
-    return "is not one of the allowed values" if is_listed else "is out of range"
+    return FieldProblem(place, "is not one of the allowed values" if is_listed else "is out of range")

@@ -1,118 +1,177 @@
 """The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton.
 
-A pipeline's entry in the catalog: the active version, and the version of the newest file.
+A version of a pipeline finds its model, is compiled, and runs its sample until it can be served.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 from app.config.watch import FollowedFile
+from app.core.aio import Backoff
 from app.core.engine import InferenceServer, PipelineLayer
-from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
+from app.core.errors import GatewayError, ModelNotReady, UnknownPipeline, UpstreamUnavailable
+from app.core.model import ModelConfig
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext
-from app.pipelines.file import GatewayFile, followed_gateway_file
-from app.pipelines.models import Lookup, OipModels, look_up, read_index
+from app.pipelines.file import GatewayFile, derived_spec, followed_gateway_file
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.models import Lookup, Missing, OipModels, look_up, read_index
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.resolve import derived_spec
 from app.pipelines.run import run_sample
 from app.pipelines.spec import PipelineSpec
-from app.pipelines.version import PipelineVersion, VersionState
+
+SAMPLES_WAIT_S = 1.0
+"""How long one call waits for samples. Slower samples continue in the background."""
+_LONGEST_TEXT = 2000
+_EXPECTED = (GatewayError, OSError, TypeError, ValueError)
+"""The exceptions of a sample that cannot be read, sent or answered."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class CatalogEntry:
-    """``served`` is None until a newly added pipeline can be served for the first time.
+class VersionState(StrEnum):
+    READY = "ready"
+    WARMING = "warming"
+    MODEL_NOT_READY = "model_not_ready"
+    MISCONFIGURED = "misconfigured"
 
-    ``coming`` replaces ``served`` as soon as it can be served: a reload is a transaction for each pipeline.
+    @property
+    def words(self) -> str:
+        return self.value.replace("_", " ")
+
+
+@dataclass(slots=True, eq=False)
+class PipelineVersion:
+    """``detail`` is the reason why it is not ready for callers, ``problem`` the reason for the log.
+
+    ``file`` is None if the pipeline is derived from a model. ``compiled`` is None until its model is there.
     """
 
-    served: PipelineVersion | None = None
-    coming: PipelineVersion | None = None
-
-    @property
-    def versions(self) -> Iterator[PipelineVersion]:
-        return (version for version in (self.served, self.coming) if version is not None)
-
-    @property
-    def shown(self) -> PipelineVersion:
-        """The version that answers requests, or will."""
-        version = self.served or self.coming
-        assert version is not None
-        return version
-
-    @property
-    def spec(self) -> PipelineSpec:
-        return self.shown.spec
-
-    @property
-    def state(self) -> VersionState:
-        return self.shown.state
-
-    @property
-    def state_detail(self) -> str | None:
-        """Why the pipeline is not ready, in words for callers; None if it is ready."""
-        return None if self.state is VersionState.READY else self.shown.detail
+    name: str
+    spec: PipelineSpec
+    file: GatewayFile | None = None
+    is_served: bool = False
+    """Whether it answers requests. A newly added pipeline does so as soon as it has been ready once."""
+    replaces: bool = False
+    """Whether an older version of the pipeline stays active until this version can be served."""
+    state: VersionState = VersionState.MODEL_NOT_READY
+    detail: str = "Its model has not been seen yet."
+    problem: str = ""
+    compiled: Pipeline | None = None
+    warming: "asyncio.Task[None] | None" = None
+    """The task that runs the sample; its exception is the sample's failure."""
+    _models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    _backoff: Backoff = field(default_factory=Backoff)
+    _logged: str = ""
+    """The last problem in the log, without the model's own message."""
 
     @property
     def pipeline(self) -> Pipeline | None:
         """The pipeline that answers requests."""
-        return self.served.pipeline if self.served else None
+        return self.compiled if self.is_served else None
+
+    @property
+    def state_detail(self) -> str | None:
+        """Why the pipeline is not ready, in words for callers; None if it is ready."""
+        return None if self.state is VersionState.READY else self.detail
 
     @property
     def is_required(self) -> bool:
-        """Whether readiness requires this pipeline; a newly added one is required only after it has been served."""
-        return self.served is not None and self.served.spec.readiness == "required"
+        """Whether readiness requires this pipeline."""
+        return self.is_served and self.spec.readiness == "required"
+
+    def follow(self, lookup: Lookup, context: CompileContext) -> None:
+        """Compiles the version when its models are first available, and again when a model changes."""
+        found = lookup.models_of(self.spec.model, self.spec.version)
+        if isinstance(found, Missing):
+            self.stop()
+            self.state, self.detail = VersionState.MODEL_NOT_READY, found.detail
+            if found.problem:
+                self._report(("model",), found.problem, found.unexpected)
+        elif self.compiled is None or found != self._models:
+            # A Triton that joins or leaves changes only the number of instances: no sample has to run again.
+            one, other = ([replace(each, instance_count=1) for each in x.values()] for x in (found, self._models))
+            is_known = self.state is VersionState.READY and one == other
+            try:
+                self.compiled = Pipeline(self.name, self.spec, next(iter(found.values())), found, context)
+            except Exception as exc:
+                self.stop()
+                self.compiled, self.state = None, VersionState.MISCONFIGURED
+                if isinstance(exc, PipelineMismatch):
+                    text = f"{'.'.join(map(str, exc.location))} {exc.text}{'' if exc.text.endswith('?') else '.'}"
+                    self.detail = f"It does not match its model: {text}"
+                    self._report(exc.location, exc.text)
+                else:
+                    self.detail = "The gateway cannot compile it; see the log for the cause."
+                    self._report((), f"cannot be compiled: {exc!r}", exc)
+                return
+            self._models, self._logged = found, ""
+            if not is_known:
+                self._begin_warming()
+        elif self.state is VersionState.MODEL_NOT_READY:
+            self._begin_warming()
 
     @property
-    def change_failed(self) -> bool:
-        return self.coming is not None and bool(self.coming.problem)
-
-    def ask_for(self, version: PipelineVersion) -> None:
-        """Sets the version of the newest file. An unchanged version stays, and its sample is retried at once."""
-        for known in self.versions:
-            if known.spec == version.spec:
-                known.file = version.file
-                known.retry_now()
-                if known is self.served:
-                    self._drop_coming()
-                return
-        self._drop_coming()
-        if self.served is not None and self.served.pipeline is None:
-            self.served.stop()
-            self.served = version
-        else:
-            version.replaces = self.served is not None
-            self.coming = version
+    def is_due(self) -> bool:
+        """Whether the sample must run now."""
+        layers = () if self.compiled is None else self.compiled.layers
+        needs_trial = self.state is VersionState.READY and any(layer.needs_trial for layer in layers)
+        return (self.state is VersionState.WARMING or needs_trial) and self.warming is None and self._backoff.is_due
 
     def settle(self) -> None:
-        """Handles the results of samples, and activates the new version if it can be served."""
-        for version in self.versions:
-            version.settle()
-        if self.coming is not None and self.coming.state is VersionState.READY:
-            if self.served is not None:
-                self.served.stop()
-                _log.info("pipeline '%s' now uses its new version", self.coming.name)
-            self.served, self.coming = self.coming, None
-            self.served.replaces = False
+        """Handles the sample's result if it is available."""
+        if self.warming is None or not self.warming.done():
+            return
+        failure = None if self.warming.cancelled() else self.warming.exception()
+        self.warming = None
+        if failure is None:
+            self._become_ready()
+            return
+        self._backoff.fail()
+        self.detail = "Its sample failed; see the log for the cause."
+        upstream = getattr(failure, "upstream", None)
+        said = f"; the model says: {upstream.message}" if upstream is not None else ""
+        self._report(("sample",), f"failed: {failure}", None if isinstance(failure, _EXPECTED) else failure, said)
+
+    def retry_now(self) -> None:
+        self._backoff.reset()
 
     def stop(self) -> None:
-        for version in self.versions:
-            version.stop()
+        """Cancels the running sample."""
+        if self.warming is not None:
+            self.warming.cancel()
+            self.warming = None
 
-    def _drop_coming(self) -> None:
-        if self.coming is not None:
-            self.coming.stop()
-            self.coming = None
+    def _begin_warming(self) -> None:
+        self.stop()
+        self.retry_now()
+        self.state, self.detail = VersionState.WARMING, "Its sample is still running."
+        if not self.spec.runs_sample:
+            self._become_ready()
 
+    def _become_ready(self) -> None:
+        self.state, self.detail, self.problem, self._logged = VersionState.READY, "", "", ""
 
-SAMPLES_WAIT_S = 1.0
-"""How long one call waits for samples. Slower samples continue in the background."""
+    def _report(
+        self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None, said: str = ""
+    ) -> None:
+        """Logs a problem on one line, once until the problem changes.
+
+        ``said``: the model's own message. It may name another instance of the model at each attempt, so a different
+        message alone is not logged.
+        """
+        where = ("pipelines", self.name, *location)
+        shown = " ".join(f"{text}{said}".split())[:_LONGEST_TEXT]
+        self.problem = self.file.complaint(where, shown) if self.file else f"{'.'.join(map(str, where))} {shown}"
+        to_log = f"{where} {text}"
+        if to_log != self._logged:
+            active = " (the last valid version stays active)" if self.replaces else ""
+            _log.error("%s%s", self.problem, active, exc_info=exc)
+        self._logged = to_log
 
 
 @dataclass(slots=True)
@@ -124,7 +183,10 @@ class Catalog:
     context: CompileContext = field(default_factory=CompileContext)
     triton_url: str = ""
     triton_is_up: bool = field(default=False, init=False)
-    entries: dict[str, CatalogEntry] = field(default_factory=dict, init=False)
+    entries: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
+    """The versions that answer requests, or will if there is no older one."""
+    _coming: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
+    """By pipeline, the version that replaces the entry as soon as it can be served: a reload is a transaction."""
     file: GatewayFile | None = field(default=None, init=False)
     """The last valid version."""
     models: dict[str, bool] = field(default_factory=dict, init=False)
@@ -139,14 +201,14 @@ class Catalog:
             self._followed = followed_gateway_file(self.path)
             self._take(self._followed.read_first())
             for entry in self.entries.values():
-                entry.served, entry.coming = entry.coming, None
+                entry.is_served = True
 
     def check_known(self) -> None:
         """Raises UpstreamUnavailable if only Triton could tell the pipelines, and it has never answered."""
         if self.file is None and not self.entries and not self.triton_is_up:
             raise UpstreamUnavailable("Triton cannot be reached, so the pipelines are not known yet.", was_sent=False)
 
-    def entry(self, name: str) -> CatalogEntry:
+    def entry(self, name: str) -> PipelineVersion:
         """Raises UnknownPipeline or UpstreamUnavailable."""
         self.check_known()
         if name not in self.entries:
@@ -171,7 +233,7 @@ class Catalog:
     @property
     def is_compiled(self) -> bool:
         """Whether the model of every required pipeline was seen."""
-        return all(entry.pipeline for entry in self.entries.values() if entry.is_required)
+        return all(entry.compiled for entry in self.entries.values() if entry.is_required)
 
     @property
     def is_ready(self) -> bool:
@@ -181,30 +243,26 @@ class Catalog:
     @property
     def is_settled(self) -> bool:
         """Whether it is ready, and every change of the file is served or has failed."""
-        return self.is_ready and all(entry.coming is None or entry.change_failed for entry in self.entries.values())
+        return self.is_ready and all(version.problem for version in self._versions() if not version.is_served)
 
     @property
-    def unready(self) -> dict[str, CatalogEntry]:
+    def unready(self) -> dict[str, PipelineVersion]:
         """Required pipelines that are not warm."""
-        return {
-            name: entry
-            for name, entry in self.entries.items()
-            if entry.is_required and entry.state is not VersionState.READY
-        }
+        required = {name: entry for name, entry in self.entries.items() if entry.is_required}
+        return {name: entry for name, entry in required.items() if entry.state is not VersionState.READY}
 
     @property
     def reload_failed(self) -> bool:
         """Whether the file, or a pipeline of it, was changed to what cannot be used."""
         file_failed = self._followed is not None and self._followed.has_failed
-        return file_failed or (self.path is not None and any(entry.change_failed for entry in self.entries.values()))
+        problems = [version.problem for version in self._versions() if not version.is_served]
+        return file_failed or (self.path is not None and any(problems))
 
     @property
     def complaints(self) -> list[str]:
         """Returns the mismatches between the file and the available models."""
-        served = (entry.served for entry in self.entries.values())
-        return [
-            version.problem for version in served if version is not None and version.state is VersionState.MISCONFIGURED
-        ]
+        served = (entry for entry in self.entries.values() if entry.is_served)
+        return [entry.problem for entry in served if entry.state is VersionState.MISCONFIGURED]
 
     async def refresh(self) -> None:
         """Follows the file and the models once."""
@@ -225,11 +283,21 @@ class Catalog:
         self._take(file)
 
     def _take(self, file: GatewayFile) -> None:
-        entries: dict[str, CatalogEntry] = {}
+        """An unchanged version stays, and its sample is retried at once."""
+        entries, coming = dict[str, PipelineVersion](), dict[str, PipelineVersion]()
         for name, spec in file.spec.pipelines.items():
-            entries[name] = self.entries.get(name) or CatalogEntry()
-            entries[name].ask_for(PipelineVersion(name, spec, file))
-        self._replace_entries(entries)
+            entry, waiting = self.entries.get(name), self._coming.get(name)
+            known = next((each for each in (entry, waiting) if each is not None and each.spec == spec), None)
+            version = known or PipelineVersion(name, spec, file)
+            version.file = file
+            version.retry_now()
+            if entry is None or version is entry:
+                entries[name] = version
+            elif entry.compiled is None or not entry.is_served:
+                entries[name], version.is_served, version.replaces = version, entry.is_served, False
+            else:
+                entries[name], coming[name], version.replaces = entry, version, True
+        self._replace(entries, coming)
         self.file = file
         self._expose(self.oip_models.names)
 
@@ -250,7 +318,8 @@ class Catalog:
         keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
         unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
         self.models = dict.fromkeys(unloaded, False) | {
-            model: all(lookup.is_ready(key) for key in keys if key[0] == model) for model, _ in keys
+            model: all(isinstance(lookup.answers.get(key), ModelConfig) for key in keys if key[0] == model)
+            for model, _ in keys
         }
 
     async def warm_up(self) -> None:
@@ -259,8 +328,8 @@ class Catalog:
         Each pipeline is ready as soon as its own sample is answered.
         """
         for version in self._versions():
-            if version.is_due and version.pipeline is not None:
-                version.warming = asyncio.create_task(run_sample(self.engine, version.pipeline, self.folder))
+            if version.is_due and version.compiled is not None:
+                version.warming = asyncio.create_task(run_sample(self.engine, version.compiled, self.folder))
                 version.warming.add_done_callback(lambda _: self._settle())
         if running := [version.warming for version in self._versions() if version.warming is not None]:
             await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
@@ -268,16 +337,16 @@ class Catalog:
 
     def stop(self) -> None:
         """Stops the samples that are running."""
-        for entry in self.entries.values():
-            entry.stop()
+        for version in self._versions():
+            version.stop()
 
     async def _look_up(self) -> Lookup:
         index = await read_index(self.engine) if self.path is None or self._exposes_all else None
         if index is not None:
             ready = sorted(name for name, state in index.items() if state.ready)
             if self.path is None:
-                new = {name: CatalogEntry(coming=PipelineVersion(name, derived_spec(name))) for name in ready}
-                self._replace_entries({name: self.entries.get(name) or entry for name, entry in new.items()})
+                known = self.entries
+                self._replace({n: known.get(n) or PipelineVersion(n, derived_spec(n)) for n in ready}, {})
             self._expose(ready)
         wanted = {(version.spec.model, version.spec.version) for version in self._versions()}
         return await look_up(self.engine, wanted | {(name, "") for name in self.oip_models.names}, index)
@@ -293,17 +362,24 @@ class Catalog:
         specs = [entry.spec for entry in self.entries.values()]
         self.oip_models.expose(sorted({spec.model for spec in specs} | listed), specs)
 
-    def _replace_entries(self, entries: dict[str, CatalogEntry]) -> None:
-        for name in self.entries.keys() - entries.keys():
-            self.entries[name].stop()
-        self.entries = entries
+    def _replace(self, entries: dict[str, PipelineVersion], coming: dict[str, PipelineVersion]) -> None:
+        for version in {*self._versions()} - {*entries.values(), *coming.values()}:
+            version.stop()
+        self.entries, self._coming = entries, coming
 
-    def _versions(self) -> Iterator[PipelineVersion]:
-        return (version for entry in list(self.entries.values()) for version in list(entry.versions))
+    def _versions(self) -> list[PipelineVersion]:
+        return [*self.entries.values(), *self._coming.values()]
 
     def _settle(self) -> None:
-        for entry in self.entries.values():
-            entry.settle()
+        """Handles the results of samples, and activates the new versions that can be served."""
+        for version in self._versions():
+            version.settle()
+            if version.state is VersionState.READY and not version.is_served:
+                if self._coming.pop(version.name, None) is not None:
+                    self.entries[version.name].stop()
+                    _log.info("pipeline '%s' now uses its new version", version.name)
+                self.entries[version.name] = version
+                version.is_served, version.replaces = True, False
 
     @property
     def folder(self) -> Path:

@@ -26,8 +26,7 @@ from app.core.inference import (
     bytes_array,
     new_request_id,
 )
-from app.pipelines.inputs import InputField
-from app.pipelines.parameters import ParameterField
+from app.pipelines.fields import Field, InputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import SAMPLE, InputSpec, ParameterSpec, PipelineSpec
 
@@ -54,59 +53,50 @@ class Filled:
 
 
 def example_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Returns the JSON values by field name. Files are base64."""
-    if pipeline.spec.sample is None:
-        return {field.name: _value_of(field) for field in _required(pipeline)}
-    files = {field.name: field for field in pipeline.inputs if field.is_file}
-    sample = pipeline.spec.sample.items()
-    return {name: _value_of(files[name]) if name in files else value for name, value in sample}
+    """Returns the JSON values by field name: the sample's, or those of required fields. Files are base64."""
+    fields: list[Field] = [*pipeline.inputs, *pipeline.parameters]
+    sample = pipeline.spec.sample
+    made = {each.name: each for each in fields if (each.is_required if sample is None else _is_file(each))}
+    names = made if sample is None else sample
+    return {name: _value_of(made[name]) if sample is None or name in made else sample[name] for name in names}
+
+
+def _is_file(field: Field) -> bool:
+    return isinstance(field, InputField) and field.is_file
 
 
 def file_names_of(pipeline: Pipeline) -> dict[str, str]:
     """Returns path by field name, for the fields of the example that are file parts in a form."""
-    given = pipeline.spec.sample or {}
-    names = given if pipeline.spec.sample is not None else {field.name for field in _required(pipeline)}
-    return {
-        field.name: str(given.get(field.name, FILE_NAMES[field.spec.kind]))
-        for field in pipeline.inputs
-        if field.is_file and field.is_bare and field.name in names
-    }
+    names, given = example_of(pipeline), pipeline.spec.sample or {}
+    files = (field for field in pipeline.inputs if field.is_file and field.is_bare and field.name in names)
+    return {field.name: str(given.get(field.name, FILE_NAMES[field.spec.kind])) for field in files}
 
 
-def _required(pipeline: Pipeline) -> list[InputField | ParameterField]:
-    fields: list[InputField | ParameterField] = [*pipeline.inputs, *pipeline.parameters]
-    return [field for field in fields if field.is_required]
-
-
-def _value_of(field: InputField | ParameterField) -> Any:
+def _value_of(field: Field) -> Any:
     """Free dimensions get the size 1."""
-    spec = field.spec
-    if isinstance(field, ParameterField):
-        if field.spec.type in ("string", "strings", "text_or_tokens"):
-            return spec.enum[0] if spec.enum else "text"
-        number = _number(spec, is_integer=field.spec.type != "number")
-        return {"boolean": False, "object": {}, "integers": [number]}.get(field.spec.type, number)
-    kind, datatype, element = field.spec.kind, field.tensor.datatype, None
-    if kind == "number":
-        element = False if datatype == "BOOL" else _number(spec, is_integer=datatype in INTEGER_DATATYPES)
-    elif kind == "text":
-        element = spec.enum[0] if spec.enum else "text"
-    else:
-        element = {"json": {}, "image": PNG_BASE64, "binary": BINARY_BASE64}[kind]
-    dims = () if field.is_bare or is_bare_item(field.tensor) else field.tensor.dims
-    filled = Filled(
-        element, (1,) * (field.batched and not field.is_bare) + tuple(1 if dim == -1 else dim for dim in dims)
+    spec, is_integer = field.spec, True
+    is_text = (spec.kind if isinstance(spec, InputSpec) else spec.type) in (
+        "text",
+        "string",
+        "strings",
+        "text_or_tokens",
     )
-    return filled if math.prod(filled.shape) > MAX_LISTED else filled.nested()
-
-
-def _number(spec: InputSpec | ParameterSpec, *, is_integer: bool) -> Any:
-    """Returns 0, or the bound closest to 0."""
-    if spec.enum:
-        return spec.enum[0]
+    if isinstance(field, InputField):
+        is_integer = field.tensor.datatype in INTEGER_DATATYPES
+    elif field.spec.type == "number":
+        is_integer = False
     low = -math.inf if spec.minimum is None else math.ceil(spec.minimum) if is_integer else spec.minimum
     high = math.inf if spec.maximum is None else math.floor(spec.maximum) if is_integer else spec.maximum
-    return min(max(0, low), high)
+    element = spec.enum[0] if spec.enum else "text" if is_text else min(max(0, low), high)
+    if not isinstance(field, InputField):
+        return {"boolean": False, "object": {}, "integers": [element]}.get(field.spec.type, element)
+    if field.tensor.datatype == "BOOL":
+        element = False
+    element = {"json": {}, "image": PNG_BASE64, "binary": BINARY_BASE64}.get(field.spec.kind, element)
+    dims = () if field.is_bare or is_bare_item(field.tensor) else field.tensor.dims
+    batch = (1,) * (field.batched and not field.is_bare)
+    filled = Filled(element, batch + tuple(1 if dim == -1 else dim for dim in dims))
+    return filled if math.prod(filled.shape) > MAX_LISTED else filled.nested()
 
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -134,9 +124,8 @@ def body_of(pipeline: Pipeline, values: Values, folder: Path, max_file_bytes: in
     Raises OSError for a file that cannot be read, TypeError or ValueError for a value that has no JSON form.
     """
     paths = paths_in(pipeline, values)
-    return body_with(
-        pipeline, values, {name: read_regular_file(folder / path, max_file_bytes) for name, path in paths.items()}
-    )
+    files = {name: read_regular_file(folder / path, max_file_bytes) for name, path in paths.items()}
+    return body_with(pipeline, values, files)
 
 
 def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> bytes:
@@ -144,8 +133,7 @@ def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) ->
     for field in pipeline.inputs:
         if field.is_file and field.name in values and field.name not in files:
             raise TypeError(f"'{field.name}' is not the path of a file")
-    encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
-    return orjson.dumps({**values, **encoded})
+    return orjson.dumps({**values, **{name: base64.b64encode(content).decode() for name, content in files.items()}})
 
 
 VARIATIONS = 4
@@ -192,16 +180,11 @@ def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) ->
     if tensor.datatype == "BOOL":
         return ~array
     mixed = np.roll(array.reshape(-1)[::-1], turn).reshape(array.shape)
-    return np.full_like(array, _other_number(array, spec, turn)) if np.array_equal(mixed, array) else mixed
-
-
-def _other_number(array: Array, spec: InputSpec | ParameterSpec, turn: int) -> Any:
-    """The first number, moved within its bounds."""
+    if not np.array_equal(mixed, array):
+        return mixed
     value, info = array.flat[0].item(), np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
     low, high = (-math.inf, math.inf) if info is None else (int(info.min), int(info.max))
     low = low if spec.minimum is None else max(low, spec.minimum)
     high = high if spec.maximum is None else min(high, spec.maximum)
-    moved = [value + turn, value - turn]
-    if info is None:
-        moved += [(value + high) / 2, (value + low) / 2]
-    return next((each for each in moved if low <= each <= high and math.isfinite(each)), value)
+    moved = [value + turn, value - turn] + ([] if info is not None else [(value + high) / 2, (value + low) / 2])
+    return np.full_like(array, next((x for x in moved if low <= x <= high and math.isfinite(x)), value))

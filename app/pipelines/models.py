@@ -73,9 +73,6 @@ class Lookup:
                 return self._missing(name, answer, version * is_whole, "" if is_whole else f", which '{model}' runs")
         return found
 
-    def is_ready(self, key: ModelKey) -> bool:
-        return isinstance(self.answers.get(key), ModelConfig)
-
     def _missing(self, name: str, answer: "Answer | None", version: str, step: str) -> Missing:
         named, state, fault = f"'{name}'{step}", self.index.get(name), self.faults.get(name)
         problem, unexpected = "", None
@@ -141,33 +138,26 @@ async def _ask(engine: InferenceServer, model: str, version: str) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRules:
-    """The rules for requests to a model that depend on the models below it, and on the pipelines over it."""
+class OipModel:
+    """A model that callers address by its own name, with what depends on models below it and on pipelines over it."""
 
-    sequence_ids: SequenceIds = field(default_factory=SequenceIds)
-    takes_traceparent: bool = False
-    idempotent: bool = False
+    config: ModelConfig
+    capacity: Capacity
+    sequence_ids: SequenceIds
+    takes_traceparent: bool
+    idempotent: bool
     """Whether a request may run twice: every pipeline over the model says so."""
-    cancel: CancelSpec | None = None
+    cancel: CancelSpec | None
     """What a pipeline over the model declares: Triton would not stop a step of the model."""
-    first_output_s: float | None = None
+    first_output_s: float | None
     """The largest ``stream.first_output_s`` of the pipelines over it."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """What is known of an exposed model. Each value is the same object until it changes."""
-
-    config: ModelConfig | None = None
-    capacity: Capacity = field(default_factory=Capacity)
-    rules: RequestRules | None = None
-
-
 class OipModels:
-    """All exposed models and their last known configurations."""
+    """All exposed models as they were last known."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Known] = {}
+        self._models: dict[str, OipModel | None] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one has changed."""
         self._specs: Sequence[PipelineSpec] = ()
@@ -181,40 +171,29 @@ class OipModels:
     @property
     def configs(self) -> list[ModelConfig]:
         """The known configurations."""
-        return [known.config for known in self._models.values() if known.config is not None]
+        return [known.config for known in self._models.values() if known is not None]
 
     def __contains__(self, model: str) -> bool:
         return model in self._models
 
-    def config(self, model: str) -> ModelConfig:
-        """Raises UnknownModel or ModelNotReady."""
-        if model not in self._models:
-            raise UnknownModel.named(model)
-        config = self._models[model].config
-        if config is None:
-            raise ModelNotReady("The model is not loaded.")
-        return config
-
-    def capacity(self, model: str) -> Capacity:
-        """What an exposed model can run at the same time."""
-        return self._models[model].capacity
-
-    def rules(self, model: str) -> RequestRules:
-        """Raises ModelNotReady if a step of the model is not known."""
-        rules = self._models[model].rules
-        if rules is None:
-            raise ModelNotReady("A model that this model runs is not loaded.")
-        return rules
+    def model(self, name: str) -> OipModel:
+        """The same object until it changes. Raises UnknownModel or ModelNotReady."""
+        if name not in self._models:
+            raise UnknownModel.named(name)
+        known = self._models[name]
+        if known is None:
+            raise ModelNotReady("The model, or a model that it runs, is not loaded.")
+        return known
 
     def expose(self, names: Iterable[str], specs: Sequence[PipelineSpec] = ()) -> None:
         """Replaces the exposed models, and forgets all others. ``specs``: of the pipelines."""
-        self._models = {name: self._models.get(name) or _Known() for name in names}
+        self._models = {name: self._models.get(name) for name in names}
         self._specs = specs
         in_flight = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
         self.in_flight = dict(sorted(in_flight, key=lambda each: each[1]))
 
     def follow(self, lookup: Lookup) -> None:
-        """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
+        """Updates the models. One that is not ready stays as it was; Triton reports its state."""
         sequenced = {(spec.model, spec.version): spec for spec in self._specs if not spec.takes_requests}
         for key, spec in sequenced.items():
             models = lookup.models_of(*key)
@@ -222,24 +201,20 @@ class OipModels:
                 self._own_ids[key] = spec.own_ids_of(models[key[0]], models)
         sequences = [self._own_ids[key] for key in sequenced if key in self._own_ids]
         for name, known in self._models.items():
-            answer = lookup.answers.get((name, ""))
-            if isinstance(answer, ModelConfig) and answer != known.config:
-                known.config = answer
             models = lookup.models_of(name)
             if isinstance(models, Missing):
                 continue
-            config, capacity = models[name], capacity_of(models[name], models)
+            config, specs = models[name], [spec for spec in self._specs if spec.model == name]
             below = {each.name for each in reached(config, models)}
             reserved = frozenset(own for own, stateful in sequences if stateful & below)
-            ids = replace(sequence_ids_of(config, models), reserved=reserved)
-            specs = [spec for spec in self._specs if spec.model == name]
             first_s = [each.stream.first_output_s for each in specs if each.stream and each.stream.first_output_s]
-            rules = RequestRules(
-                sequence_ids=ids,
+            model = OipModel(
+                config=config,
+                capacity=capacity_of(config, models),
+                sequence_ids=replace(sequence_ids_of(config, models), reserved=reserved),
                 takes_traceparent=takes_traceparent(config, models),
                 idempotent=bool(specs) and all(spec.idempotent for spec in specs),
                 cancel=next((spec.cancel for spec in specs if spec.cancel), None),
                 first_output_s=max(first_s, default=None),
             )
-            known.capacity = known.capacity if known.capacity == capacity else capacity
-            known.rules = known.rules if known.rules == rules else rules
+            self._models[name] = known if known == model else model

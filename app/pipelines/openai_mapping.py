@@ -1,6 +1,7 @@
 """``openai:`` of a pipeline, compiled against the pipeline's fields."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +10,12 @@ from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Infere
 from app.core.json import json_of
 from app.core.model import ModelConfig
 from app.core.text import nearest
-from app.llm.answer_parser import Parser, Part
+from app.llm.answer_parser import Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
-from app.pipelines.inputs import InputField
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
-from app.pipelines.openai_spec import (
+from app.pipelines.fields import Field, InputField, ParameterField
+from app.pipelines.llm_spec import (
     ChatSpec,
     CompletionsSpec,
     EmbeddingsSpec,
@@ -24,15 +24,13 @@ from app.pipelines.openai_spec import (
     OpenAISpec,
     UsageSpec,
 )
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.outputs import OutputField
-from app.pipelines.parameters import ParameterField
 from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"
 SKIPS_SPECIAL_TOKENS = "skip_special_tokens"
 """vLLM's parameter: false keeps special tokens in the text."""
-
-Field = InputField | ParameterField
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,7 @@ class TextForm:
     """The parameter that keeps special tokens in the text, if these formats need it and there is one."""
     images: ImagesForm | None = None
     """Only of ``chat``; None if messages cannot have images."""
+    prompt_tensor: str = ""
 
     def guided_fields(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the fields that hold the model's answer to a schema; empty if the model cannot be guided."""
@@ -98,19 +97,19 @@ class EmbeddingsForm:
     field_by_parameter: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
 class OpenAIMapping:
-    completions: TextForm | None = None
-    chat: TextForm | None = None
-    embeddings: EmbeddingsForm | None = None
+    """The forms of a pipeline under OpenAI's addresses, with the pipeline's fields that ``openai:`` refers to."""
 
-
-def compile_openai(
-    spec: OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
-) -> OpenAIMapping:
-    """Raises PipelineMismatch."""
-    usage, folder = spec.usage, spec.chat.folder if spec.chat is not None else None
-    with mismatch_at("openai"):
+    def __init__(
+        self, spec: OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
+    ) -> None:
+        """Raises PipelineMismatch, as all methods do."""
+        self._spec = spec
+        self._fields = {field.name: field for field in fields}
+        self._inputs = {field.name: field for field in fields if isinstance(field, InputField)}
+        self._parameters = {field.name: field for field in fields if isinstance(field, ParameterField)}
+        self._outputs = {field.name: field for field in outputs}
+        usage, folder = spec.usage, spec.chat.folder if spec.chat is not None else None
         for key in ("prompt_tokens", "completion_tokens"):
             name: str | None = getattr(usage, key, None)
             if name is not None:
@@ -123,32 +122,19 @@ def compile_openai(
                 folder.count_tokens.load()  # so that a broken file is an error at start, and not of the first answer
             except ValueError as exc:
                 raise PipelineMismatch(("chat", "tokenizer"), f"cannot be used: {exc}") from exc
-        names = _Names(spec, fields, outputs)
-        return OpenAIMapping(
-            completions=names.text_form(spec.completions, "completions") if spec.completions else None,
-            chat=names.chat_form(spec.chat) if spec.chat else None,
-            embeddings=names.embeddings_form(spec.embeddings, config) if spec.embeddings else None,
-        )
-
-
-class _Names:
-    """The pipeline's fields by name, as ``openai:`` refers to them. Every method raises PipelineMismatch."""
-
-    def __init__(self, spec: OpenAISpec, fields: Sequence[Field], outputs: Sequence[OutputField]) -> None:
-        self._spec = spec
-        self._fields = {field.name: field for field in fields}
-        self._inputs = {field.name: field for field in fields if isinstance(field, InputField)}
-        self._parameters = {field.name: field for field in fields if isinstance(field, ParameterField)}
-        self._outputs = {field.name: field for field in outputs}
         renamed = {str(name): field for name, field in spec.parameters.items()}
-        for name, field in renamed.items():
-            named(field, self._fields, "an input or parameter of the pipeline", "parameters", name)
+        for parameter, field in renamed.items():
+            named(field, self._fields, "an input or parameter of the pipeline", "parameters", parameter)
         self._by_parameter = {name: name for name in self._fields if name not in renamed.values()} | renamed
         """Every field is known by its own name, if it has no name of OpenAI's."""
+        self.completions = self._text_form(spec.completions, "completions") if spec.completions else None
+        self.chat = self._chat_form(spec.chat) if spec.chat else None
+        self.embeddings = self._embeddings_form(spec.embeddings, config) if spec.embeddings else None
 
-    def text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
+    def _text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
         whole = self._spec
-        self._check_text(self._input(spec.prompt, key, "prompt"), key, "prompt")
+        prompt = named(spec.prompt, self._inputs, "an input of the pipeline", key, "prompt")
+        self._check_text(prompt, key, "prompt")
         self._check_text(self._output(spec.text, key, "text"), key, "text")
         if whole.finish_reason is not None:
             output = self._output(whole.finish_reason, "finish_reason")
@@ -178,14 +164,15 @@ class _Names:
             logprobs=whole.logprobs,
             tokenizer=whole.chat.folder if whole.chat else None,
             guided=guided,
+            prompt_tensor=prompt.tensor.name,
         )
 
-    def chat_form(self, spec: ChatSpec) -> TextForm:
+    def _chat_form(self, spec: ChatSpec) -> TextForm:
         template, given, field = _template_of(spec), self._spec.reasoning, self._parameters.get(SKIPS_SPECIAL_TOKENS)
         reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
         keeps = self._spec.format_of_special_tokens is not None and field is not None and field.spec.type == "boolean"
         return replace(
-            self.text_form(spec, "chat"),
+            self._text_form(spec, "chat"),
             template=template,
             tools=self._spec.tools,
             reasoning=None if reasoning == "none" else reasoning,
@@ -223,17 +210,18 @@ class _Names:
         most = spec.max_images if size == -1 else min(size, spec.max_images)
         return ImagesForm(name, most, field.is_bare, may_be_empty=field.is_required and size == -1)
 
-    def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
+    def _embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         parameter = self._parameters.get(spec.input)
         if parameter is None or parameter.spec.type not in ("string", "text_or_tokens"):
-            self._check_text(self._input(spec.input, "embeddings", "input"), "embeddings", "input")
+            text = named(spec.input, self._inputs, "an input of the pipeline", "embeddings", "input")
+            self._check_text(text, "embeddings", "input")
         if config.decoupled and config.max_batch_size:
             raise PipelineMismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
         output = self._output(spec.embedding, "embeddings", "embedding")
         is_vector = output.tensor.datatype in FLOAT_DATATYPES and output.depth == 1
         if not is_vector and not (output.spec.kind == "json" and output.is_bare):
-            text = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
-            raise PipelineMismatch(("embeddings", "embedding"), text)
+            fault = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
+            raise PipelineMismatch(("embeddings", "embedding"), fault)
         texts = self._inputs[spec.input].tensor if spec.input in self._inputs else None
         is_batched = texts is not None and texts.datatype == BYTES and config.max_batch_size > 0
         return EmbeddingsForm(
@@ -252,9 +240,6 @@ class _Names:
         if key == "chat" and "max_tokens" in names:
             names.setdefault("max_completion_tokens", names["max_tokens"])
         return names
-
-    def _input(self, name: str, *location: str) -> InputField:
-        return named(name, self._inputs, "an input of the pipeline", *location)
 
     def _parameter(self, name: str, *location: str) -> ParameterField:
         return named(name, self._parameters, "a parameter of the pipeline", *location)
@@ -289,12 +274,26 @@ REASONING = "reasoning"
 """The output of a chat pipeline under ``/v1/pipelines`` with what a model writes before its text."""
 
 
+def reasoning_output(openai: OpenAIMapping | None, outputs: Sequence[OutputField]) -> OutputField | None:
+    """Returns None for a pipeline without ``openai: reasoning``, or with an own output of this name."""
+    chat = None if openai is None else openai.chat
+    if chat is None or chat.reasoning is None or any(field.name == REASONING for field in outputs):
+        return None
+    field = copy(next(field for field in outputs if field.name == chat.text))
+    field.name, field.is_reasoning = REASONING, True
+    field.spec = field.spec.model_copy(update={"description": "What the model wrote before the text."})
+    return field
+
+
 class Division:
     """Divides the text of one answer into its reasoning and the rest, for any division of the text into pieces."""
 
-    def __init__(self, text: str, parser: Parser) -> None:
-        """``text``: the name of the output."""
-        self._text = text
+    def __init__(self, chat: TextForm, request: InferenceRequest) -> None:
+        self._text = chat.text
+        tensors = (each.array for each in request.inputs if each.name == chat.prompt_tensor and each.array.size)
+        prompt = bytes(next((array.flat[-1] for array in tensors), b""))[-PROMPT_END:].decode("utf-8", "replace")
+        parser = parser_of(None, {}, chat.reasoning, prompt)
+        assert parser is not None
         self._parser = parser
 
     def divided(self, values: Values) -> Values:
@@ -309,34 +308,3 @@ class Division:
     def _named(self, parts: Sequence[Part]) -> dict[str, str]:
         reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
         return {self._text: "".join(part.text for part in parts if part.kind == "text"), REASONING: reasoning}
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningOutput:
-    """``text``: the output that has the reasoning. ``prompt``: the tensor of the prompt."""
-
-    text: str
-    prompt: str
-    reasoning: Reasoning
-
-    @classmethod
-    def of(
-        cls, openai: OpenAIMapping | None, inputs: Sequence[InputField], outputs: Sequence[OutputField]
-    ) -> "ReasoningOutput | None":
-        """Returns None for a pipeline without ``openai: reasoning``, or with an own output of this name."""
-        chat = None if openai is None else openai.chat
-        if chat is None or chat.reasoning is None or any(field.name == REASONING for field in outputs):
-            return None
-        prompt = next(field.tensor.name for field in inputs if field.name == chat.prompt)
-        return cls(chat.text, prompt, chat.reasoning)
-
-    def field(self, outputs: Sequence[OutputField]) -> OutputField:
-        text = next(field for field in outputs if field.name == self.text)
-        described = text.spec.model_copy(update={"description": "What the model wrote before the text."})
-        return replace(text, name=REASONING, spec=described, is_reasoning=True)
-
-    def division_of(self, request: InferenceRequest) -> Division | None:
-        tensors = (each.array for each in request.inputs if each.name == self.prompt and each.array.size)
-        prompt = bytes(next((array.flat[-1] for array in tensors), b""))[-PROMPT_END:].decode("utf-8", "replace")
-        parser = parser_of(None, {}, self.reasoning, prompt)
-        return None if parser is None else Division(self.text, parser)

@@ -3,20 +3,16 @@
 ``OutputField`` is compiled for one model signature; ``ContractCheck`` is made for one request.
 """
 
-import codecs
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from app.codecs.kinds import (
-    FromArray,
     as_datatype,
     bytes_of_numbers,
     declared_shape,
     fits,
     from_array_of,
-    from_one_element_of,
     is_bare_item,
     is_one_content,
     shape_text,
@@ -27,71 +23,40 @@ from app.core.model import TensorSpec
 from app.pipelines.spec import ContractSpec, OutputSpec
 
 
-@dataclass(frozen=True, slots=True)
 class OutputField:
     """One output of a pipeline, compiled for one model signature."""
 
-    name: str
-    spec: OutputSpec
-    tensor: TensorSpec
-    takes_batch: bool
-    depth: int
-    """How many lists stand around an element of one response."""
-    is_bare: bool
-    """Whether the caller is given one value rather than a list."""
-    join: str
-    is_text_run: bool
-    """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
-    is_count: bool
-    """Whether the responses count, and the output tells at the end whether a limit was reached."""
-    _dims: tuple[int, ...]
-    """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
-    _has_rows: bool
-    """Whether a response has a row for each item of the request."""
-    _is_list_of_items: bool
-    """Whether each item of a batch is a bare value."""
-    _from_array: FromArray
-    is_content: bool = False
-    """Whether the whole tensor is one text or file, and not each element."""
-    is_reasoning: bool = False
+    is_reasoning = False
     """Whether the value comes from the text of another output."""
 
-    @classmethod
-    def compile(
-        cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
-    ) -> "OutputField":
-        takes_batch = max_batch_size > 0 and not batch
-        is_content = is_one_content(spec.kind, tensor)
-        is_bare = is_content or is_bare_item(tensor)
-        depth = batch + (0 if is_bare else len(tensor.dims))
-        if depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
+    def __init__(self, name: str, spec: OutputSpec, tensor: TensorSpec, max_batch_size: int, *, has_rows: bool) -> None:
+        """``has_rows``: a response has a row for each item of the request. Raises ValueError."""
+        self.name, self.spec, self.tensor, self._has_rows = name, spec, tensor, has_rows
+        self._is_content = is_one_content(spec.kind, tensor)
+        """Whether the whole tensor is one text or file, and not each element."""
+        is_item = self._is_content or is_bare_item(tensor)
+        self.depth = has_rows + (0 if is_item else len(tensor.dims))
+        """How many lists stand around an element of one response."""
+        if self.depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
             raise ValueError("has accumulates, none, reaches or join: sum, which only a single value can have")
-        join = spec.join or ("concatenate" if spec.kind == "text" else "list")
-        return cls(
-            name=name,
-            spec=spec,
-            tensor=tensor,
-            takes_batch=takes_batch,
-            depth=depth,
-            is_bare=depth == 0,
-            join=join,
-            is_text_run=depth == 0 and spec.kind == "text" and join == "concatenate",
-            is_count=spec.reaches is not None,
-            _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
-            _has_rows=batch,
-            _is_list_of_items=depth == 1 and is_bare,
-            _from_array=from_array_of(spec.kind, tensor.datatype) if depth else from_one_element_of(spec.kind),
-            is_content=is_content,
-        )
-
-    @property
-    def empty_value(self) -> Any:
-        return None if self.is_bare else []
-
-    @property
-    def empty_item(self) -> Any:
+        self.is_bare = self.depth == 0
+        """Whether the caller is given one value rather than a list."""
+        self.join = spec.join or ("concatenate" if spec.kind == "text" else "list")
+        self.is_text_run = self.is_bare and spec.kind == "text" and self.join == "concatenate"
+        """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
+        self.is_count = spec.reaches is not None
+        """Whether the responses count, and the output tells at the end whether a limit was reached."""
+        self._takes_batch = max_batch_size > 0 and not has_rows
+        self._dims = ((1,) if self._takes_batch else (-1,) if has_rows else ()) + tensor.dims
+        """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
+        self._is_list_of_items = self.depth == 1 and is_item
+        """Whether each item of a batch is a bare value."""
+        self._from_array = from_array_of(spec.kind, tensor.datatype, is_single=self.is_bare)
+        self.empty_value: Any = None if self.is_bare else []
+        self.empty_item: Any = None if self._is_list_of_items else []
         """The empty value of one item of a batch."""
-        return None if self._is_list_of_items else []
+        self.may_be_empty = spec.single or -1 in self._dims
+        """Whether an array of the declared shape may have no elements."""
 
     def array_of(self, tensor: Tensor, items: int = 1) -> Array:
         """The array without its batch dimension. ``items``: of the request, if a response has a row for each.
@@ -102,46 +67,37 @@ class OutputField:
 
         Raises ContractViolation if the elements are not the declared ones.
         """
-        array, is_declared = tensor.array, tensor.datatype == self.tensor.datatype
-        if not array.size and not (self.is_content and is_declared and fits(array.shape, self._dims)):
+        array, declared = tensor.array, self.tensor.datatype
+        if not array.size and not (self._is_content and tensor.datatype == declared and fits(array.shape, self._dims)):
             return array
-        if not is_declared:
-            array = self._converted(tensor)
+        if tensor.datatype != declared:
+            converted = as_datatype(array, declared)
+            if converted is None:
+                name = DTYPE_BY_DATATYPE[declared].name
+                dtype = _NUMPY.get(name, f"np.{name}")
+                written = "STRING" if tensor.datatype == BYTES else tensor.datatype
+                raise ContractViolation(
+                    f"Output '{tensor.name}' is {tensor.datatype}; {declared} is declared.",
+                    tensor=tensor.name,
+                    hint=f"Convert the output in the model, in Python with `.astype({dtype})`, or declare "
+                    f"`data_type: TYPE_{written}` in its config.pbtxt. The gateway converts numbers only if {declared} "
+                    "holds each of them.",
+                )
+            array = converted
         if not fits(array.shape, self._dims):
             shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
             if shape is None:
                 raise self.other_shape(array.shape)
             array = array.reshape(shape)
-        array = array[0] if self.takes_batch else array
-        return bytes_of_numbers(array, len(self.tensor.dims)) if self.is_content else array
-
-    def _converted(self, tensor: Tensor) -> Array:
-        declared = self.tensor.datatype
-        array = as_datatype(tensor.array, declared)
-        if array is None:
-            name = DTYPE_BY_DATATYPE[declared].name
-            dtype = _NUMPY.get(name, f"np.{name}")
-            written = "STRING" if tensor.datatype == BYTES else tensor.datatype
-            raise ContractViolation(
-                f"Output '{tensor.name}' is {tensor.datatype}; {declared} is declared.",
-                tensor=tensor.name,
-                hint=f"Convert the output in the model, in Python with `.astype({dtype})`, or declare "
-                f"`data_type: TYPE_{written}` in its config.pbtxt. The gateway converts numbers only if {declared} "
-                "holds each of them.",
-            )
-        return array
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether an array of the declared shape may have no elements."""
-        return self.spec.single or -1 in self._dims
+        array = array[0] if self._takes_batch else array
+        return bytes_of_numbers(array, len(self.tensor.dims)) if self._is_content else array
 
     def other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
         """The violation of a model that wrote this shape."""
         name, dims = self.tensor.name, shape_text(self._dims)
         if 0 in shape:
             hint = f"If the model may write none, declare an early_exit rule with empty: [{name}] in gateway.yaml."
-        elif self.takes_batch and shape and declared_shape(shape, (shape[0], *self._dims[1:])):
+        elif self._takes_batch and shape and declared_shape(shape, (shape[0], *self._dims[1:])):
             hint = f"The model wrote {shape[0]} rows for one item. With batch: true the answer has all rows."
         else:
             hint = (
@@ -160,16 +116,9 @@ class OutputField:
             raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
         return None if self.spec.none is not None and value == self.spec.none else value
 
-    def text_decoder(self) -> "codecs.IncrementalDecoder | TextDifferences":
-        """Returns a decoder for the pieces of one text."""
-        return TextDifferences(self.tensor.name) if self.spec.accumulates else _UTF8("replace")
-
 
 _NUMPY = {"bool": "np.bool_", "object": "np.object_", "bfloat16": "ml_dtypes.bfloat16"}
 """How Python names the types whose numpy name is not that of an attribute."""
-
-
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class TextDifferences:
@@ -227,26 +176,21 @@ class ContractCheck:
             tensor = response.outputs.get(name)
             if tensor is None:
                 continue
-            size, most = tensor.array.size, contract.max_items
+            size, most, wrong, is_growth = tensor.array.size, contract.max_items, "", True
             limit = self._parameters.get(most) if isinstance(most, str) else most
-            if limit is not None and size > int(limit):
-                raise _violation(tensor, f"the contract allows at most {limit} items", hint=_grows(tensor))
-            if contract.shape is not None:
-                agreed = (1, *contract.shape) if self._takes_batch else tuple(contract.shape)
-                if declared_shape(tensor.shape, agreed) is None:
-                    words = " with the batch dimension" if self._takes_batch else ""
-                    raise _violation(tensor, f"the contract requires {shape_text(agreed)}{words}")
             first = self._first_size.setdefault(name, size) if contract.not_growing else size
-            if size > first:
-                text = f"the first response had {first} items, and no later response may have more"
-                raise _violation(tensor, text, hint=_grows(tensor))
-
-
-def _violation(tensor: Tensor, agreed: str, hint: str | None = None) -> ContractViolation:
-    return ContractViolation(
-        f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; {agreed}.", tensor=tensor.name, hint=hint
-    )
-
-
-def _grows(tensor: Tensor) -> str:
-    return f"A step sends all items of '{tensor.name}' with each response. It must send only items that are new."
+            agreed = (*((1,) if self._takes_batch else ()), *(contract.shape or ()))
+            if limit is not None and size > int(limit):
+                wrong = f"the contract allows at most {limit} items"
+            elif contract.shape is not None and declared_shape(tensor.shape, agreed) is None:
+                words = " with the batch dimension" if self._takes_batch else ""
+                wrong, is_growth = f"the contract requires {shape_text(agreed)}{words}", False
+            elif size > first:
+                wrong = f"the first response had {first} items, and no later response may have more"
+            if wrong:
+                grows = f"A step sends all items of '{name}' with each response. It must send only items that are new."
+                raise ContractViolation(
+                    f"Output '{name}' has shape {shape_text(tensor.shape)}; {wrong}.",
+                    tensor=name,
+                    hint=grows if is_growth else None,
+                )

@@ -3,14 +3,15 @@
 The values of a request, by field name -> the request to the model. Compiled for one pipeline.
 """
 
+import copy
 import dataclasses
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
+import orjson
 from msgspec.structs import replace
 
 from app.codecs.kinds import encoded_json
@@ -25,17 +26,24 @@ from app.core.errors import (
     UpstreamError,
 )
 from app.core.inference import Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
-from app.core.model import Capacity, ModelConfig, SequenceIds, TensorSpec
+from app.core.model import Capacity, ModelConfig, capacity_of, sequence_ids_of, takes_traceparent
 from app.pipelines.body import Body, BodyReader, Part
-from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
-from app.pipelines.graph import Graph
-from app.pipelines.inputs import InputField
-from app.pipelines.openai_mapping import OpenAIMapping, ReasoningOutput
-from app.pipelines.openai_spec import UsageSpec
-from app.pipelines.outputs import OutputField
-from app.pipelines.parameters import ParameterField, repeated
-from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, BatchSpec, PipelineSpec, StreamSpec
+from app.pipelines.compile import (
+    CompileContext,
+    adapter_fields,
+    call_items_of,
+    check_fields,
+    check_rules,
+    fields_of,
+    has_rows,
+)
+from app.pipelines.fields import Field, InputField, repeated
+from app.pipelines.file import resolved
+from app.pipelines.graph import graph_of
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at
+from app.pipelines.model_errors import EarlyExitRules, explain, name_failed_step, named_model, public_text
+from app.pipelines.openai_mapping import OpenAIMapping, reasoning_output
+from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, PipelineSpec, StreamSpec
 
 
 class CountLimits(Extension):
@@ -44,7 +52,7 @@ class CountLimits(Extension):
     by_output: Mapping[str, float]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Target:
     """What a call runs: a pipeline, or a model by its own name, which is a pipeline without fields."""
 
@@ -72,43 +80,77 @@ class Target:
         return request
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Pipeline(Target):
-    graph: Graph
-    inputs: tuple[InputField, ...]
-    parameters: tuple[ParameterField, ...]
-    """Those that callers can set."""
-    sent: tuple[ParameterField, ...]
-    """Those that a request has, also if callers cannot set them."""
-    json_tensors: tuple[TensorSpec, ...]
-    """The text inputs with a JSON object of parameters. They are always sent."""
-    outputs: tuple[OutputField, ...]
-    text_runs: Sequence[OutputField]
-    """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
-    counts: Mapping[str, str]
-    """The outputs that count what the responses have -> the parameter whose value they may reach."""
-    contracts_take_batch: bool
-    """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
-    rules: EarlyExitRules
-    reader: BodyReader
-    takes_traceparent: bool
-    timeout_s: float
-    """The timeout of a unary request; that of a stream is in ``spec.stream``."""
-    batch: BatchSpec | None = None
-    """The declared ``batch:``; None without one."""
-    call_items: int = 1
-    """The most items of a call."""
-    openai: OpenAIMapping | None = None
-    """The compiled ``openai:`` declaration."""
-    usage: UsageSpec | None = None
-    """The tensors that count tokens; None if the model counts none."""
-    reasoning: ReasoningOutput | None = None
-    """Divides the answers under ``/v1/pipelines``."""
-    exposes_errors: bool = False
-    """Whether callers see the messages of models."""
-    sequence_ids: SequenceIds = dataclasses.field(default_factory=SequenceIds)
-    makes_sequence: bool = False
+    makes_sequence = False
     """Whether each request becomes one of a sequence that the gateway makes."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: PipelineSpec,
+        config: ModelConfig,
+        models: Mapping[str, ModelConfig],
+        context: CompileContext,
+    ) -> None:
+        """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
+        spec = resolved(spec, config, context.tokenizers)
+        super().__init__(name=name, spec=spec, config=config, capacity=capacity_of(config, models))
+        self.inputs, self.sent, self.outputs = fields_of(spec, config)
+        """``sent``: the parameters that a request has, also if callers cannot set them."""
+        self.parameters = [each for each in self.sent if each.spec.is_settable]
+        """Those that callers can set."""
+        self.parameters += adapter_fields(spec, self.sent)
+        fields: list[Field] = [*self.inputs, *self.parameters]
+        self.graph = graph_of(config, models, spec.version)
+        self.call_items = call_items_of(spec, config, models)
+        """The most items of a call."""
+        check_fields(spec, config, self.inputs, self.sent)
+        check_rules(spec, config, self.sent, [each.name for each in fields], has_key=context.early_exit_key is not None)
+        with mismatch_at("inputs"):
+            self.reader = BodyReader(name, fields)
+        self.openai: OpenAIMapping | None = None
+        if spec.openai is not None:
+            with mismatch_at("openai"):
+                self.openai = OpenAIMapping(spec.openai, config, fields, self.outputs)
+        self.usage = None if spec.openai is None else spec.openai.usage
+        """The tensors that count tokens; None if the model counts none."""
+        reasoning = reasoning_output(self.openai, self.outputs)
+        self.divided = None if reasoning is None or self.openai is None else self.openai.chat
+        """The form whose text is divided under ``/v1/pipelines``: its reasoning is an output of its own."""
+        self.text_runs = [each for each in self.outputs if each.is_text_run]
+        """The outputs that are pieces of a text, each with its own decoder. Reasoning is a part of such a text."""
+        self.counts = {each.name: each.spec.reaches for each in self.outputs if each.spec.reaches is not None}
+        """The outputs that count what the responses have -> the parameter whose value they may reach."""
+        self.outputs += [] if reasoning is None else [reasoning]
+        self.empty_values: dict[str, Any] = {
+            each.name: "" if config.decoupled and each.is_text_run else each.empty_value for each in self.outputs
+        }
+        """The typed empty value of every output."""
+        self.json_tensors = list(dict.fromkeys(each.json_tensor for each in self.sent if each.json_tensor is not None))
+        """The text inputs with a JSON object of parameters. They are always sent."""
+        self.contracts_take_batch = config.max_batch_size > 0 and not has_rows(spec, config)
+        """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
+        self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key)
+        self.timeout_s = spec.timeout_s or context.timeout_s
+        """The timeout of a unary request; that of a stream is in ``spec.stream``."""
+        self.longest_timeout_s = self.timeout_s if spec.stream is None else max(self.timeout_s, spec.stream.timeout_s)
+        """The longest deadline of a request, whole or as a stream."""
+        self.batch, self.max_items = spec.batch, 1 if spec.batch is None else spec.batch.max_items
+        """``max_items``: the most items of a request."""
+        self.takes_traceparent = takes_traceparent(config, models)
+        self.exposes_errors = context.exposes_errors
+        self.sequence_ids = sequence_ids_of(config, models)
+        self.layers = spec.layers_of(name, config, models)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Checks the layers' own requests. Raises PipelineMismatch."""
+        for location, request in (item for layer in self.layers for item in layer.requests.items()):
+            try:
+                self.probe_of(orjson.dumps(request))
+            except GatewayError as exc:
+                problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
+                raise PipelineMismatch(location, f"is not a valid request: {problems}") from exc
 
     @property
     def raw_field(self) -> InputField | None:
@@ -116,11 +158,6 @@ class Pipeline(Target):
         files = [each for each in self.inputs if each.is_file] or [each for each in self.inputs if each.takes_file]
         needed = [each for each in self.inputs if each.is_required] or files
         return needed[0] if len(needed) == 1 and any(each is needed[0] for each in files) else None
-
-    @property
-    def max_items(self) -> int:
-        """The most items of a request."""
-        return 1 if self.batch is None else self.batch.max_items
 
     def request_of_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> InferenceRequest:
         """``given``: values of further fields, which the body does not have.
@@ -144,8 +181,25 @@ class Pipeline(Target):
         problems: list[FieldProblem] = []
         if spec.adapters and ADAPTER in values:
             values = {**values, **spec.adapters[values[ADAPTER]]}
-        tensors = self._input_tensors(values, problems)
-        items = 1 if self.batch is None else _items_of(tensors, self.batch.max_items, problems)
+        tensors: list[Tensor] = []
+        for field in self.inputs:
+            value = values.get(field.name)
+            try:
+                is_absent = value is None and not (field.is_null_a_value and field.name in values)
+                tensor = field.default if is_absent else field.read(value)
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+                continue
+            if tensor is not None:
+                tensors.append(tensor)
+        items = 1
+        if self.batch is not None:
+            sizes = {tensor.shape[0] for tensor in tensors} or {1}
+            items = sizes.pop()
+            if sizes:
+                problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
+            elif not 1 <= items <= self.max_items:
+                problems.append(FieldProblem("batch", f"has {items} items; expected 1 to {self.max_items}"))
         sent, parameters = self._add_parameters(values, items, tensors, problems) if self.sent else ({}, {})
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
@@ -188,33 +242,15 @@ class Pipeline(Target):
             tensors.append(repeated(tensor, array, items if self.config.max_batch_size else None))
         return sent, parameters
 
-    def _input_tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> list[Tensor]:
-        tensors: list[Tensor] = []
-        for field in self.inputs:
-            value = values.get(field.name)
-            try:
-                is_absent = value is None and not (field.is_null_a_value and field.name in values)
-                tensor = field.default if is_absent else field.read(value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-                continue
-            if tensor is not None:
-                tensors.append(tensor)
-        return tensors
-
     def probe_of(self, body: Body) -> InferenceRequest:
         """A request that the gateway itself makes. Raises the errors of :meth:`request_of_json`."""
         return (self if self.spec.takes_requests else self.of_sequence()).request_of_json(body)
 
     def of_sequence(self) -> Self:
         """The pipeline as one sequence uses it."""
-        return dataclasses.replace(self, makes_sequence=True)
-
-    @property
-    def longest_timeout_s(self) -> float:
-        """The longest deadline of a request, whole or as a stream."""
-        stream = self.spec.stream
-        return self.timeout_s if stream is None else max(self.timeout_s, stream.timeout_s)
+        pipeline = copy.copy(self)
+        pipeline.makes_sequence = True
+        return pipeline
 
     def stream_spec(self, url: str = "") -> StreamSpec:
         """``url``: the address of a whole answer. Raises InvalidRequest where the pipeline does not stream."""
@@ -291,14 +327,3 @@ _REFUSALS: dict[str, tuple[type[ClientError], str, str]] = {
     "invalid_input": (InvalidInput, "The model refused the input.", "is not accepted by the model"),
 }
 """By the code of a rule: the caller's error, its detail, and the problem of the rule's field."""
-
-
-def _items_of(tensors: Sequence[Tensor], most: int, problems: list[FieldProblem]) -> int:
-    """How many items the caller sent, the same of every input."""
-    sizes = {tensor.shape[0] for tensor in tensors} or {1}
-    size = sizes.pop()
-    if sizes:
-        problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
-    elif not 1 <= size <= most:
-        problems.append(FieldProblem("batch", f"has {size} items; expected 1 to {most}"))
-    return size

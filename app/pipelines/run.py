@@ -6,6 +6,7 @@ as parts, each with such an answer, and the answers are joined in order.
 """
 
 import asyncio
+import codecs
 import functools
 import logging
 import math
@@ -13,7 +14,6 @@ import operator
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,12 @@ from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import body_of, trial_requests
-from app.pipelines.outputs import ContractCheck, OutputField
+from app.pipelines.openai_mapping import Division
+from app.pipelines.outputs import ContractCheck, OutputField, TextDifferences
 from app.pipelines.pipeline import CountLimits, Pipeline, Target
 from app.pipelines.spec import INDEX
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Collector(Answer):
@@ -62,8 +65,11 @@ class Collector(Answer):
         self._contract = None
         if contracts := pipeline.spec.contract:
             self._contract = ContractCheck(contracts, request.parameters, takes_batch=pipeline.contracts_take_batch)
-        self._texts = {field.name: field.text_decoder() for field in pipeline.text_runs} if pipeline.text_runs else {}
-        self._counts = dict.fromkeys(pipeline.counts, 0) if pipeline.counts else {}
+        self._texts: dict[str, TextDifferences | codecs.IncrementalDecoder] = {
+            field.name: TextDifferences(field.tensor.name) if field.spec.accumulates else _UTF8("replace")
+            for field in pipeline.text_runs
+        }
+        self._counts = dict.fromkeys(pipeline.counts, 0)
         self._limits: Mapping[str, float] = {}
         for each in request.extensions:
             if isinstance(each, CountLimits):
@@ -72,8 +78,7 @@ class Collector(Answer):
         self._filled: set[str] = set()
         if pipeline.usage is not None:
             self.tokens = Tokens()
-        reasoning = pipeline.reasoning if is_divided else None
-        self._division = None if reasoning is None else reasoning.division_of(request)
+        self._division = None if pipeline.divided is None or not is_divided else Division(pipeline.divided, request)
 
     def count(self, response: InferenceResponse) -> None:
         """Counts the tokens of a response, in the tensors that ``openai: usage`` names."""
@@ -108,7 +113,7 @@ class Collector(Answer):
         self._written.update(response.outputs)
         if self._pipeline.rules.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
-        values = {field.name: self._value_of(field, response) for field in self._fields}
+        values = self._values_of(response)
         if self._fault is not None and self._reason_of_outputs() is None:
             raise self._fault
         if self._division is not None:
@@ -116,6 +121,27 @@ class Collector(Answer):
         if response.is_final and (self._texts or self._counts):
             for name, rest in self._rests().items():
                 values[name] = (values[name] or "") + rest
+        return values
+
+    def _values_of(self, response: InferenceResponse) -> Values:
+        values = dict(self._pipeline.empty_values)
+        for field in self._fields:
+            tensor = response.outputs.get(field.tensor.name)
+            if field.is_reasoning:
+                continue
+            if tensor is None:
+                if not self._decoupled:
+                    self._fault = self._fault or _not_written(field.tensor.name)
+                continue
+            array = field.array_of(tensor, self._item_count)
+            if not array.size:
+                if not self._decoupled and not field.may_be_empty:
+                    self._fault = self._fault or field.other_shape(tensor.shape)
+            elif field.is_count:
+                self._counts[field.name] += int(array.sum())
+            else:
+                text = self._texts.get(field.name)
+                values[field.name] = field.value_of(array) if text is None else text.decode(array.flat[0])
         return values
 
     def finish(self, error: GatewayError | None = None) -> Ending:
@@ -133,35 +159,12 @@ class Collector(Answer):
             if self._texts or self._counts:
                 rests = self._rests()
         if rests or (reason is not None and not self._written):
-            return Ending(reason, [{**self.empty_values(), **(rests or {})}])
+            return Ending(reason, [{**self._pipeline.empty_values, **(rests or {})}])
         return Ending(reason)
 
     def _reason_of_outputs(self) -> str | None:
         rules = self._pipeline.rules
         return rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
-
-    def empty_values(self) -> Values:
-        """The typed empty value of every output."""
-        return {field.name: self._empty_value(field) for field in self._fields}
-
-    def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
-        if field.is_reasoning:
-            return self._empty_value(field)
-        tensor = response.outputs.get(field.tensor.name)
-        if tensor is None:
-            if not self._decoupled:
-                self._fault = self._fault or _not_written(field.tensor.name)
-            return self._empty_value(field)
-        array = field.array_of(tensor, self._item_count)
-        if not array.size:
-            if not self._decoupled and not field.may_be_empty:
-                self._fault = self._fault or field.other_shape(tensor.shape)
-            return self._empty_value(field)
-        if field.is_count:
-            self._counts[field.name] += int(array.sum())
-            return None
-        text = self._texts.get(field.name)
-        return field.value_of(array) if text is None else text.decode(array.flat[0])
 
     def _rests(self) -> Mapping[str, str]:
         """Returns, once, U+FFFD for each remaining byte of an incomplete character, and whether limits were reached."""
@@ -172,9 +175,6 @@ class Collector(Answer):
         if self._division is not None:
             return self._division.rests(rests)
         return {name: rest for name, rest in rests.items() if rest}
-
-    def _empty_value(self, field: OutputField) -> Any:
-        return "" if self._decoupled and field.is_text_run else field.empty_value
 
 
 class WholeAnswer(Collector):
@@ -260,16 +260,6 @@ class StreamedBatch(Batch):
         return Ending(None if None in exits else exits[0], (), exits) if self._pipeline.rules else Ending()
 
 
-class _PartAnswer(WholeAnswer):
-    rows: Mapping[str, int] = MappingProxyType({})
-    """By tensor, the size of the first dimension."""
-
-    def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`WholeAnswer.add`."""
-        self.rows = {name: tensor.shape[0] if tensor.shape else 0 for name, tensor in response.outputs.items()}
-        super().add(response)
-
-
 class PipelineBatch(StreamedBatch):
     """The answer of a unary request.
 
@@ -280,13 +270,22 @@ class PipelineBatch(StreamedBatch):
         super().__init__(pipeline, request)
         self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
         """By output, the rows of each part, by its first item."""
+        self._sizes: dict[int, dict[str, int]] = {}
+        """By first item of a part and tensor, the size of the first dimension."""
 
     def answer_of(self, part: BatchPart) -> Answer:
-        return _PartAnswer(self._pipeline, part.request)
+        return WholeAnswer(self._pipeline, part.request)
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Raises the errors of :meth:`Batch.add`."""
+        if response.outputs:
+            sizes = {name: tensor.shape[0] if tensor.shape else 0 for name, tensor in response.outputs.items()}
+            self._sizes[response.choice] = sizes
+        return super().add(response)
 
     def put(self, items: range, answer: Answer, ending: Ending) -> None:
         """Raises ContractViolation for rows that are not the items."""
-        assert isinstance(answer, _PartAnswer)
+        sizes = self._sizes.pop(items.start, {})
         (values,) = ending.outputs  # of a model that is not decoupled, each is a list or an array of rows
         for field in self._pipeline.outputs:
             value, has_exit = values[field.name], ending.early_exit is not None
@@ -294,7 +293,7 @@ class PipelineBatch(StreamedBatch):
                 value = [value]
             elif len(value) == 0 and (has_exit or self.has_several):
                 if not has_exit:
-                    check_rows(field.tensor.name, answer.rows.get(field.tensor.name, 0), items)
+                    check_rows(field.tensor.name, sizes.get(field.tensor.name, 0), items)
                 value = [field.empty_item] * len(items)
             elif self.has_several:
                 check_rows(field.tensor.name, len(value), items)

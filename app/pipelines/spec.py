@@ -12,9 +12,8 @@ from app.config.document import JsonValue, Name, Seconds, Section
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
 from app.core.model import ModelConfig, OwnIds, reached, sequence_ids_of
+from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai_spec import ChatSpec, OpenAISpec
-from app.pipelines.preset import PresetName, with_preset
 from app.sessions.session_terms import SessionSpec, missing_fault, own_ids_of, stateful_models
 
 Kind = Literal["number", "text", "json", "image", "binary"]

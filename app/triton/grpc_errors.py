@@ -253,7 +253,7 @@ def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: b
         text, _ = _FAULTS[fault.kind]
         is_tensor = fault.kind in _BROKEN_TENSORS
         error = ContractViolation(text, tensor=NO_TENSOR) if is_tensor else ModelError(text)
-        error.fault = fault  # app.pipelines.error_hints later adds the step and the tensor
+        error.fault = fault  # app.pipelines.model_errors later adds the step and the tensor
         return error
     if grpc_code == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(f"Model '{model}' did not answer before the deadline.")

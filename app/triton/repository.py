@@ -115,7 +115,7 @@ def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
     """
     path = max(folder.glob(f"*/{LLM_API_FILE}"), default=None)
     try:
-        values = None if path is None or config.backend != "python" else read_document(path).values
+        values = None if path is None or config.backend != "python" else read_document(path)[0]
     except (OSError, DocumentError):
         return config
     given = values.get("triton_config") if isinstance(values, dict) else None

@@ -13,7 +13,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Te
 from app.core.model import ModelConfig, TensorSpec
 from app.grpc.rpc import Metadata
 from app.observability.metrics import CountedCall, Metrics
-from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.compile import CompileContext
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
@@ -66,7 +66,7 @@ def identity_pipeline() -> Pipeline:
         (TensorSpec("INPUT", "FP32", (4,)),),
         (TensorSpec("OUTPUT", "FP32", (4,)),),
     )
-    return compile_pipeline("identity", PipelineSpec(model="identity"), config, {"identity": config}, CompileContext())
+    return Pipeline("identity", PipelineSpec(model="identity"), config, {"identity": config}, CompileContext())
 
 
 def parts() -> dict[str, Part]:

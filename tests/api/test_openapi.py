@@ -111,9 +111,7 @@ class TestOpenApi:
         assert "410" in document["paths"]["/v1/streams/{id}"]["get"]["responses"]
 
     async def test_pipelines_that_are_not_ready_are_omitted(self, api: Served) -> None:
-        served = api.gateway.inference.catalog.entries["write"].served
-        assert served is not None
-        served.pipeline = None
+        api.gateway.inference.catalog.entries["write"].compiled = None
         document = (await api.client.get("/openapi.json")).json()
         assert "/v1/pipelines/write" not in document["paths"]
 

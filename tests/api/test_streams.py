@@ -307,7 +307,7 @@ async def test_it_is_progress_s_by_default(late: Served) -> None:
 
 
 async def test_under_v2_the_longest_of_the_pipelines_applies(late: Served) -> None:
-    assert late.gateway.inference.catalog.oip_models.rules("writer").first_output_s == 300
+    assert late.gateway.inference.catalog.oip_models.model("writer").first_output_s == 300
 
 
 async def test_the_catalog_shows_both_times(late: Served) -> None:

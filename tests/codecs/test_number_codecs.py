@@ -21,7 +21,7 @@ from app.codecs import numbers as numbers_module
 from app.codecs.numbers import NumberCodec, number_codec
 from app.core.errors import GatewayError, InvalidInput
 from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
-from app.pipelines.inputs import InputField
+from app.pipelines.fields import InputField
 from app.pipelines.pipeline import Pipeline
 from tests.docs.pages import ROOT
 from tests.toolkit.models import model, pipeline
@@ -70,7 +70,7 @@ def compiled() -> Pipeline:
 
 
 BY_BUFFERS = compiled()
-with patch("app.pipelines.inputs.number_codec", list_codec):
+with patch("app.pipelines.fields.number_codec", list_codec):
     BY_LISTS = compiled()
 
 

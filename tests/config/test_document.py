@@ -3,13 +3,14 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import document
-from app.config.document import ConfigError, DocumentError, parsed, read_document, read_regular_file
+from app.config.document import ConfigError, DocumentError, Lines, read_document, read_regular_file
 from app.pipelines.file import read_gateway_file
 
 
@@ -24,6 +25,12 @@ def merge_bomb(levels: int) -> str:
     lines = ["l0: &l0 {x: 1}"]
     lines += [f"l{n}: &l{n} {{<<: [*l{n - 1}, *l{n - 1}]}}" for n in range(1, levels + 1)]
     return "\n".join(lines)
+
+
+def read(folder: Path, content: bytes) -> tuple[Any, Lines]:
+    path = folder / "file.yaml"
+    path.write_bytes(content)
+    return read_document(path)
 
 
 @pytest.mark.parametrize(
@@ -58,21 +65,19 @@ def merge_bomb(levels: int) -> str:
     ],
     ids=lambda text: text[:24],
 )
-def test_a_hostile_text_is_rejected_with_its_line(text: str, refusal: str) -> None:
+def test_a_hostile_text_is_rejected_with_its_line(tmp_path: Path, text: str, refusal: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        parsed(text)
+        read(tmp_path, text.encode())
     assert f"{caught.value.line}: {caught.value}".startswith(refusal)
     assert len(str(caught.value)) < 400
 
 
-def test_a_merged_key_has_the_line_of_its_origin() -> None:
-    read = parsed("\ufeffbase: &base\n  x: 1\n  y: 2\nown: {<<: *base, y: 3}\nsame: *base\n")
-    assert read.values == {"base": {"x": 1, "y": 2}, "own": {"x": 1, "y": 3}, "same": {"x": 1, "y": 2}}
-    assert (read.lines["own", "x"], read.lines["own", "y"]) == (2, 4)
-
-
-def test_an_empty_text_has_no_values() -> None:
-    assert parsed("# nothing\n").values is None
+def test_a_merged_key_has_the_line_of_its_origin(tmp_path: Path) -> None:
+    text = "\ufeffbase: &base\n  x: 1\n  y: 2\nown: {<<: *base, y: 3}\nsame: *base\n"
+    values, lines = read(tmp_path, text.encode())
+    assert values == {"base": {"x": 1, "y": 2}, "own": {"x": 1, "y": 3}, "same": {"x": 1, "y": 2}}
+    assert (lines["own", "x"], lines["own", "y"]) == (2, 4)
+    assert read(tmp_path, b"# nothing\n") == (None, {(): 1})
 
 
 def test_a_special_file_is_rejected_without_waiting(tmp_path: Path) -> None:
@@ -96,10 +101,8 @@ def test_a_large_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "cp1252"])
 def test_another_encoding_than_utf_8_is_an_error(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "file"
-    path.write_bytes("a: ä".encode(encoding))
     with pytest.raises(DocumentError, match="is not UTF-8 text"):
-        read_document(path)
+        read(tmp_path, "a: ä".encode(encoding))
 
 
 SCALARS = st.sampled_from(

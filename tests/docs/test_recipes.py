@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.core.errors import UpstreamError
-from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 from tests.docs.pages import ROOT, blocks_of
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from app.pipelines import openai_spec as spec_module
+from app.pipelines import llm_spec as spec_module
 from app.pipelines import spec
 from app.pipelines.spec import GatewaySpec
 from app.sessions.session_terms import SessionSpec

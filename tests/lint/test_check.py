@@ -1,13 +1,14 @@
 """The linter on a broken repository for each code, on valid repositories, and on the reference models."""
 
 import builtins
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.check import CheckReport, text_of
+from app.check import CheckReport, log_findings, text_of
 from app.lint.findings import Finding, checks
 from app.lint.linter import check
 from app.pipelines.file import read_gateway_file
@@ -15,6 +16,9 @@ from app.triton.model_folder import PYTHON
 from app.triton.repository import read_repository
 from tests.docs.pages import ROOT
 from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.models import model
+from tests.triton.fleet.test_balancer import balanced
 
 HEADINGS = re.findall(r"^## (.+)$", (ROOT / "docs" / "reference" / "checks.md").read_text(), re.M)
 LINES = Path(__file__).with_name("findings.txt").read_text().splitlines()
@@ -309,3 +313,12 @@ def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest
     assert (finding.code, finding.model) == ("gateway-yaml", "text_generat")
     assert "gateway.yaml:3: oip.models.1 'text_generat' is not a model in the repository" in finding.text
     assert "did you mean 'text_generate'" in finding.text
+
+
+async def test_a_different_signature_at_one_triton_is_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+    usual, other = model("X FP32 [1]", "Y FP32 [1]", name="m"), model("X FP32 [2]", "Y FP32 [1]", name="m")
+    balancer, _ = balanced(FakeEngine.of(usual), FakeEngine.of(other), FakeEngine.of(usual))
+    with caplog.at_level(logging.ERROR):
+        await log_findings(balancer, None)
+    found = [record for record in caplog.records if getattr(record, "code", "") == "other-signature"]
+    assert [(record.__dict__["model"], "triton-1:1" in record.message) for record in found] == [("m", True)]

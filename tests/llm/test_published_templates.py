@@ -14,8 +14,8 @@ from app.core.errors import InvalidInput
 from app.llm import template
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import read_folder
+from app.pipelines.llm_spec import ChatSpec, OpenAISpec
 from app.pipelines.openai_mapping import TextForm
-from app.pipelines.openai_spec import ChatSpec, OpenAISpec
 from app.pipelines.spec import PipelineSpec
 from tests.conftest import Require
 from tests.llm import transformers_program

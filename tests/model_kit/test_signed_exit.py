@@ -5,7 +5,7 @@ from model_kit.outcomes import EarlyExit
 from model_kit.signed_exit import key_of, signed_exit
 
 from app.core.errors import UpstreamError
-from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 
 KEY = b"a key of sixteen bytes or more"

@@ -14,11 +14,9 @@ from app.core.errors import ModelError, ModelNotReady, UnknownPipeline
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines import catalog as catalog_module
-from app.pipelines.catalog import Catalog
-from app.pipelines.compile import compile_pipeline
+from app.pipelines.catalog import Catalog, VersionState
 from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.version import VersionState
 from app.process.tritons import Declarations
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model, refusal, response, tensor
@@ -334,10 +332,10 @@ class TestReloading:
     ) -> None:
         def compiled(name: str, *rest: Any) -> Pipeline:
             assert name != "q", "a bug"
-            return compile_pipeline(name, *rest)
+            return Pipeline(name, *rest)
 
         catalog = await loaded(engine, path)
-        monkeypatch.setattr("app.pipelines.version.compile_pipeline", compiled)
+        monkeypatch.setattr("app.pipelines.catalog.Pipeline", compiled)
         write(path, FILE + "  q: {model: plain}\n  r: {model: plain}\n")
         await turn(catalog)
         assert catalog.entries["q"].state is VersionState.MISCONFIGURED
@@ -389,9 +387,8 @@ class TestReloading:
         write(folder / "chat_template.jinja", "{{")
         await turn(catalog)
         assert (self.prompt(catalog), catalog.reload_failed) == ("B: Hello", True)
-        coming = catalog.entries["p"].coming
-        assert coming is not None
-        assert "chat.tokenizer cannot be used: chat_template.jinja is not a template: line 1: " in coming.problem
+        problem = catalog._coming["p"].problem
+        assert "chat.tokenizer cannot be used: chat_template.jinja is not a template: line 1: " in problem
         (folder / "chat_template.jinja").unlink()
         (folder / "additional_chat_templates").mkdir()
         write(folder / "additional_chat_templates" / "default.jinja", "C: {{ messages[0].content }}")
@@ -589,7 +586,7 @@ class TestWarmingUp:
         assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert not catalog.is_ready
         engine.answers = [ANSWER]
-        next(catalog.entries["p"].versions).retry_now()
+        catalog.entries["p"].retry_now()
         await turn(catalog)
         assert catalog.is_ready
         assert catalog.entries["p"].state_detail is None
@@ -612,7 +609,7 @@ class TestWarmingUp:
         engine.answers = [refusal("Failed for model 'plain_0_0': no ink")]
         catalog = await loaded(engine, path, WITH_SAMPLE)
         engine.answers = [refusal("Failed for model 'plain_0_1': no ink")]
-        next(catalog.entries["p"].versions).retry_now()
+        catalog.entries["p"].retry_now()
         await turn(catalog)
         assert len(engine.requests) == 2
         assert len(caplog.records) == 1

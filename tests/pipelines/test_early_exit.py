@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from app.core.errors import UpstreamError
 from app.core.inference import new_request_id
-from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 
 KEY = b"a key of sixteen bytes or more"

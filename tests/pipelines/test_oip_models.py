@@ -29,9 +29,9 @@ async def catalog_of(folder: Path, oip: str) -> Catalog:
 async def test_models_of_pipelines_and_of_the_key_oip_are_exposed(tmp_path: Path, oip: str, exposed: str) -> None:
     catalog = await catalog_of(tmp_path, oip)
     assert "".join(catalog.oip_models.names) == exposed
-    assert [catalog.oip_models.config(name).name for name in exposed] == list(exposed)
+    assert [catalog.oip_models.model(name).config.name for name in exposed] == list(exposed)
     with pytest.raises(UnknownModel):
-        catalog.oip_models.config("d")
+        catalog.oip_models.model("d")
 
 
 async def test_requests_follow_the_pipelines_over_their_model(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ async def test_requests_follow_the_pipelines_over_their_model(tmp_path: Path) ->
     catalog = Catalog(engine, tmp_path / "gateway.yaml")
     catalog.load_file()
     await catalog.refresh()
-    rules = catalog.oip_models.rules("a")
+    rules = catalog.oip_models.model("a")
     assert (rules.idempotent, rules.cancel) == (True, CancelSpec(model="b", input="X"))
-    rules = catalog.oip_models.rules("c")
+    rules = catalog.oip_models.model("c")
     assert (rules.idempotent, rules.cancel) == (False, None)
 
 
@@ -52,23 +52,23 @@ async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None
     (tmp_path / "gateway.yaml").write_text(PIPELINE + "oip: {models: [b]}")
     await catalog.follow_file()
     with pytest.raises(ModelNotReady):
-        catalog.oip_models.config("b")  # until the next read of Triton's models
+        catalog.oip_models.model("b")  # until the next read of Triton's models
     await catalog.follow_models()
-    assert catalog.oip_models.config("b").name == "b"
+    assert catalog.oip_models.model("b").config.name == "b"
     assert "c" not in catalog.oip_models
 
 
 async def test_a_configuration_stays_the_same_object_until_it_changes(tmp_path: Path) -> None:
     catalog = await catalog_of(tmp_path, "")
-    known = catalog.oip_models.config("a")
+    known = catalog.oip_models.model("a").config
     engine = catalog.engine
     assert isinstance(engine, FakeEngine)
     engine.configs["a"] = model("X FP32 [1]", "Y FP32 [1]", name="a")
     await catalog.follow_models()
-    assert catalog.oip_models.config("a") is known
+    assert catalog.oip_models.model("a").config is known
     engine.configs["a"] = model("X FP32 [2]", "Y FP32 [1]", name="a")
     await catalog.follow_models()
-    assert catalog.oip_models.config("a").inputs[0].dims == (2,)
+    assert catalog.oip_models.model("a").config.inputs[0].dims == (2,)
 
 
 async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path)
     await catalog.follow_models()
     engine.is_up = False
     await catalog.follow_models()
-    assert catalog.oip_models.config("c").name == "c"
+    assert catalog.oip_models.model("c").config.name == "c"
 
 
 async def test_a_model_that_was_never_ready_is_not_ready(tmp_path: Path) -> None:
     catalog = await catalog_of(tmp_path, "oip: {models: [d]}")
     with pytest.raises(ModelNotReady):
-        catalog.oip_models.config("d")
+        catalog.oip_models.model("d")
 
 
 async def test_without_a_file_every_ready_model_is_exposed() -> None:

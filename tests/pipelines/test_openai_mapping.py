@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.pipelines.llm_spec import OpenAISpec
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai_spec import OpenAISpec
 from app.pipelines.pipeline import Pipeline
 from tests.toolkit.models import model, pipeline
 

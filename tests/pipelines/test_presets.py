@@ -12,12 +12,11 @@ from app.core.errors import ContractViolation, InvalidInput
 from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig
 from app.llm.tokenizer import read_folder
-from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.compile import CompileContext
+from app.pipelines.file import derived_spec
+from app.pipelines.llm_spec import ChatSpec, recognized
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.openai_spec import ChatSpec
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.preset import recognized
-from app.pipelines.resolve import derived_spec
 from app.pipelines.run import Collector, WholeAnswer
 from tests.toolkit.models import model, pipeline, response, tensor
 
@@ -92,7 +91,7 @@ def sampling(p: Pipeline, **fields: Any) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_is_recognized_by_its_tensors(name: str) -> None:
     assert recognized(CONFIGS[name]) == name
-    derived = compile_pipeline("p", derived_spec("model"), CONFIGS[name], {}, CompileContext())
+    derived = Pipeline("p", derived_spec("model"), CONFIGS[name], {}, CompileContext())
     assert (derived.spec.preset, next(field.name for field in derived.inputs)) == (name, "prompt")
     assert derived.openai is not None
     assert derived.openai.completions is not None

@@ -1,18 +1,27 @@
-"""Unary requests with an engine whose answers the test defines."""
+"""Responses become an answer: values, split characters, early exits, contracts, and the call that cancels a step."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.core.answer import Ending
 from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
-from app.core.inference import BYTES, Deadline, InferenceResponse
+from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.json import json_of
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.outputs import ContractCheck
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import WholeAnswer, run
+from app.pipelines.run import Canceller, Collector, WholeAnswer, run
+from app.pipelines.spec import ContractSpec
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import ensemble, model, pipeline, refusal, response, tensor
+from tests.toolkit.work import CountedText, grows_with
 
 OUTPUTS = ["TEXT BYTES [1]", "IDS INT32 [-1]", "REASON BYTES [1]", "SCORE FP32 [1]"]
 WORDS = {
@@ -172,3 +181,286 @@ async def test_errors_of_the_gateway_are_not_early_exits(error: GatewayError) ->
     )
     with pytest.raises(type(error)):
         await ran(p, error)
+
+
+OUTPUT_RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
+TEXT_ONLY = {"text": {"tensor": "TEXT", "kind": "text"}}
+
+
+def streamed(**spec: Any) -> Pipeline:
+    return pipeline(model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"], decoupled=True), **spec)
+
+
+def collector(p: Pipeline) -> Collector:
+    return Collector(p, p.request_of_json(b"{}"))
+
+
+def piece(text: bytes | None = None, ids: list[int] | None = None, *, is_final: bool = False) -> InferenceResponse:
+    tensors = [] if text is None else [tensor("TEXT", BYTES, [text])]
+    tensors += [] if ids is None else [tensor("IDS", "INT32", ids)]
+    return response(*tensors, is_final=is_final)
+
+
+@given(st.text(max_size=20), st.data())
+def test_text_split_anywhere_is_joined(text: str, data: st.DataObject) -> None:
+    content = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5)))
+    pieces = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    c = collector(streamed())
+    values = [c.add(piece(each, [1], is_final=place == len(pieces) - 1)) for place, each in enumerate(pieces)]
+    assert "".join(value["TEXT"] for value in values if value) == text
+    assert c.finish().outputs == ()
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.booleans())
+def test_incomplete_characters_are_replaced_at_the_end(pieces: list[bytes], apart: bool) -> None:
+    c = collector(streamed())
+    texts = []
+    for place, each in enumerate(pieces):
+        values = c.add(piece(each, is_final=not apart and place == len(pieces) - 1))
+        texts.append(values["TEXT"] if values else "")
+    ending = c.finish()
+    texts += [values["TEXT"] for values in ending.outputs]
+    assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
+
+
+def test_a_response_without_outputs_creates_no_output_event() -> None:
+    assert collector(streamed()).add(InferenceResponse({}, is_final=True)) is None
+
+
+def test_an_output_missing_in_one_response_is_empty() -> None:
+    c = collector(streamed())
+    values = c.add(piece(ids=[1]))
+    assert values is not None
+    assert values["TEXT"] == ""
+    values = c.add(piece(text=b"a"))
+    assert values is not None
+    assert values["IDS"] == []
+
+
+def test_two_outputs_may_show_one_tensor() -> None:
+    words = {"a": {"tensor": "TEXT", "kind": "text"}, "b": {"tensor": "TEXT", "kind": "binary"}}
+    assert collector(streamed(outputs=words)).add(piece(b"hi")) == {"a": "hi", "b": "aGk="}
+
+
+class TestEndings:
+    @pytest.mark.parametrize(
+        ("pieces", "expected"),
+        [
+            # missing and empty hold over the whole stream
+            ([(None, [1])], "no_text"),
+            ([(None, [1]), (b"a", None)], None),
+            ([(b"a", []), (b"b", [])], "no_ids"),
+            ([(b"a", []), (b"b", [1])], None),
+        ],
+    )
+    @pytest.mark.parametrize("outputs", [None, TEXT_ONLY], ids=["all outputs", "a rule covers other tensors too"])
+    def test_rules_hold_for_the_whole_stream(self, pieces: list[Any], expected: str | None, outputs: Any) -> None:
+        c = collector(streamed(early_exit=OUTPUT_RULES, outputs=outputs))
+        for text, ids in pieces:
+            c.add(piece(text, ids))
+        assert c.finish().early_exit == expected
+
+    def test_a_stream_without_outputs_ends_normally(self) -> None:
+        assert collector(streamed()).finish().early_exit is None
+
+    @pytest.mark.parametrize(("size", "shape"), [(0, (0,)), (0, (0, 2)), (8, (0, 2)), (8, (1, 0))])
+    def test_no_elements_of_a_fixed_shape_without_a_rule_are_a_violation(
+        self, size: int, shape: tuple[int, ...]
+    ) -> None:
+        config = model([], ["BOX FP32 [2]", "IDS INT32 [-1]"], max_batch_size=size)
+        ids = tensor("IDS", "INT32", [[]] if size else [])
+        answered = response(Tensor("BOX", "FP32", np.zeros(shape, np.float32)), ids)
+        with pytest.raises(ContractViolation, match=r"'BOX' has shape .*; \[(1,)?2\] is declared") as caught:
+            collector(pipeline(config)).add(answered)
+        assert caught.value.hint == (
+            "If the model may write none, declare an early_exit rule with empty: [BOX] in gateway.yaml."
+        )
+        c = collector(pipeline(config, early_exit=[{"reason": "no_box", "empty": ["BOX"]}]))
+        assert c.add(answered) == {"BOX": [], "IDS": []}
+        assert c.finish().early_exit == "no_box"
+
+    def test_a_decoupled_model_may_write_no_elements(self) -> None:
+        c = collector(streamed())
+        c.add(response(Tensor("TEXT", BYTES, np.zeros((0,), np.object_))))
+        assert c.finish().early_exit is None
+
+    def test_a_missing_output_without_a_rule_is_a_violation(self) -> None:
+        config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
+        with pytest.raises(ContractViolation, match="'IDS' was not written") as caught:
+            collector(pipeline(config)).add(piece(b"a", is_final=True))
+        assert caught.value.tensor == "IDS"
+        c = collector(pipeline(config, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}]))
+        c.add(piece(b"a", is_final=True))
+        assert c.finish().early_exit == "no_ids"
+
+
+def test_a_tensor_of_another_type_is_a_violation() -> None:
+    with pytest.raises(ContractViolation):
+        collector(streamed()).add(response(tensor("IDS", "FP32", [1])))
+
+
+def test_numbers_stay_an_array() -> None:
+    values = collector(streamed()).add(piece(ids=[1, 2]))
+    assert values is not None
+    assert isinstance(values["IDS"], np.ndarray)
+
+
+class TestJoinedArrays:
+    def joined(self, text: str, *arrays: Any) -> Any:
+        p = pipeline(model([], text, decoupled=True))
+        whole = WholeAnswer(p, p.request_of_json(b"{}"))
+        for array in arrays:
+            whole.add(response(tensor("Y", text.split(" ")[1], array), is_final=False))
+        return whole.finish().outputs[0]["Y"]
+
+    def test_arrays_are_concatenated(self) -> None:
+        value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == np.float32
+        assert value.tolist() == [1.5, 2.5, 3.5]
+
+    def test_items_of_different_shapes_become_a_list(self) -> None:
+        value = self.joined("Y INT32 [-1,-1]", [[1, 2]], [[3], [4]])
+        assert orjson.loads(json_of(value)) == [[1, 2], [3], [4]]
+
+    def test_bare_values_become_a_list(self) -> None:
+        assert self.joined("Y INT32 [1]", [1], [2]) == [1, 2]
+
+
+def test_the_work_to_join_a_text_grows_with_its_length_only() -> None:
+    class Decoder:
+        def decode(self, text: bytes, *, final: bool = False) -> str:
+            return CountedText(text.decode())
+
+    def work(count: int) -> Callable[[], object]:
+        p = streamed(outputs=TEXT_ONLY)
+        answer = WholeAnswer(p, p.request_of_json(b"{}"))
+        answer._texts = {"text": Decoder()}  # type: ignore[dict-item]
+        pieces = [piece(b"a word ") for _ in range(count)]
+        return lambda: [answer.add(each) for each in pieces]
+
+    assert grows_with(work, 2000)
+
+
+def of_shape(*shape: int) -> InferenceResponse:
+    return response(Tensor("T", "INT32", np.zeros(shape, np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("contract", "takes_batch", "shapes", "failing"),
+    [
+        ({"max_items": 2}, False, [(1,), (2,), (0,), (3,)], 3),
+        ({"max_items": 2}, False, [(1, 2), (2, 2)], 1),
+        ({"shape": [-1, 2]}, False, [(5, 2), (0, 2), (2, 3)], 2),
+        ({"shape": [1]}, False, [(1, 2)], 0),
+        # the shape is that of the tensor as declared: dimensions of size 1 may be missing or extra
+        ({"shape": [1]}, False, [(1, 1), (), (2,)], 2),
+        ({"shape": [5]}, True, [(5,), (1, 5), (4,)], 2),
+        # without the batch dimension
+        ({"shape": [1]}, True, [(1, 1), (1, 2)], 1),
+        ({"shape": [1]}, True, [(2, 1)], 0),
+        ({"not_growing": True}, False, [(2,), (1,), (2,), (3,)], 3),
+    ],
+    ids=str,
+)
+def test_a_violation_is_found_at_its_response(
+    contract: dict[str, Any], *, takes_batch: bool, shapes: list[tuple[int, ...]], failing: int
+) -> None:
+    check = ContractCheck({"T": ContractSpec(**contract)}, takes_batch=takes_batch)
+    for shape in shapes[:failing]:
+        check.check(of_shape(*shape))
+    with pytest.raises(ContractViolation):
+        check.check(of_shape(*shapes[failing]))
+
+
+def test_a_contract_may_have_other_dimensions_of_size_1_than_the_model() -> None:
+    p = pipeline(model([], "T INT32 [2]", max_batch_size=4), contract={"T": {"shape": [1, 2]}})
+    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(2)) is not None
+    with pytest.raises(PipelineMismatch, match=r"is \[1,3\], and the model's output 'T' is \[2\]"):
+        pipeline(model([], "T INT32 [2]"), contract={"T": {"shape": [1, 3]}})
+
+
+def test_responses_without_the_tensor_are_ignored() -> None:
+    check = ContractCheck({"T": ContractSpec(max_items=0, shape=[1], not_growing=True)})
+    check.check(response())
+    check.check(InferenceResponse({}))
+
+
+def test_the_detail_has_the_actual_and_the_declared_size() -> None:
+    with pytest.raises(ContractViolation) as caught:
+        ContractCheck({"T": ContractSpec(max_items=1)}).check(of_shape(2))
+    assert caught.value.tensor == "T"
+    assert caught.value.detail == "Output 'T' has shape [2]; the contract allows at most 1 items."
+    assert "only items that are new" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes_batch", "seen", "detail"),
+    [
+        ([5], False, (2, 5), "has shape [2,5]; the contract requires [5]."),
+        ([1, 5], True, (2, 5), "has shape [2,5]; the contract requires [1,1,5] with the batch dimension."),
+        ([5], True, (2, 5), "has shape [2,5]; the contract requires [1,5] with the batch dimension."),
+    ],
+)
+def test_a_shape_violation_names_both_shapes(
+    shape: list[int], *, takes_batch: bool, seen: tuple[int, ...], detail: str
+) -> None:
+    with pytest.raises(ContractViolation) as caught:
+        ContractCheck({"T": ContractSpec(shape=shape)}, takes_batch=takes_batch).check(of_shape(*seen))
+    assert caught.value.detail == f"Output 'T' {detail}"
+    assert caught.value.hint is None
+
+
+def test_a_parameter_of_the_request_may_be_the_limit() -> None:
+    p = pipeline(
+        model([], "T INT32 [-1]", max_batch_size=4),
+        parameters={"chunk": {"type": "integer", "default": 1}},
+        contract={"T": {"max_items": "chunk", "shape": [-1]}},
+    )
+    collector = Collector(p, p.request_of_json(b'{"chunk": 2}'))
+    collector.add(of_shape(1, 2))
+    with pytest.raises(ContractViolation, match="at most 2"):
+        collector.add(of_shape(1, 3))
+    with pytest.raises(ContractViolation, match="at most 1"):
+        Collector(p, p.request_of_json(b"{}")).add(of_shape(1, 2))
+
+
+def test_an_absent_optional_limit_has_no_effect() -> None:
+    p = pipeline(
+        model([], "T INT32 [-1]"),
+        parameters={"chunk": {"type": "integer", "optional": True}},
+        contract={"T": {"max_items": "chunk"}},
+    )
+    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(100)) is not None
+
+
+WITHOUT_CANCEL = pipeline(model([], "Y FP32 [1]"))
+WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
+REQUEST = WITH_CANCEL.request_of_json(b"{}")
+
+
+async def calls_of(engine: FakeEngine, p=WITH_CANCEL) -> list[InferenceRequest]:
+    """The calls for an abandoned request, after their end."""
+    canceller = Canceller(engine)
+    canceller.cancel(p, REQUEST)
+    await asyncio.sleep(0)
+    await canceller.close()
+    return engine.requests
+
+
+async def test_the_cancel_model_gets_the_requests_id() -> None:
+    (call,) = await calls_of(FakeEngine())
+    assert (call.model, [(each.name, each.array.tolist()) for each in call.inputs]) == (
+        "generator",
+        [("CANCEL", [REQUEST.request_id.encode()])],
+    )
+    assert call.request_id != REQUEST.request_id
+    assert await calls_of(FakeEngine(), WITHOUT_CANCEL) == []
+
+
+async def test_a_failed_call_is_only_logged_and_closing_waits_for_a_slow_one(caplog: pytest.LogCaptureFixture) -> None:
+    await calls_of(FakeEngine(answers=[UpstreamUnavailable("gone")]))
+    assert "cancel call to model 'generator' failed" in caplog.text
+    await calls_of(slow := FakeEngine(answers=[0.02]))
+    assert slow.closed == 1

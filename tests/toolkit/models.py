@@ -7,7 +7,7 @@ import numpy as np
 from app.core.errors import GatewayError, ModelError, UpstreamError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig, Step, TensorSpec
-from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.compile import CompileContext
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 
@@ -52,7 +52,7 @@ def pipeline(config: ModelConfig, *below: ModelConfig, key: bytes | None = KEY, 
 
 def pipeline_of(config: ModelConfig, spec: PipelineSpec, *below: ModelConfig, key: bytes | None = KEY) -> Pipeline:
     models = {each.name: each for each in (config, *below)}
-    return compile_pipeline("p", spec, config, models, CompileContext(early_exit_key=key))
+    return Pipeline("p", spec, config, models, CompileContext(early_exit_key=key))
 
 
 def tensor(name: str, datatype: str, values: Any) -> Tensor:

@@ -48,7 +48,7 @@ from app.core.inference import InferenceRequest, InferenceResponse
 from app.core.json import json_of
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.error_hints import public_text
+from app.pipelines.model_errors import public_text
 from app.streams.events import Event
 
 
@@ -223,13 +223,12 @@ class OipEndpoints:
         catalog = self._catalog
         exchange.record.transport = transport
         check_model(exchange, catalog, model)
-        models = catalog.oip_models
-        config, rules = models.config(model), models.rules(model)
-        layers = catalog.layers_of(model) if rules.idempotent else ()
-        parts = config, rules, models.capacity(model), models.in_flight, layers
+        served = catalog.oip_models.model(model)
+        layers = catalog.layers_of(model) if served.idempotent else ()
+        parts = served, catalog.oip_models.in_flight, layers
         known = self._signatures.get(model)
         if known is None or not all(map(is_, known[0], parts)):
-            known = self._signatures[model] = parts, Signature.compile(model, models, layers)
+            known = self._signatures[model] = parts, Signature.compile(served, layers)
         signature = known[1]
         self._inference.workload.begin(exchange)
         timeout_s = signature.stream_terms.timeout_s if transport == "stream" else catalog.context.timeout_s

@@ -28,7 +28,7 @@ from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
 from app.observability.metrics import NO_PIPELINE
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.models import OipModels, RequestRules
+from app.pipelines.models import OipModel
 from app.pipelines.pipeline import Target
 from app.pipelines.spec import RESERVED_PARAMETERS, STREAM_DEFAULTS, PipelineSpec
 
@@ -165,33 +165,32 @@ class Input:
         return InvalidInput(f"Input '{self.spec.name}' {problem}.")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Signature(Target):
     """A model that callers call by its own name, under no pipeline's name."""
 
     inputs: Mapping[str, Input]
     required: frozenset[str]
     outputs: Mapping[str, TensorSpec]
-    rules: RequestRules
+    model: OipModel
     takes_bytes: bool
     """Whether an input has the datatype BYTES, whose elements are read one by one."""
 
     @classmethod
-    def compile(cls, model: str, models: OipModels, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
-        """Raises UnknownModel or ModelNotReady."""
-        config, rules = models.config(model), models.rules(model)
+    def compile(cls, model: OipModel, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
+        config = model.config
         never_s = 2 * STREAM_DEFAULTS.timeout_s  # the status of a stream is that of its first output
-        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": rules.first_output_s, "commit_s": never_s})
+        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": model.first_output_s, "commit_s": never_s})
         return cls(
             name=NO_PIPELINE,
-            spec=PipelineSpec(model=model, stream=stream, cancel=rules.cancel),
+            spec=PipelineSpec(model=config.name, stream=stream, cancel=model.cancel),
             config=config,
-            capacity=models.capacity(model),
+            capacity=model.capacity,
             layers=layers,
             inputs={spec.name: Input(spec, config) for spec in config.inputs},
             required=frozenset(spec.name for spec in config.inputs if not spec.optional),
             outputs={spec.name: spec for spec in config.outputs},
-            rules=rules,
+            model=model,
             takes_bytes=any(spec.datatype == BYTES for spec in config.inputs),
         )
 
@@ -224,16 +223,16 @@ class Signature(Target):
             raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
         for name, value in parameters.items():
             _check_parameter(name, value)
-        self.rules.sequence_ids.check(parameters.get("sequence_id", 0))
+        self.model.sequence_ids.check(parameters.get("sequence_id", 0))
         return InferenceRequest(
             model=model,
             version=version,
             inputs=tuple(inputs),
             parameters=dict(parameters),
             outputs=tuple(outputs),
-            takes_traceparent=self.rules.takes_traceparent,
-            idempotent=self.rules.idempotent,
-            ends_by_hook=self.rules.cancel is not None,
+            takes_traceparent=self.model.takes_traceparent,
+            idempotent=self.model.idempotent,
+            ends_by_hook=self.model.cancel is not None,
         )
 
     def unexpected(self, what: Literal["input", "output"], name: str) -> InvalidInput:

@@ -23,8 +23,8 @@ from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
 from app.pipelines.body import refused
+from app.pipelines.fields import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm
-from app.pipelines.parameters import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
 

@@ -33,8 +33,8 @@ from app.core import errors
 from app.core.errors import GatewayError
 from app.core.json import TEXT, Schema, const_of, enum_of, one_of, schema_of
 from app.pipelines.examples import example_of
+from app.pipelines.fields import TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
-from app.pipelines.parameters import TokenIds
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 

@@ -27,14 +27,14 @@ from app.core.model import ModelConfig
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding, Severity, checks
 from app.observability.metrics import Statistics, no_requests
+from app.pipelines.catalog import VersionState
 from app.pipelines.examples import Filled, body_of, declared_requests, example_of, paths_in
+from app.pipelines.fields import InputField
 from app.pipelines.graph import EdgeEnd
-from app.pipelines.inputs import InputField
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
 from app.pipelines.spec import EarlyExitRule
-from app.pipelines.version import VersionState
 
 STATISTICS_S = 0.5
 """How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""

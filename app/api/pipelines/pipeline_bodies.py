@@ -23,7 +23,7 @@ from app.core.inference import BYTES, ELEMENT, Deadline, InferenceRequest
 from app.core.json import is_large, json_in_turns, json_of
 from app.http1.websocket import Message
 from app.pipelines.body import FilePart
-from app.pipelines.inputs import InputField
+from app.pipelines.fields import InputField
 from app.pipelines.pipeline import Pipeline
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."

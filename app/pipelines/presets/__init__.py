@@ -1,4 +1,4 @@
-"""The presets of LLM backends, in the words of ``gateway.yaml``. ``app/pipelines/resolve.py`` reads them.
+"""The presets of LLM backends, in the words of ``gateway.yaml``. ``app/pipelines/file.py`` reads them.
 
 ``inputs`` and ``outputs`` are the tensors by which a backend is recognized. ``only_decoupled`` are the parameters that
 a model without streams must not be sent. ``accumulates_if`` is the parameter of the configuration that says whether

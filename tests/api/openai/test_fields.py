@@ -17,7 +17,7 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 
 from app.api.openai.members import NEUTRAL_OF_TEXTS
 from app.core.inference import InferenceRequest
-from app.pipelines.preset import NAMES, preset_of
+from app.pipelines.llm_spec import NAMES, preset_of
 from tests.api.openai.conftest import engine_step, step
 from tests.api.openai.test_backends import TOKEN
 from tests.api.openai.test_neutral import OF_TEXTS

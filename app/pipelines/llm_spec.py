@@ -1,11 +1,17 @@
-"""The keys of ``openai:`` of a pipeline in ``gateway.yaml``."""
+"""The keys of a pipeline over a language model: ``openai:``, and ``preset:``, which adds the keys of an LLM backend."""
 
-from collections.abc import Iterator, Set
-from typing import Annotated, Literal, Self
+import functools
+from collections.abc import Iterator, Mapping, Set
+from importlib.resources import files
+from typing import Annotated, Any, Literal, Self, get_args
 
+import msgspec
+import yaml
+from msgspec import Struct
 from pydantic import Field, PrivateAttr
 
 from app.config.document import JsonValue, Name, Section
+from app.core.model import ModelConfig
 from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import NEED_SPECIAL_TOKENS, ReasoningFormat, ToolFormat
 
@@ -13,8 +19,6 @@ Parameter = Literal[
     "max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "stop", "ignore_eos"
 ]
 """OpenAI's parameters that a model can have."""
-
-
 Tags = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(min_length=2, max_length=2)]
 
 
@@ -150,3 +154,52 @@ class OpenAISpec(Section):
         if self.guided is not None and {self.guided.parameter, *self.guided.also} & lacking:
             changed["guided"] = None
         return self.model_copy(update=changed)
+
+
+PresetName = Literal["vllm", "tensorrt_llm", "tensorrt_llm_api", "vllm_embeddings"]
+NAMES: tuple[PresetName, ...] = get_args(PresetName)
+
+
+class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of ``app/pipelines/presets``. ``pipeline`` is in the words of ``gateway.yaml``."""
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    """The tensors by which a model is recognized."""
+    only_decoupled: frozenset[str] = frozenset()
+    """The parameters that a model without streams must not get."""
+    automatic: bool = True
+    """Whether a model without a declaration can get the preset."""
+    accumulates_if: str = ""
+    """The parameter of the model's configuration that says whether each response repeats the text so far."""
+    body_bytes_by_input: dict[str, int] = {}
+    """Input tensor -> the limit of a body for a model that has it."""
+    pipeline: dict[str, Any]
+
+
+@functools.cache
+def preset_of(name: PresetName) -> Preset:
+    text = files("app.pipelines").joinpath("presets", f"{name}.yaml").read_text("utf-8")
+    return msgspec.convert(yaml.safe_load(text), Preset)
+
+
+def recognized(config: ModelConfig) -> PresetName | None:
+    """The preset whose tensors the model has."""
+    inputs, outputs = ({tensor.name for tensor in each} for each in (config.inputs, config.outputs))
+    presets = ((name, preset_of(name)) for name in NAMES)
+    found = (name for name, each in presets if each.automatic and each.inputs <= inputs and each.outputs <= outputs)
+    return next(found, None)
+
+
+def with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keys of a pipeline with those of its preset. A given key overrides the preset's, at every depth."""
+    name = given.get("preset")
+    return merged(preset_of(name).pipeline, given) if name in NAMES else given
+
+
+def merged(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(base)
+    for key, value in given.items():
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return both

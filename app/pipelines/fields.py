@@ -1,0 +1,294 @@
+"""The fields of a request, compiled for one model signature: inputs and parameters.
+
+A parameter becomes a parameter of Triton's request, a tensor, or a member of a JSON object in a text tensor.
+"""
+
+import base64
+import functools
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from app.codecs.json_scan import has_more_elements
+from app.codecs.kinds import (
+    ToArray,
+    bytes_of_base64,
+    check_image,
+    converted,
+    encoded_json,
+    fits,
+    holds_bytes,
+    is_bare_item,
+    is_one_content,
+    json_bytes_of,
+    numbers_of_bytes,
+    shape_text,
+    to_array_of,
+)
+from app.codecs.numbers import ANY_NUMBER, Bounds, float_type, integer_type, number_codec, number_type, read_numbers
+from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
+from app.core.model import TensorSpec
+from app.pipelines.spec import InputSpec, ParameterSpec
+
+MAX_ELEMENTS = 65_536
+"""Limit of a list of texts or files with a free dimension, because an element needs more memory than its text."""
+MAX_ITEMS = 1024
+"""Limit of the elements of a list that is a parameter."""
+MAX_TEXT_CHARACTERS = 65_536
+"""Limit of a text in such a list."""
+MAX_TOKENS = 131_072
+"""Limit of the token ids in place of a text."""
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+class InputField:
+    """``json_type``: the type for msgspec's decoder and schema. ``default``: the tensor for a missing field."""
+
+    def __init__(
+        self, name: str, spec: InputSpec, tensor: TensorSpec, max_batch_size: int, max_items: int | None
+    ) -> None:
+        """``max_items``: of a request with a list of items; None if the caller sends one item without a list.
+
+        Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor.
+        """
+        self.name, self.spec, self.tensor = name, spec, tensor
+        self.is_required = spec.is_required
+        self.batched = max_items is not None
+        """Whether the caller sends a list of items."""
+        self._is_item, is_content = is_bare_item(tensor), is_one_content(spec.kind, tensor)
+        if spec.missing is not None and tensor.datatype not in FLOAT_DATATYPES:
+            raise ValueError(f"has missing: nan, which only floating-point numbers can have, not {tensor.datatype}")
+        if spec.kind == "json" and (self.batched or not self._is_item):
+            raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
+        if is_content and self.batched:
+            raise ValueError(
+                f"is a file or text in {tensor.datatype}: items of different sizes do not fit in one tensor"
+            )
+        self._adds_batch = max_batch_size > 0 and not self.batched
+        self._depth = self.batched + (0 if self._is_item or is_content else len(tensor.dims))
+        """The number of nested lists around an element."""
+        self._dims = ((-1,) if self.batched else ()) + tensor.dims
+        """The dims of the caller's values, with a batch dimension if the caller sends one; -1 is any size."""
+        self.is_bare = self._depth == 0
+        """Whether the caller sends a single value instead of a list."""
+        self.is_null_a_value = spec.missing is not None and self.is_bare
+        """Whether ``null`` is a missing number, and not an absent field."""
+        is_number, bounds = spec.kind == "number", Bounds(spec.minimum, spec.maximum, spec.enum)
+        self.is_file = spec.kind in ("image", "binary")
+        self.takes_file = self.is_file or (
+            is_number and bounds == ANY_NUMBER and not self.batched and holds_bytes(tensor)
+        )
+        """Whether a file of a form, or a raw body, may be the value: 8-bit numbers may be its bytes."""
+        self.is_list_of_files = self.is_file and self.batched and self._is_item
+        """Whether each item of a batch is a file: in a form, each file is a part with the name of the field."""
+        self._max_elements: int | None = None
+        """None: limited only by the size of the body."""
+        if spec.kind != "json" and -1 not in tensor.dims:
+            self._max_elements = math.prod(tensor.dims) * (max_items or 1)
+        elif spec.kind not in ("json", "number"):
+            self._max_elements = MAX_ELEMENTS
+        self.json_type = self._type_of_json(bounds)
+        self._to_array = to_array = _array_reader(spec, tensor, is_content=is_content)
+        takes_null = spec.missing is not None
+        self._numbers = (
+            number_codec(tensor.datatype, to_array, bounds, takes_null=takes_null)
+            if (is_number and not self.is_bare)
+            else None
+        )
+        """The codec for lists of numbers."""
+        self._allowed = to_array(spec.enum) if spec.enum and is_number else None
+        self.default: Tensor | None = None
+        if spec.default is not None:
+            is_json = spec.kind == "json"
+            self.default = self.read(
+                msgspec.json.encode(spec.default) if is_json else converted(spec.default, self.json_type, "default")
+            )
+
+    def _type_of_json(self, bounds: Bounds) -> Any:
+        """A single value may be a list of one element. Raises ValueError."""
+        spec = self.spec
+        element: Any = str
+        if spec.kind == "json":
+            return msgspec.Raw
+        if spec.kind == "number":
+            element = number_type(self.tensor.datatype, bounds)
+            element = element if spec.missing is None else element | None
+        elif spec.kind != "text":
+            schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
+            element = Annotated[str, Meta(extra_json_schema=schema)]
+        elif spec.enum:
+            element = Literal[tuple(spec.enum)]
+        if self.is_bare:
+            return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
+        return functools.reduce(lambda inner, _: _list_of(inner), range(self._depth), element)
+
+    def decode_large(self, text: memoryview) -> Any:
+        """Decodes a large JSON text for ``read``. Raises ValueError or InvalidJson before it uses much memory."""
+        if self._numbers is not None:
+            return read_numbers(text, self._depth, self._numbers, self._shape_sent)
+        if self._max_elements is not None and has_more_elements(text, self._max_elements):
+            raise ValueError(f"has more than {self._max_elements} elements")
+        return msgspec.json.decode(text, type=self.json_type)
+
+    def value_of_file(self, content: bytes | memoryview) -> bytes | memoryview | Array:
+        """The value of a field that :attr:`takes_file`."""
+        return content if self.is_file else numbers_of_bytes(content, self.tensor.datatype).reshape(self.tensor.dims)
+
+    def read(self, value: Any) -> Tensor:
+        """Converts a decoded value or array to the tensor for Triton. Raises ValueError."""
+        array = value if isinstance(value, np.ndarray) else self._to_array(value)
+        if not fits(array.shape, self._dims):
+            array = array.reshape(self._shape_sent(array.shape))
+        if self._allowed is not None and not np.isin(array[~np.isnan(array)], self._allowed).all():
+            raise ValueError("is not one of the allowed values")
+        return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self._adds_batch else array)
+
+    def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape for Triton, without batch dimension, from the caller's shape. Raises ValueError."""
+        dims = self._dims
+        size = math.prod(shape)
+        if self._is_item and (self.batched or size == 1):
+            return shape[: self.batched] + self.tensor.dims
+        if size == 0 and len(shape) < len(dims):
+            shape += tuple(max(dim, 0) for dim in dims[len(shape) :])
+        if not fits(shape, dims):
+            raise ValueError(f"has shape {shape_text(shape)}; expected {shape_text(dims)}")
+        return shape
+
+
+def _list_of(element: Any) -> Any:
+    return list[element]
+
+
+def _array_reader(spec: InputSpec, tensor: TensorSpec, *, is_content: bool) -> ToArray:
+    """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
+    to_elements = to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, tensor.datatype)
+    to_array: ToArray = (lambda value: to_elements(value).reshape(tensor.dims)) if is_content else to_elements
+
+    def file_of(value: Any) -> Any:
+        """The file as the model takes it, from the bytes of a form or the base64 of JSON; lists keep their nesting."""
+        if isinstance(value, list):
+            return [file_of(item) for item in value]
+        content = bytes_of_base64(value, spec.kind) if isinstance(value, str) else value
+        if not spec.base64 and not spec.data_url:
+            return content
+        media_type = check_image(content) if spec.kind == "image" else ""
+        return (b"data:%b;base64," % media_type.encode() if spec.data_url else b"") + base64.b64encode(content)
+
+    if spec.kind == "json":
+        return lambda value: to_array(json_bytes_of(value))
+    return (lambda value: to_array(file_of(value))) if spec.kind in ("image", "binary") else to_array
+
+
+_DATATYPES_BY_TYPE = {
+    "integer": INTEGER_DATATYPES,
+    "number": FLOAT_DATATYPES,
+    "boolean": frozenset({"BOOL"}),
+    "string": frozenset({BYTES}),
+    "strings": frozenset({BYTES}),
+    "integers": INTEGER_DATATYPES,
+    "object": frozenset({BYTES}),
+}
+"""The datatypes of a tensor of its own."""
+_LISTS = frozenset({"strings", "integers"})
+
+
+class ParameterField:
+    """``tensor``: the input that has the value alone. ``json_tensor``: the text input whose JSON object has it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: ParameterSpec,
+        tensor: TensorSpec | None = None,
+        json_tensor: TensorSpec | None = None,
+        max_batch_size: int = 0,
+    ) -> None:
+        """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
+        self.name, self.spec, self.tensor, self.json_tensor = name, spec, tensor, json_tensor
+        self.is_required, self._is_list = spec.is_required, spec.type in _LISTS
+        if tensor is not None:
+            if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
+                raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
+            if len(tensor.dims) != 1 if self._is_list else any(dim not in (-1, 1) for dim in tensor.dims):
+                what = "a list" if self._is_list else "one value"
+                raise ValueError(f"is {what}, which does not fit the dimensions {shape_text(tensor.dims)}")
+            kind = {"object": "json", "string": "text", "strings": "text"}.get(spec.type, "number")
+            self._to_array = to_array_of(kind, tensor.datatype)
+        if json_tensor is not None and (json_tensor.datatype != BYTES or json_tensor.dims not in ((1,), (-1,), ())):
+            text = f"{json_tensor.datatype} {shape_text(json_tensor.dims)}"
+            raise ValueError(f"is a member of '{json_tensor.name}', which is {text} and not a single text")
+        outer, _, member = (spec.member or name).removesuffix("[]").rpartition(".")
+        self.place = (outer, member)
+        """The place in the JSON object: the nested object that has the value, or an empty name, and its name there."""
+        self._has_batch = max_batch_size > 0
+        self.json_type = self._type_of_json()
+        for key, value in (("default", spec.default), ("value", spec.send)):
+            if value is not None:
+                self.converted(value, key)
+
+    def _type_of_json(self) -> Any:
+        """Raises ValueError."""
+        spec, bounds = self.spec, Bounds(self.spec.minimum, self.spec.maximum, self.spec.enum)
+        if spec.type == "number":
+            return float_type(bounds)
+        if spec.type == "object":
+            return dict[str, Any]
+        if spec.type == "text_or_tokens":
+            return str | TokenIds
+        if spec.type in ("string", "boolean"):
+            return Literal[tuple(spec.enum)] if spec.enum else str if spec.type == "string" else bool
+        element: Any = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
+        if spec.type != "strings":
+            element = integer_type("INT64" if self.tensor is None else self.tensor.datatype, bounds)
+        if not self._is_list:
+            return element
+        size = -1 if self.tensor is None else self.tensor.dims[0]
+        listed = Annotated[list[element], Meta(min_length=max(size, 1), max_length=MAX_ITEMS if size == -1 else size)]
+        return element | listed if spec.type == "strings" else listed
+
+    def converted(self, value: Any, name: str = "value") -> Any:
+        """Checks a value of the configuration like a caller's, and returns it. Raises ValueError."""
+        return self.checked(converted(value, self.json_type, name))
+
+    def checked(self, value: Any) -> Any:
+        """Checks a decoded value and returns the value to send. Raises ValueError."""
+        if self._is_list:
+            return value if isinstance(value, list) else [value]
+        if self.spec.type != "number":
+            return value
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError("must be a finite number")
+        if self.spec.enum is not None and number not in self.spec.enum:
+            raise ValueError("is not one of the allowed values")
+        return number
+
+    def tensor_of(self, value: Any, items: int) -> Tensor:
+        """The tensor of a checked value, repeated for each item of a batch. Raises ValueError."""
+        assert self.tensor is not None
+        array = self._to_array(encoded_json(value) if self.spec.type == "object" else value)
+        if not self._is_list:
+            array = array.reshape(self.tensor.dims)
+        return repeated(self.tensor, array, items if self._has_batch else None)
+
+    def put(self, value: Any, members: dict[str, Any]) -> None:
+        """Writes a checked value into the JSON object. Raises ValueError."""
+        outer, name = self.place
+        if self.spec.as_text:
+            value = encoded_json(value).decode()
+        around = members.setdefault(outer, {}) if outer else members
+        around[name] = [value] if (self.spec.member or "").endswith("[]") else value
+
+
+Field = InputField | ParameterField
+
+
+def repeated(tensor: TensorSpec, array: Array, items: int | None) -> Tensor:
+    """``items``: of a batch; None for a model without batches."""
+    return Tensor(tensor.name, tensor.datatype, array if items is None else np.repeat(array[np.newaxis], items, axis=0))

@@ -1,0 +1,337 @@
+"""Errors of models: known messages, the step that failed, and hints from the graph of the pipeline."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.core.errors import (
+    ContextLengthExceeded,
+    ContractViolation,
+    Fault,
+    FaultKind,
+    GatewayError,
+    InvalidInput,
+    ModelError,
+    UpstreamError,
+)
+from app.core.model import ModelConfig
+from app.pipelines.graph import MAX_STEPS, Edge, EdgeEnd, Graph, graph_of
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.model_errors import explain
+from app.pipelines.pipeline import LONGEST_MESSAGE, Pipeline
+from app.pipelines.spec import PipelineSpec
+from app.triton.repository import read_repository
+from tests.toolkit.broken_repositories import Repository, sound
+from tests.toolkit.models import ensemble, model, pipeline, refusal
+
+CONFIG = model("text_input BYTES [1]", "text_output BYTES [1]", name="llama", decoupled=True)
+RULES = [
+    {
+        "message_pattern": r"prompt \(length \d+\) is longer than the maximum model length",
+        "code": "context_length_exceeded",
+        "field": "text_input",
+    },
+    {
+        "message_pattern": "decoder prompt cannot be empty",
+        "code": "invalid_input",
+        "field": "text_input",
+        "detail": "The prompt must not be empty.",
+    },
+    {"message_pattern": "^(Error generating stream: )?Grammar error: ", "code": "invalid_input", "field": "schema"},
+    {
+        "message_pattern": r"LoRA feature is not enabled\.",
+        "code": "invalid_input",
+        "detail": "There is no such adapter.",
+    },
+]
+PARAMETERS = {"schema": {"type": "string", "optional": True}}
+
+REFUSED = [
+    (
+        "The decoder prompt (length 4001) is longer than the maximum model length of 512",
+        ContextLengthExceeded,
+        ["text_input"],
+        "The request is longer than the model's context.",
+    ),
+    ("The decoder prompt cannot be empty", InvalidInput, ["text_input"], "The prompt must not be empty."),
+    ("Grammar error: Invalid type: nonsense", InvalidInput, ["schema"], "The model refused the input."),
+    ("LoRA feature is not enabled.", InvalidInput, [], "There is no such adapter."),
+]
+"""Messages of vLLM, in vLLM's words."""
+
+
+def error_of(message: str, grpc_code: str | None = None, **keys: object) -> GatewayError:
+    """The error that a caller gets if the model fails with this message."""
+    p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, stream=True, **keys)
+    error = ModelError("Model 'llama' failed.")
+    error.upstream = UpstreamError(grpc_code, message)
+    with pytest.raises(GatewayError) as raised:
+        p.early_exit_of(error, "rid")
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("grpc_code", "prefix"),
+    [(None, ""), (None, "Error generating stream: "), ("INTERNAL", ""), ("INVALID_ARGUMENT", "")],
+)
+@pytest.mark.parametrize(("message", "kind", "fields", "detail"), REFUSED)
+def test_a_known_message_is_an_error_of_the_caller(
+    message: str, kind: type[GatewayError], fields: list[str], detail: str, *, grpc_code: str | None, prefix: str
+) -> None:
+    error = error_of(prefix + message, grpc_code)
+    assert (type(error), [each.field for each in error.errors], error.detail) == (kind, fields, detail)
+    assert error.upstream is not None
+    assert message not in f"{error.detail}{error.hint}{error.errors}"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["'NoneType' object has no attribute 'lora_name'", "out of memory", "x" * LONGEST_MESSAGE + REFUSED[3][0]],
+)
+def test_another_message_stays_an_error_of_the_model(message: str) -> None:
+    assert type(error_of(message)) is ModelError
+
+
+def test_an_early_exit_comes_first() -> None:
+    exits = [{"reason": "empty", "error": {"code": "any", "message": REFUSED[1][0]}}]
+    p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, early_exit=exits)
+    error = ModelError("It failed.")
+    error.upstream = UpstreamError(None, REFUSED[1][0])
+    assert p.early_exit_of(error, "rid") == "empty"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"message_pattern": "(", "code": "invalid_input"}, "is not a regular expression"),
+        ({"message_pattern": "", "code": "invalid_input"}, "at least 1"),
+        ({"message_pattern": "x", "code": "model_error"}, "context_length_exceeded"),
+        ({"message_pattern": "x", "code": "invalid_input", "detail": ""}, "at least 1"),
+    ],
+)
+def test_a_wrong_rule_is_refused(rule: dict[str, str], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        PipelineSpec.model_validate({"model": "m", "refusals": [rule]})
+
+
+def test_a_rule_names_a_field_of_the_pipeline() -> None:
+    with pytest.raises(PipelineMismatch, match="did you mean 'text_input'"):
+        pipeline(CONFIG, refusals=[{"message_pattern": "x", "code": "invalid_input", "field": "text_inputs"}])
+
+
+def test_the_message_of_an_early_exit_with_another_code_gets_a_hint() -> None:
+    rules = [{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]
+    with pytest.raises(ModelError) as caught:
+        pipeline(CONFIG, early_exit=rules).early_exit_of(refusal("EXIT", "INTERNAL"), "rid")
+    assert "'no'" in (caught.value.hint or "")
+
+
+class TestNameOfTheFailedStep:
+    STEP = model("X FP32 [1]", "Z FP32 [1]", name="preprocess")
+    P = pipeline(ensemble("whole", STEP), STEP)
+
+    def failed(self, message: str, p: Pipeline | None = None) -> GatewayError:
+        with pytest.raises(GatewayError) as caught:
+            (p or self.P).early_exit_of(refusal(message, "INTERNAL"), "rid")
+        return caught.value
+
+    def test_the_error_names_a_step_that_names_itself(self) -> None:
+        error = self.failed("in ensemble 'whole', preprocess: a user's secret")
+        assert error.detail == "Step 'preprocess' failed."
+        assert "list 'preprocess' under `rejects_input`" in (error.hint or "")
+        assert "log has the model's message in the line with this request id" in (error.hint or "")
+        assert "secret" not in f"{error.detail}{error.hint}"
+
+    @pytest.mark.parametrize(
+        "message", ["secret: no", "preprocess", "'preprocess': no", "in ensemble 'x', preprocess: no"]
+    )
+    def test_other_names_are_not_shown(self, message: str) -> None:
+        error = self.failed(message)
+        assert error.detail == "Model 'model' failed."
+        assert "begins its message with its own name" in (error.hint or "")
+        assert "secret" not in (error.hint or "")
+
+    def test_a_plain_model_is_no_step_of_its_own_pipeline(self) -> None:
+        plain = pipeline(model("X FP32 [1]", "Y FP32 [1]"))
+        for message in ("broken", "model: broken"):
+            assert self.failed(message, plain).detail == "Model 'model' failed."
+
+    def test_the_message_is_shown_if_the_setting_allows_it(self) -> None:
+        exposing = copy.copy(self.P)
+        exposing.exposes_errors = True
+        message = (
+            "in ensemble 'whole', preprocess: no file\n/srv/models/x/1/model.py" + "\n\nAt:\n  /a/b.py(2): execute"
+        )
+        assert self.failed(message, exposing).detail == (
+            "Step 'preprocess' failed. The model's message: preprocess: no file ..."
+        )
+        assert len(self.failed("x" * 9000, exposing).detail) < 400
+
+    def test_invalid_input_keeps_the_message_for_the_log(self) -> None:
+        p = pipeline(ensemble("whole", self.STEP), self.STEP, rejects_input=["preprocess"])
+        with pytest.raises(InvalidInput) as caught:
+            p.early_exit_of(refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")
+        assert caught.value.upstream == UpstreamError("INVALID_ARGUMENT", "preprocess: too long")
+
+
+def named(end: EdgeEnd) -> str:
+    return f"{end.step.name if end.step else '-'}.{end.tensor.name}"
+
+
+def arrow(edge: Edge) -> str:
+    tensor = edge.source.tensor
+    return f"{named(edge.source)} > {named(edge.target)} {edge.name} {tensor.datatype}{list(tensor.dims)}"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, ModelConfig]:
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("outer", "IN", "OUT", "sound X=IN > Y=a", "join A=a B=IN > Y=OUT")
+    return {model.folder: model.config for model in read_repository(tmp_path)}
+
+
+def test_a_plain_model_is_one_step(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["ident"], models)
+    assert [(step.name, step.ensemble) for step in graph.steps] == [("ident", "")]
+    assert [arrow(edge) for edge in graph.edges] == ["-.X > ident.X X FP32[-1]", "ident.Y > -.Y Y FP32[-1]"]
+
+
+def test_nested_ensembles_are_expanded_and_models_numbered(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["outer"], models)
+    assert [(step.name, step.ensemble) for step in graph.steps] == [
+        ("ident", "sound"),
+        ("ident#2", "sound"),
+        ("join", "outer"),
+    ]
+    assert [arrow(edge) for edge in graph.edges] == [
+        "-.IN > ident.X X FP32[-1]",
+        "ident.Y > ident#2.X t FP32[-1]",
+        "ident#2.Y > join.A a FP32[-1]",
+        "-.IN > join.B IN FP32[-1]",
+        "join.Y > -.OUT OUT FP32[-1]",
+    ]
+
+
+def test_steps_may_be_listed_in_any_order(models: dict[str, ModelConfig]) -> None:
+    reordered = replace(models["outer"], steps=models["outer"].steps[::-1])
+    assert set(map(arrow, graph_of(reordered, models).edges)) == set(
+        map(arrow, graph_of(models["outer"], models).edges)
+    )
+
+
+def test_ensembles_are_listed_without_models(models: dict[str, ModelConfig]) -> None:
+    below = {name: models[name] for name in ("outer", "sound", "ident", "join")}
+    assert graph_of(models["outer"], below).ensembles == {"outer", "sound"}
+
+
+def test_a_step_with_a_missing_model_is_omitted(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["outer"], {"outer": models["outer"], "join": models["join"]})
+    assert [step.name for step in graph.steps] == ["join"]
+
+
+def test_an_input_of_a_model_in_several_steps_has_the_edges_that_may_be_at_fault(
+    models: dict[str, ModelConfig],
+) -> None:
+    """The first `ident` reads a tensor of the request, which is checked before Triton gets it."""
+    graph = graph_of(models["outer"], models)
+    assert [arrow(edge) for edge in graph.into("ident", "X")] == ["ident.Y > ident#2.X t FP32[-1]"]
+    assert [arrow(edge) for edge in graph.into("join", "A", "outer")] == ["ident#2.Y > join.A a FP32[-1]"]
+    assert [arrow(edge) for edge in graph.into("join", "B")] == ["-.IN > join.B IN FP32[-1]"]
+
+
+def test_ensembles_that_double_their_steps_are_cut(tmp_path: Path) -> None:
+    """28 levels of two steps each are 268 million steps."""
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=t", "ident X=t > Y=OUT")
+    for level in range(1, 28):
+        below = f"e{level - 1}"
+        repository.ensemble(f"e{level}", "IN", "OUT", f"{below} IN=IN > OUT=t", f"{below} IN=t > OUT=OUT")
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    assert 100 < len(graph_of(models["e27"], models).steps) < MAX_STEPS
+
+
+def test_ensembles_that_are_nested_very_deep_are_cut(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=OUT")
+    for level in range(1, 600):
+        repository.ensemble(f"e{level}", "IN", "OUT", f"e{level - 1} IN=IN > OUT=OUT")
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    assert graph_of(models["e599"], models).steps == ()
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.model("boxed", "X:FP32:3,4", "Y")
+    repository.ensemble("chain", "X", "Y", "fork X=X > P=p Q=q", "join A=p B=q > Y=Y")
+    repository.ensemble(
+        "same", "X", "Y Z", "fork X=X > P=p Q=q", "ident X=p > Y=r", "ident X=r > Y=Y", "ident X=q > Y=Z"
+    )
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    return graph_of(models["chain"], models)
+
+
+@pytest.fixture
+def same(tmp_path: Path, graph: Graph) -> Graph:
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    return graph_of(models["same"], models)
+
+
+def explained(graph: Graph, fault: Fault, error: GatewayError | None = None) -> GatewayError:
+    error = error or ContractViolation("plain", tensor="-")
+    error.fault = fault
+    explain(error, graph)
+    return error
+
+
+def test_an_error_without_a_fault_is_unchanged(graph: Graph) -> None:
+    error = ModelError("plain", hint="the hint")
+    explain(error, graph)
+    assert (error.detail, error.hint) == ("plain", "the hint")
+
+
+def test_the_hint_names_the_step_that_writes_the_tensor(graph: Graph) -> None:
+    error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "join", "B"))
+    assert error.hint.startswith("Step 'fork' (its output 'Q') did not write it")
+    assert error.tensor == "B"
+
+
+def test_the_hint_names_a_missing_input_of_the_request(graph: Graph) -> None:
+    error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
+    assert error.hint == "The request does not have 'X', which step 'fork' requires."
+
+
+def test_the_hint_names_every_step_that_may_have_written_the_tensor(same: Graph) -> None:
+    error = explained(same, Fault(FaultKind.NOT_GIVEN, "same", "ident", "X"))
+    assert error.detail == "Step 'ident' did not receive its input 'X'."
+    assert error.hint.startswith(
+        "Step 'fork' (its output 'P') or step 'fork' (its output 'Q') or step 'ident' (its output 'Y') did not write "
+    )
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.parametrize("word", ["a secret", "<script>", "x" * 5000])
+def test_unknown_names_are_never_shown(graph: Graph, kind: FaultKind, word: str) -> None:
+    error = explained(graph, Fault(kind, word, word, word))
+    assert word not in f"{error.detail}{error.hint}"
+    assert error.tensor == "-"
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_every_kind_has_a_hint_of_limited_length(graph: Graph, kind: FaultKind) -> None:
+    error = explained(graph, Fault(kind, "chain", "join", "A", "[-1,3,320,320]", "[0]"))
+    assert 20 < len(error.hint) <= 512
+    assert error.hint[0].isupper() or error.hint[0] == "`"
+
+
+def test_a_model_outside_the_graph_gets_a_hint_about_bls(graph: Graph) -> None:
+    error = explained(graph, Fault(FaultKind.SHAPE, "chain", "boxed", "X", "[3,4]", "[0]"))
+    assert error.detail == "Input 'X' of step 'boxed' expects shape [3,4] but received [0]."
+    assert "which a BLS script calls" in error.hint

@@ -62,47 +62,10 @@ def test_an_invalid_option_is_explained(
     assert expected in capsys.readouterr().err
 
 
-EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
-
-
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        (
-            f"early_exit: [{EXIT}]",
-            "early_exit.0.error.code is wrong: not an allowed value; did you mean 'ALREADY_EXISTS'?",
-        ),
-        ("inputs: {a: {tensor: A, kind: imgae}}", "kind is wrong: not an allowed value; did you mean 'image'?"),
-        ("timeout_s: 0", "timeout_s is wrong: must be above 0"),
-        ("inputs: [a]", "inputs is wrong: must be a mapping of keys to values"),
-        ("rejects_input: a", "rejects_input is wrong: must be a list"),
-        ("modle: m", "modle is not a known key; did you mean 'model'?"),
-        ("timeout_s: 10s", "timeout_s is wrong: must be a number without a unit"),
-        ("stream: 'yes'", "stream is wrong: must be true, false or a mapping of keys to values"),
-    ],
-)
-def test_an_invalid_value_in_the_file_is_explained(
-    keys: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: m\n    {keys}\n")
+def test_a_mistake_in_the_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gateway.yaml").write_text("pipelines:\n  p:\n    model: m\n    modle: m\n")
     assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
-    assert f"gateway.yaml:4: pipelines.p.{expected}" in capsys.readouterr().err.replace("inputs.a.kind", "kind")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "gateway.yaml:1: the file is empty: begin it with `pipelines:`"),
-        ("pipelines:\n\tp: {model: m}\n", "gateway.yaml:2: a tab stands where YAML needs spaces"),
-        ("pipelines:\n  p:\n", "gateway.yaml:2: pipelines.p is wrong: it is empty; write its keys below it, indented"),
-        ("pipelines:\n  p: {}\n", "gateway.yaml:2: pipelines.p.model is missing: add `model:`"),
-    ],
-)
-def test_an_unusable_file_is_explained(
-    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gateway.yaml").write_text(text)
-    assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
+    expected = "gateway.yaml:4: pipelines.p.modle is not a known key; did you mean 'model'?"
     assert expected in capsys.readouterr().err
 
 

@@ -136,24 +136,25 @@ def test_a_request_is_an_early_exit_if_each_item_is(sizes: tuple[int, ...], exit
     assert (ending.early_exit, ending.early_exits) == (exit_of_all, [None if size else "nothing" for size in sizes])
 
 
-class TestTheSizeOfParts:
-    def test_it_is_what_the_model_takes(self) -> None:
-        assert doubling().call_items == 4
+STEPS = [model("X FP32 [2]", "Y FP32 [2]", name=f"of_{size}", max_batch_size=size) for size in (8, 3, 0)]
+CALLED = tuple(Step(each.name, "", (("X", "X"),), (("Y", "Y"),)) for each in STEPS)
 
-    def test_parts_is_another_size(self) -> None:
-        assert doubling(parts=3).call_items == 3
 
-    def test_parts_above_the_models_limit_do_not_match(self) -> None:
-        with pytest.raises(PipelineMismatch, match="is 5, and the model takes 4 items at a time") as caught:
-            doubling(parts=5)
-        assert caught.value.location == ("batch", "parts")
+@pytest.mark.parametrize(
+    ("keys", "batch", "items"),
+    [
+        ({"max_batch_size": 4}, True, 4),
+        ({"max_batch_size": 4}, {"parts": 3}, 3),
+        ({"max_batch_size": 4, "decoupled": True}, True, 1),
+        ({"max_batch_size": 16, "backend": "ensemble", "steps": CALLED}, True, 3),  # those of its smallest step
+    ],
+    ids=["what the model takes", "parts", "decoupled", "ensemble"],
+)
+def test_the_size_of_parts(keys: dict[str, Any], batch: Any, items: int) -> None:
+    assert pipeline(model("X FP32 [2]", "Y FP32 [2]", **keys), *STEPS, batch=batch).call_items == items
 
-    def test_an_ensemble_takes_what_its_smallest_step_takes(self) -> None:
-        steps = [model("X FP32 [2]", "Y FP32 [2]", name=f"of_{size}", max_batch_size=size) for size in (8, 3, 0)]
-        called = tuple(Step(each.name, "", (("X", "X"),), (("Y", "Y"),)) for each in steps)
-        whole = model("X FP32 [2]", "Y FP32 [2]", name="whole", backend="ensemble", max_batch_size=16, steps=called)
-        assert pipeline(whole, *steps, batch=True).call_items == 3
 
-    def test_a_decoupled_model_gets_one_item_at_a_time(self) -> None:
-        config = model("X FP32 [2]", "Y FP32 [2]", max_batch_size=4, decoupled=True)
-        assert pipeline(config, batch=True).call_items == 1
+def test_parts_above_the_models_limit_do_not_match() -> None:
+    with pytest.raises(PipelineMismatch, match="is 5, and the model takes 4 items at a time") as caught:
+        doubling(parts=5)
+    assert caught.value.location == ("batch", "parts")

@@ -10,13 +10,14 @@ import orjson
 import pytest
 
 from app.config.document import ConfigError
-from app.core.errors import ModelError, ModelNotReady, UnknownPipeline
+from app.core.errors import ModelError, ModelNotReady, UnknownModel, UnknownPipeline
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog, VersionState
 from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import CancelSpec
 from app.process.tritons import Declarations
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import ensemble, model, refusal, response, tensor
@@ -38,15 +39,17 @@ def engine() -> FakeEngine:
     return FakeEngine.of(PLAIN, answers=[ANSWER])
 
 
-def write(path: Path, text: str) -> None:
-    """Writes the file with a later modification time, because the file system's clock may be coarse."""
+def write(path: Path, text: str | None) -> None:
+    """Writes the file with a later modification time, because the file system's clock may be coarse.
+
+    None removes it.
+    """
     before = path.stat().st_mtime_ns if path.exists() else 0
+    if text is None:
+        path.unlink()
+        return
     path.write_text(text)
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
-
-
-def remove(path: Path) -> None:
-    path.unlink()
 
 
 async def loaded(engine: FakeEngine, path: Path, text: str = FILE) -> Catalog:
@@ -87,17 +90,6 @@ class TestFollowingTheModels:
             catalog.pipeline("<script>" * 1000)
         assert "script" not in caught.value.detail
 
-    async def test_the_catalog_is_not_ready_while_triton_is_down(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
-        engine.is_up = False
-        await turn(catalog)
-        assert not catalog.triton_is_up
-        assert not catalog.is_ready
-        assert catalog.pipeline("p")
-        engine.is_up = True
-        await turn(catalog)
-        assert catalog.is_ready
-
     async def test_a_changed_signature_is_compiled_again(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         engine.configs["plain"] = model("X FP32 [2]", "Y FP32 [1]", name="plain")
@@ -122,6 +114,9 @@ class TestWithoutAFile:
         engine.unready = {"plain"}
         await turn(catalog)
         assert catalog.entries.keys() == {"other"}
+        engine.is_up = False
+        await turn(catalog)
+        assert catalog.entries.keys() == {"other"}
 
     async def test_a_model_without_a_json_form_is_misconfigured(self, engine: FakeEngine) -> None:
         engine.configs["odd"] = model("X INVALID [1]", "Y FP32 [1]", name="odd")
@@ -130,34 +125,17 @@ class TestWithoutAFile:
         assert catalog.entries["odd"].state is VersionState.MISCONFIGURED
         assert catalog.entries["plain"].state is VersionState.READY
 
-    async def test_models_stay_while_triton_is_down(self, engine: FakeEngine) -> None:
-        catalog = Catalog(engine)
-        await turn(catalog)
-        engine.is_up = False
-        await turn(catalog)
-        assert catalog.entries.keys() == {"plain"}
-
 
 class TestFollowingTheFile:
-    async def test_a_change_applies_to_new_requests(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
+    async def test_a_change_applies_to_the_pipelines_that_it_changes(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path, FILE + "  r: {model: plain}\n")
+        pipeline = catalog.pipeline("p")
         write(path, FILE + "  q: {model: plain, timeout_s: 3}\n")
         await turn(catalog)
-        assert catalog.pipeline("q").timeout_s == 3
-
-    async def test_an_unchanged_pipeline_stays_the_same_object(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
-        pipeline = catalog.pipeline("p")
-        write(path, FILE + "  q: {model: plain}\n")
-        await turn(catalog)
         assert catalog.pipeline("p") is pipeline
-
-    async def test_a_removed_pipeline_is_unknown(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
-        write(path, FILE)
-        await turn(catalog)
+        assert catalog.pipeline("q").timeout_s == 3
         with pytest.raises(UnknownPipeline):
-            catalog.pipeline("q")
+            catalog.pipeline("r")
 
     @pytest.mark.parametrize(
         "broken",
@@ -166,10 +144,11 @@ class TestFollowingTheFile:
             "pipelines: {p: {model: plain, nonsense: 1}}",
             "pipelines: {}",
             "pipelines: {p: " + "[" * 20_000,
+            pytest.param(None, id="removed"),
         ],
     )
     async def test_an_invalid_file_keeps_the_last_valid_version(
-        self, engine: FakeEngine, path: Path, broken: str
+        self, engine: FakeEngine, path: Path, broken: str | None
     ) -> None:
         catalog = await loaded(engine, path)
         pipeline = catalog.pipeline("p")
@@ -182,13 +161,6 @@ class TestFollowingTheFile:
         write(path, FILE)
         await turn(catalog)
         assert not catalog.reload_failed
-
-    async def test_a_missing_file_keeps_the_last_valid_version(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
-        remove(path)
-        await turn(catalog)
-        assert catalog.reload_failed
-        assert catalog.pipeline("p")
 
     async def test_a_changed_pipeline_is_warmed_up_before_use(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
@@ -510,6 +482,7 @@ class TestAskingTriton:
         for is_up in (True, False, False, True, True):
             engine.is_up = is_up
             await turn(catalog)
+            assert (catalog.triton_is_up, catalog.is_ready, bool(catalog.pipeline("p"))) == (is_up, is_up, True)
         assert [record.message for record in caplog.records] == ["Triton stopped answering", "Triton answers"]
 
     async def test_readiness_of_models_with_a_file(self, engine: FakeEngine, path: Path) -> None:
@@ -675,16 +648,9 @@ class TestWarmingUp:
         assert engine.requests[0].inputs[0].array.tolist() == [b"\0\1"]
 
 
-async def test_more_instances_of_a_model_keep_it_ready(tmp_path: Path) -> None:
-    path = tmp_path / "gateway.yaml"
-    path.write_text("pipelines: {p: {model: plain, sample: {X: 1}}}")
-    config = model("X FP32 [1]", "Y FP32 [1]", name="plain")
-    engine = FakeEngine.of(config, answers=[response(tensor("Y", "FP32", [1]))])
-    catalog = Catalog(engine, path)
-    catalog.load_file()
-    await catalog.refresh()
-    await catalog.warm_up()
-    engine.configs["plain"] = dataclasses.replace(config, instance_count=3)
+async def test_more_instances_of_a_model_keep_it_ready(engine: FakeEngine, path: Path) -> None:
+    catalog = await loaded(engine, path, WITH_SAMPLE)
+    engine.configs["plain"] = dataclasses.replace(PLAIN, instance_count=3)
     await catalog.refresh()
     assert (catalog.is_ready, catalog.pipeline("p").config.instance_count) == (True, 3)
 
@@ -708,3 +674,86 @@ async def test_a_pipeline_does_not_wait_for_the_samples_of_others(path: Path) ->
     assert catalog.entries["q"].state is VersionState.WARMING
     warming.cancel()
     catalog.stop()
+
+
+OVER_A = "pipelines: {p: {model: a, warmup: false}}\n"
+
+
+async def catalog_of(folder: Path, oip: str, pipeline: str = OVER_A) -> Catalog:
+    (folder / "gateway.yaml").write_text(pipeline + oip)
+    engine = FakeEngine.of(*(model("X FP32 [1]", "Y FP32 [1]", name=name) for name in "abc"))
+    catalog = Catalog(engine, folder / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    return catalog
+
+
+@pytest.mark.parametrize(
+    ("oip", "exposed"),
+    [("", "a"), ("oip: {}", "a"), ("oip: {models: [c]}", "ac"), ("oip: {models: all}", "abc")],
+)
+async def test_models_of_pipelines_and_of_the_key_oip_are_exposed(tmp_path: Path, oip: str, exposed: str) -> None:
+    catalog = await catalog_of(tmp_path, oip)
+    assert "".join(catalog.oip_models.names) == exposed
+    assert [catalog.oip_models.model(name).config.name for name in exposed] == list(exposed)
+    with pytest.raises(UnknownModel):
+        catalog.oip_models.model("d")
+
+
+async def test_requests_follow_the_pipelines_over_their_model(tmp_path: Path) -> None:
+    cancel = "idempotent: true, cancel: {model: b, input: X}"
+    catalog = await catalog_of(tmp_path, "oip: {models: [c]}", OVER_A.replace("warmup: false", cancel))
+    rules = catalog.oip_models.model("a")
+    assert (rules.idempotent, rules.cancel) == (True, CancelSpec(model="b", input="X"))
+    rules = catalog.oip_models.model("c")
+    assert (rules.idempotent, rules.cancel) == (False, None)
+
+
+async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None:
+    catalog = await catalog_of(tmp_path, "oip: {models: [c]}")
+    (tmp_path / "gateway.yaml").write_text(OVER_A + "oip: {models: [b]}")
+    await catalog.follow_file()
+    with pytest.raises(ModelNotReady):
+        catalog.oip_models.model("b")  # until the next read of Triton's models
+    await catalog.follow_models()
+    assert catalog.oip_models.model("b").config.name == "b"
+    assert "c" not in catalog.oip_models
+
+
+async def test_a_configuration_stays_the_same_object_until_it_changes(tmp_path: Path) -> None:
+    catalog = await catalog_of(tmp_path, "")
+    known = catalog.oip_models.model("a").config
+    engine = catalog.engine
+    assert isinstance(engine, FakeEngine)
+    engine.configs["a"] = model("X FP32 [1]", "Y FP32 [1]", name="a")
+    await catalog.follow_models()
+    assert catalog.oip_models.model("a").config is known
+    engine.configs["a"] = model("X FP32 [2]", "Y FP32 [1]", name="a")
+    await catalog.follow_models()
+    assert catalog.oip_models.model("a").config.inputs[0].dims == (2,)
+
+
+async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path) -> None:
+    catalog = await catalog_of(tmp_path, "oip: {models: [c]}")
+    engine = catalog.engine
+    assert isinstance(engine, FakeEngine)
+    engine.unready.add("c")
+    await catalog.follow_models()
+    engine.is_up = False
+    await catalog.follow_models()
+    assert catalog.oip_models.model("c").config.name == "c"
+
+
+async def test_a_model_that_was_never_ready_is_not_ready(tmp_path: Path) -> None:
+    catalog = await catalog_of(tmp_path, "oip: {models: [d]}")
+    with pytest.raises(ModelNotReady):
+        catalog.oip_models.model("d")
+
+
+async def test_without_a_file_every_ready_model_is_exposed() -> None:
+    engine = FakeEngine.of(*(model("X FP32 [1]", "Y FP32 [1]", name=name) for name in "ab"))
+    engine.unready.add("b")
+    catalog = Catalog(engine)
+    catalog.load_file()
+    await catalog.refresh()
+    assert catalog.oip_models.names == ["a"]

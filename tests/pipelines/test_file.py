@@ -18,6 +18,7 @@ pipelines:
 """
 SEVENTEEN = f"examples: {{{', '.join(f'e{index}: {{}}' for index in range(17))}}}"
 IN_OCR = GOOD + "    "
+CODE = "early_exit.0.error.code is wrong: not an allowed value; did you mean "
 EXIT, WRONG = "early_exit.0.error.message_pattern", "2: pipelines.ocr is wrong:"
 
 
@@ -60,6 +61,11 @@ def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
         ("model: other", "model is used twice"),
         ("timeout_s: soon", "timeout_s is wrong: must be a number"),
         ("timeout_s: 0", "timeout_s is wrong: must be above 0"),
+        ("timeout_s: 10s", "timeout_s is wrong: must be a number without a unit"),
+        ("rejects_input: a", "rejects_input is wrong: must be a list"),
+        ("outputs: [a]", "outputs is wrong: must be a mapping of keys to values"),
+        ("stream: 'yes'", "stream is wrong: must be true, false or a mapping of keys to values"),
+        ("early_exit: [{reason: x, error: {code: ALREADY_EXIST, message: x}}]", f"{CODE}'ALREADY_EXISTS'?"),
         ("timeout_s: .nan", "timeout_s is wrong: "),
         ('batch: "yes"', "batch is wrong: must be true, false or a mapping of keys to values"),
         ("parameters: {n: {type: integer, minimum: few}}", "parameters.n.minimum is wrong: "),
@@ -92,7 +98,6 @@ def test_a_problem_of_a_key_is_reported_with_its_line(path: Path, added: str, ex
         (GOOD.replace("kind", "knd"), "5: pipelines.ocr.inputs.image.knd is not a known key; did you mean 'kind'?"),
         (GOOD.replace("pipelines:", "pipes:"), "1: pipes is not a known key; did you mean 'pipelines'?"),
         (GOOD + "  ocr: {model: m}\n", "6: pipelines.ocr is used twice"),
-        (GOOD.replace("    model: ocr_ensemble\n", ""), "2: pipelines.ocr.model is missing: add `model:`"),
         (GOOD.replace("image}", "picture}"), "5: pipelines.ocr.inputs.image.kind is wrong: not an allowed value; "),
         (GOOD.replace("  ocr:", '  "o c r":'), "2: pipelines.o c r is wrong: must match the pattern"),
         (GOOD.replace("  ocr:", "  12:"), "2: pipelines.12 is wrong: must be text"),
@@ -101,6 +106,9 @@ def test_a_problem_of_a_key_is_reported_with_its_line(path: Path, added: str, ex
         (IN_OCR + "parameters: {image: {type: integer}}", f"{WRONG} the name 'image' is used for an input and a param"),
         ("pipelines: {}\n", "1: pipelines is wrong: "),
         ("", "1: the file is empty: begin it with `pipelines:`"),
+        ("pipelines:\n\tp: {model: m}\n", "2: a tab stands where YAML needs spaces"),
+        ("pipelines:\n  p:\n", "2: pipelines.p is wrong: it is empty; write its keys below it, indented"),
+        ("pipelines:\n  p: {}\n", "2: pipelines.p.model is missing: add `model:`"),
         ("- 1\n", "1: the file is wrong: "),
         ("pipelines: [\n", "2: while parsing a flow node expected the node content"),
         ("pipelines: {? [a, b] : 1}\n", "1: a key is a list or a mapping instead of text"),
@@ -184,6 +192,7 @@ def test_a_tokenizer_folder_is_part_of_the_pipeline(path: Path) -> None:
     ("name", "content", "expected"),
     [
         ("chat_template.jinja", b"\xff", "chat_template.jinja cannot be read: 'utf-8' codec"),
+        ("tokenizer_config.json", b"{}", "'{folder}' has no chat template: no chat_template.jinja, and no key chat_"),
         ("tokenizer_config.json", b'{"chat_template": 1}', "tokenizer_config.json: chat_template must be a text"),
     ],
 )
@@ -192,7 +201,7 @@ def test_an_unreadable_tokenizer_folder_is_reported(path: Path, name: str, conte
     assert error_of(path, TOKENIZER).startswith(f"{where}'{path.parent / 'llama'}' is not a folder")
     (path.parent / "llama").mkdir()
     (path.parent / "llama" / name).write_bytes(content)
-    assert error_of(path, TOKENIZER).startswith(where + expected)
+    assert error_of(path, TOKENIZER).startswith(where + expected.format(folder=path.parent / "llama"))
 
 
 def test_a_missing_tokenizers_package_is_logged_once(

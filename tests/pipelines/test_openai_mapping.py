@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.core.model import ModelConfig
 from app.pipelines.llm_spec import OpenAISpec
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
@@ -31,9 +32,9 @@ def writer(**openai: Any) -> Pipeline:
     return pipeline(WRITER, inputs=INPUTS, outputs=OUTPUTS, parameters=PARAMETERS, openai=openai)
 
 
-def embedder(**openai: Any) -> Pipeline:
-    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "VECTOR"}}}
-    return pipeline(VECTORS, **fields, openai=openai)
+def embedder(config: ModelConfig = VECTORS, embedding: str = "VECTOR", **openai: Any) -> Pipeline:
+    inputs, outputs = {"text": {"tensor": "TEXT", "kind": "text"}}, {"embedding": {"tensor": embedding}}
+    return pipeline(config, inputs=inputs, outputs=outputs, openai={"embeddings": {}, **openai})
 
 
 def test_field_names_have_defaults() -> None:
@@ -58,7 +59,7 @@ def test_openai_parameters_map_to_fields_of_the_pipeline() -> None:
 
 
 def test_a_pipeline_with_embeddings() -> None:
-    form = embedder(embeddings={}, usage={"prompt_tokens": "TOKENS"}).openai
+    form = embedder(usage={"prompt_tokens": "TOKENS"}).openai
     assert form is not None
     assert form.embeddings is not None
     assert (form.embeddings.length, form.embeddings.counts_tokens) == (4, True)
@@ -112,17 +113,12 @@ def test_mismatches_are_reported_with_their_key(openai: dict[str, Any], location
     assert caught.value.text.startswith(text)
 
 
-def test_embeddings_of_a_decoupled_model_with_batches_are_refused() -> None:
+def test_only_vectors_of_one_response_are_embeddings() -> None:
     config = model("TEXT BYTES [1]", "VECTOR FP32 [4]", max_batch_size=4, decoupled=True)
-    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "VECTOR"}}}
     with pytest.raises(PipelineMismatch, match="requires a model that is not decoupled, or has no batches"):
-        pipeline(config, **fields, openai={"embeddings": {}})
-
-
-def test_a_matrix_is_not_an_embedding() -> None:
-    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "PAIRS"}}}
+        embedder(config)
     with pytest.raises(PipelineMismatch, match="'embedding' is not a list of floating-point numbers"):
-        pipeline(VECTORS, **fields, openai={"embeddings": {}})
+        embedder(embedding="PAIRS")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def test_the_file_has_fields_kinds_and_streams(tmp_path: Path) -> None:
     )
     text = drafted(tmp_path, config)
     spec = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines["llm"]
-    assert spec.inputs is not None
     assert {name: each.kind for name, each in spec.inputs.items()} == {
         "prompt": "text",
         "input_image": "image",
@@ -50,8 +49,6 @@ def test_files_in_numbers_are_guessed_only_where_the_name_is_clear(tmp_path: Pat
     names = {"ENCODED": "binary", "jpeg_image": "binary", "image_mask": "number", "text_lengths": "number"}
     drafted(tmp_path, model([f"{name} {datatype} [-1]" for name in names], f"PNG {datatype} [4]", name="decode"))
     spec = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines["decode"]
-    assert spec.inputs is not None
-    assert spec.outputs is not None
     assert {each.tensor: each.kind for each in spec.inputs.values()} == names
     assert spec.outputs["png"].kind == "number"
 
@@ -83,7 +80,6 @@ def test_names_that_yaml_would_read_as_values_are_quoted(tmp_path: Path, name: s
     drafted(tmp_path, model("early_exit FP32 [4]", "no FP32 [4]", name=name))
     (pipeline,) = read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines.values()
     assert pipeline.model == name
-    assert pipeline.inputs is not None
     assert pipeline.inputs["_early_exit"].tensor == "early_exit"
 
 

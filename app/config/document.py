@@ -34,21 +34,15 @@ KeyPath = tuple[str, ...]
 Lines = dict[KeyPath, int]
 
 
-class DocumentError(Exception):
-    """The file is not a usable YAML document. ``line`` is 1 where no line is known."""
-
-    def __init__(self, text: str, line: int = 1) -> None:
-        super().__init__(text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}...")
-        self.line = line
+class ConfigError(Exception):
+    """A file cannot be used; the message has a line for each complaint."""
 
 
 def read_document(path: Path) -> tuple[Any, Lines]:
-    """The values of a YAML file and the line of each key, with limited cost for any content.
-
-    Raises OSError or DocumentError.
-    """
-    content = read_regular_file(path, MAX_BYTES)
+    """The values of a YAML file and the line of each key, with limited cost for any content. Raises ConfigError."""
+    content, line, cause = b"", 1, Exception()
     try:
+        content = read_regular_file(path, MAX_BYTES)
         loader = _BoundedLoader(content.decode("utf-8"))
         node = loader.get_single_node()
         if node is None:
@@ -57,16 +51,20 @@ def read_document(path: Path) -> tuple[Any, Lines]:
             pass  # raises for a duplicate key; the merges of the next line make further ones
         values = loader.construct_document(node)
         return values, dict(_lines_of(node, (), is_merged=True))
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
     except UnicodeDecodeError as exc:
-        raise DocumentError("is not UTF-8 text", content[: exc.start].count(b"\n") + 1) from exc
+        cause, text, line = exc, "is not UTF-8 text", content[: exc.start].count(b"\n") + 1
     except yaml.MarkedYAMLError as exc:
         is_tab = exc.problem is not None and r"'\t'" in exc.problem
         words = " ".join(part for part in (exc.context, exc.problem) if part)
         mark = exc.problem_mark or exc.context_mark
-        text = "a tab stands where YAML needs spaces" if is_tab else words
-        raise DocumentError(text, mark.line + 1 if mark is not None else 1) from exc
+        cause, text = exc, "a tab stands where YAML needs spaces" if is_tab else words
+        line = mark.line + 1 if mark is not None else 1
     except (yaml.YAMLError, ValueError, OverflowError) as exc:
-        raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
+        cause, text = exc, f"is not YAML: {str(exc).partition(chr(10))[0]}"
+    text = text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}..."
+    raise ConfigError(f"{path}:{line}: {text}") from cause
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
@@ -136,7 +134,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _lines_of(node: yaml.Node, key_path: KeyPath, *, is_merged: bool = False) -> Iterator[tuple[KeyPath, int]]:
-    """Raises DocumentError for a key that is a list or a mapping; for a duplicate key unless ``is_merged``."""
+    """Raises MarkedYAMLError for a key that is a list or a mapping; for a duplicate key unless ``is_merged``."""
     if not key_path:
         yield (), node.start_mark.line + 1
     children: Iterable[tuple[Any, yaml.Node, yaml.Node]] = ()
@@ -146,14 +144,14 @@ def _lines_of(node: yaml.Node, key_path: KeyPath, *, is_merged: bool = False) ->
         children = ((index, child, child) for index, child in enumerate(node.value))
     seen: set[str] = set()
     for key, key_node, child in children:
-        line = key_node.start_mark.line + 1
+        path, mark = (*key_path, str(key)), key_node.start_mark
         if isinstance(node, yaml.MappingNode) and not isinstance(key_node, yaml.ScalarNode):
-            raise DocumentError("a key is a list or a mapping instead of text", line)
-        path = (*key_path, str(key))
+            problem = "a key is a list or a mapping instead of text"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         if path[-1] in seen and not is_merged:
-            raise DocumentError(f"{'.'.join(path)} is used twice", line)
+            raise yaml.MarkedYAMLError(problem=f"{'.'.join(path)} is used twice", problem_mark=mark)
         seen.add(path[-1])
-        yield path, line
+        yield path, mark.line + 1
         yield from _lines_of(child, path, is_merged=is_merged)
 
 
@@ -235,21 +233,12 @@ Spec = TypeVar("Spec", bound=BaseModel)
 _MOST_ERRORS = 32
 
 
-class ConfigError(Exception):
-    """A file cannot be used; the message has a line for each complaint."""
-
-
 def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
     """The values of a file, and the line of each key.
 
     Raises ConfigError with one line for each invalid value, regardless of the number of types tried, up to a limit.
     """
-    try:
-        values, lines = read_document(path)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    except DocumentError as exc:
-        raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
+    values, lines = read_document(path)
     if values is None:
         raise ConfigError(f"{path}:1: the file is empty: begin it with `{next(iter(spec.model_fields))}:`")
     try:
@@ -264,7 +253,7 @@ def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
 def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str:
     known = _known_part(lines, location)
     where = ".".join(str(part)[:LONGEST_NAME] for part in location) or "the file"
-    return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
+    return f"{path}:{lines.get(tuple(map(str, known)), 1)}: {where} {text}"
 
 
 def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorDetails) -> str:
@@ -286,11 +275,8 @@ def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorD
 
 def _known_part(lines: Lines, location: Location) -> Location:
     """Returns the part of a location that is in the file. After it, pydantic adds the types that it tried."""
-    return next((location[:n] for n in range(len(location), 0, -1) if _text(location[:n]) in lines), ())
-
-
-def _text(location: Location) -> KeyPath:
-    return tuple(map(str, location))
+    parts = tuple(map(str, location))
+    return next((location[:n] for n in range(len(location), 0, -1) if parts[:n] in lines), ())
 
 
 def _class_in(annotation: Any) -> Any:

@@ -9,7 +9,6 @@ from app.core.answer import Values
 from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, InferenceRequest
 from app.core.json import json_of
 from app.core.model import ModelConfig
-from app.core.text import nearest
 from app.llm.answer_parser import Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
@@ -197,10 +196,7 @@ class OpenAIMapping:
                 text = "must name the input for the images, because not exactly one input has kind: image"
                 raise PipelineMismatch(("chat", "images"), text)
             return None
-        if name not in usable:
-            text = f"'{name}' is not an image or a list of images{nearest(name, list(usable))}"
-            raise PipelineMismatch(("chat", "images"), text)
-        field = usable[name]
+        field = named(name, usable, "an image or a list of images", "chat", "images")
         if not template.takes_images:
             if spec.images is None and not field.is_required:
                 return None

@@ -263,14 +263,10 @@ class LimitsSpec(Section):
     """The largest body. Left out: ``GATEWAY_MAX_BODY_BYTES``."""
 
 
-MAX_ITEMS = 4096
-"""The default limit of the items of a request."""
-
-
 class BatchSpec(Section):
     """A request has several items. More than the model takes at a time become several calls."""
 
-    max_items: Annotated[int, Field(ge=1, le=65_536)] = MAX_ITEMS
+    max_items: Annotated[int, Field(ge=1, le=65_536)] = 4096
     """The most items of a request."""
     parts: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """The most items of a call. Left out: as many as the model takes."""
@@ -447,15 +443,9 @@ class PipelineSpec(Section):
         deadline = self.deadline_parameter
         if deadline is not None and (deadline in parameters or RESERVED_PARAMETERS.fullmatch(deadline)):
             yield f"the deadline_parameter '{deadline}' is the name of another parameter"
-        """A step of a session is one request of a sequence: the model must see it exactly once, and to its end."""
-        others = {
-            "batch": self.batch is not None,
-            "coalesce": self.coalesce is not None,
-            "idempotent": self.idempotent,
-            "cancel": self.cancel is not None,
-            "openai": self.openai is not None,
-        }
-        if self.session is not None and (wrong := next((name for name, is_set in others.items() if is_set), None)):
+        # A step of a session is one request of a sequence: the model must see it exactly once, and to its end.
+        excluded = ("batch", "coalesce", "idempotent", "cancel", "openai") if self.session is not None else ()
+        if wrong := next((key for key in excluded if getattr(self, key)), None):
             yield f"has session, which excludes {wrong}"
         for adapter, values in self.adapters.items():
             for name in values:

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from app.config.document import DocumentError, read_document
+from app.config.document import ConfigError, read_document
 from app.core.engine import InferenceServer
 from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, RepositoryModel
@@ -116,7 +116,7 @@ def _completed(config: ModelConfig, folder: Path) -> ModelConfig:
     path = max(folder.glob(f"*/{LLM_API_FILE}"), default=None)
     try:
         values = None if path is None or config.backend != "python" else read_document(path)[0]
-    except (OSError, DocumentError):
+    except ConfigError:
         return config
     given = values.get("triton_config") if isinstance(values, dict) else None
     decoupled = given.get("decoupled") if isinstance(given, dict) else None

@@ -229,7 +229,6 @@ def buffers_of(field: InputField) -> NumberCodec:
     def refused(_text: bytes) -> Array:
         raise AssertionError("a valid list is decoded through Python objects")
 
-    assert field._numbers is not None
     assert field._numbers.of_type is not None
     return replace(field._numbers, lists=refused)
 

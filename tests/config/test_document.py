@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import document
-from app.config.document import ConfigError, DocumentError, Lines, read_document, read_regular_file
+from app.config.document import ConfigError, Lines, read_document, read_regular_file
 from app.pipelines.file import read_gateway_file
 
 
@@ -66,10 +66,11 @@ def read(folder: Path, content: bytes) -> tuple[Any, Lines]:
     ids=lambda text: text[:24],
 )
 def test_a_hostile_text_is_rejected_with_its_line(tmp_path: Path, text: str, refusal: str) -> None:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(tmp_path, text.encode())
-    assert f"{caught.value.line}: {caught.value}".startswith(refusal)
-    assert len(str(caught.value)) < 400
+    message = str(caught.value).removeprefix(f"{tmp_path / 'file.yaml'}:")
+    assert message.startswith(refusal)
+    assert len(message) < 400
 
 
 def test_a_merged_key_has_the_line_of_its_origin(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_special_file_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for path in (pipe, tmp_path, Path("/dev/zero"), tmp_path / "absent"):
-        with pytest.raises(OSError, match=r"regular file|directory"):
+        with pytest.raises(ConfigError, match=r"cannot be read: .*(regular file|directory)"):
             read_document(path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -95,13 +96,13 @@ def test_a_large_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text("a: b")
     assert read_regular_file(path, 4) == b"a: b"
     monkeypatch.setattr(document, "MAX_BYTES", 3)
-    with pytest.raises(OSError, match="is larger than 3 bytes"):
+    with pytest.raises(ConfigError, match="is larger than 3 bytes"):
         read_document(path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "cp1252"])
 def test_another_encoding_than_utf_8_is_an_error(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(DocumentError, match="is not UTF-8 text"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         read(tmp_path, "a: ä".encode(encoding))
 
 

@@ -379,9 +379,6 @@ class TestReloading:
     @staticmethod
     def prompt(catalog: Catalog) -> str:
         openai = catalog.pipeline("p").openai
-        assert openai is not None
-        assert openai.chat is not None
-        assert openai.chat.template is not None
         return openai.chat.template.render([{"role": "user", "content": "Hello"}])
 
     async def test_a_changed_symbolic_link_is_followed(self, engine: FakeEngine, path: Path) -> None:

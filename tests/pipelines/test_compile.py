@@ -38,7 +38,6 @@ def test_the_defaults() -> None:
 def test_stream_without_keys_has_the_defaults(value: Any) -> None:
     stream = PipelineSpec.model_validate({"model": "m", "stream": value}).stream
     assert stream == StreamSpec()
-    assert stream is not None
     assert (stream.progress_s, stream.timeout_s, stream.commit_s) == (30, 600, 5)
     assert PipelineSpec.model_validate({"model": "m", "stream": False}).stream is None
 
@@ -372,7 +371,6 @@ def test_end_inputs_must_be_a_valid_request() -> None:
         pipeline(stateful(), session={"end_inputs": {"X": "text"}})
     assert caught.value.location == ("session", "end_inputs")
     terms = terms_of(pipeline(stateful(), session={"end_inputs": {"X": 0}}))
-    assert terms is not None
     assert terms.spec.end_inputs == {"X": 0}
 
 
@@ -386,7 +384,6 @@ def test_end_inputs_must_be_a_valid_request() -> None:
 )
 def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
     terms = terms_of(pipeline(config, session=True))
-    assert terms is not None
     assert (terms.slots, terms.longest_idle_s) == ({"m": slots}, 60.0)
     assert (terms.spec.idle_s, terms.spec.max_s, terms.triton_idle_s) == (30.0, 600.0, 60.0)
 
@@ -394,7 +391,6 @@ def test_the_places_of_a_model(config: ModelConfig, slots: int) -> None:
 def test_the_stateful_steps_of_an_ensemble_count() -> None:
     below = stateful(name="below", sequence={"idle_s": 5.0})
     terms = terms_of(pipeline(ensemble("outer", below), below, session=True))
-    assert terms is not None
     assert list(terms.slots) == ["below"]
     assert terms.triton_idle_s == 5.0
 

@@ -39,29 +39,21 @@ def embedder(config: ModelConfig = VECTORS, embedding: str = "VECTOR", **openai:
 
 def test_field_names_have_defaults() -> None:
     form = writer(completions={}, chat=CHAT).openai
-    assert form is not None
     assert form.embeddings is None
-    assert form.completions is not None
     assert (form.completions.prompt, form.completions.text) == ("prompt", "text")
     assert form.completions.finish_reason == "finish_reason"
     assert form.completions.usage is None
-    assert form.chat is not None
     assert form.chat.template is not None
 
 
 def test_openai_parameters_map_to_fields_of_the_pipeline() -> None:
     form = writer(completions={}, chat=CHAT, parameters={"max_tokens": "max_new_tokens"}).openai
-    assert form is not None
-    assert form.completions is not None
     assert form.completions.field_by_parameter == {"many": "many", "seed": "seed", "max_tokens": "max_new_tokens"}
-    assert form.chat is not None
     assert form.chat.field_by_parameter["max_completion_tokens"] == "max_new_tokens"
 
 
 def test_a_pipeline_with_embeddings() -> None:
     form = embedder(usage={"prompt_tokens": "TOKENS"}).openai
-    assert form is not None
-    assert form.embeddings is not None
     assert (form.embeddings.length, form.embeddings.counts_tokens) == (4, True)
 
 

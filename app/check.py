@@ -10,13 +10,12 @@ from typing import Any
 import orjson
 
 from app.core.engine import InferenceServer
-from app.core.errors import GatewayError, UpstreamUnavailable
+from app.core.errors import GatewayError
 from app.core.text import printable
 from app.lint.findings import Finding, Severity
 from app.lint.linter import check
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
-from app.triton.connect import addresses_of
 from app.triton.credentials import NO_CREDENTIALS, Credentials
 from app.triton.fleet.pool import open_engine
 from app.triton.repository import live_repository, read_repository
@@ -27,10 +26,6 @@ MAX_TEXT = 1000
 _LEVELS = {Severity.ERROR: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.HINT: logging.INFO}
 
 _log = logging.getLogger(__name__)
-
-
-class CheckImpossible(Exception):
-    """The models cannot be read, so the check cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +60,14 @@ async def run_check(
 ) -> CheckReport:
     """``triton`` overrides ``repository``. Without ``config``, pipelines are not checked.
 
-    Raises CheckImpossible, RepositoryUnreadable or ConfigError.
+    Raises RepositoryUnreadable, ConfigError or GatewayError.
     """
     file = read_gateway_file(config) if config is not None else None
     if triton is None:
         models = read_repository(repository)
         return CheckReport(len(models), file, check(models, file))
-    try:
-        addresses_of(triton)
-    except ValueError as exc:
-        raise CheckImpossible(str(exc)) from exc
-    try:
-        async with open_engine(triton, credentials) as engine:
-            return await _live_report(engine, file)
-    except GatewayError as exc:
-        text = exc.detail if isinstance(exc, UpstreamUnavailable) else f"{triton}: {exc.detail}"
-        raise CheckImpossible(text) from exc
+    async with open_engine(triton, credentials) as engine:
+        return await _live_report(engine, file)
 
 
 def text_of(report: CheckReport, style: str) -> str:

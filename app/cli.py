@@ -20,7 +20,7 @@ import uvloop
 
 from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
-from app.check import MAX_TEXT, CheckImpossible, run_check, text_of
+from app.check import MAX_TEXT, run_check, text_of
 from app.config.document import ConfigError
 from app.core.errors import GatewayError
 from app.core.text import nearest, nearest_of, printable
@@ -99,7 +99,6 @@ _UNUSABLE = (
     FolderTaken,
     FileTaken,
     RepositoryUnreadable,
-    CheckImpossible,
     GatewayError,
 )
 
@@ -262,7 +261,7 @@ def _new_key(given: dict[str, Any]) -> int:
 def _check(given: dict[str, Any]) -> int:
     """Prints the report and returns the exit status.
 
-    Raises CheckImpossible, RepositoryUnreadable, ConfigError or SettingsError.
+    Raises RepositoryUnreadable, ConfigError, SettingsError or GatewayError.
     """
     if given["config"] is None:
         beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])

@@ -154,29 +154,3 @@ def test_a_pipeline_over_an_auto_completed_model_is_not_checked(repository: Repo
     assert found[1].text == (
         "pipeline 'llm' relies on auto-completion: its fields are not checked (to check them, use --triton)"
     )
-
-
-TOKENIZER = """\
-pipelines:
-  llm:
-    model: broken
-    preset: tensorrt_llm_api
-    stream: false
-    openai:
-      chat: {tokenizer: llama}
-"""
-
-
-def test_a_broken_tokenizer_is_found_with_its_file(repository: Repository) -> None:
-    BROKEN["not-decoupled"].build(repository)
-    folder = repository.path.parent / "llama"
-    folder.mkdir()
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    (finding,) = findings(repository, TOKENIZER)
-    where, _, problem = finding.text.partition("pipelines.llm.openai.chat.tokenizer ")
-    assert (finding.code, where.rpartition(":7: ")[0]) == (
-        "gateway-yaml",
-        str(repository.path.parent / "gateway.yaml"),
-    )
-    assert problem.startswith("cannot be used: tokenizer.json cannot be read: ")

@@ -54,15 +54,6 @@ def test_pipelines_over_an_unreadable_model_have_no_finding_of_their_own(tmp_pat
     assert (finding.code, finding.model) == ("unreadable-config", "broken")
 
 
-def test_openai_names_are_checked_against_the_fields(tmp_path: Path) -> None:
-    openai = "openai: {completions: {prompt: promt}}"
-    file = f"pipelines:\n  p:\n    model: ident\n    {openai}\n"
-    repository = Broken(lambda repository: None, refused=False, gateway=file)
-    (finding,) = findings_of(repository, tmp_path)
-    assert finding.code == "gateway-yaml"
-    assert ":4: pipelines.p.openai.completions.prompt 'promt' is not an input of the pipeline" in finding.text
-
-
 def pictures(repository: Repository) -> None:
     repository.model("pictures", "X:STRING:1", "Y:FP32:4")
 
@@ -275,14 +266,6 @@ def test_the_findings_of_a_repository(tmp_path: Path, added: list[Any], expected
         batch = {"batch": given.pop()} if isinstance(given[-1], int) else {}
         getattr(repository, kind)(*given, **batch)
     assert [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))] == expected
-
-
-def test_parts_above_the_models_limit_are_found(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    config = tmp_path / "gateway.yaml"
-    config.write_text("pipelines:\n  p:\n    model: text_embed\n    batch: {parts: 4096}\n")
-    (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))
-    assert (finding.code, finding.model) == ("gateway-yaml", "text_embed")
-    assert "gateway.yaml:4: pipelines.p.batch.parts is 4096, and the model takes" in finding.text
 
 
 def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:

@@ -207,15 +207,6 @@ def test_an_absent_field() -> None:
         one_input("X FP32 [-1]").request_of_form({"x": b"null"})
 
 
-@pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64"])
-def test_values_are_limited_by_the_datatype(datatype: str) -> None:
-    limits = np.iinfo(np.dtype(datatype.lower()))
-    p = one_input(f"X {datatype} [-1]")
-    assert sent(p, f'{{"x": [{limits.min}, {limits.max}]}}')[1] == [limits.min, limits.max]
-    assert problems(p, f'{{"x": [{int(limits.min) - 1}]}}')
-    assert problems(p, f'{{"x": [{int(limits.max) + 1}]}}')
-
-
 @pytest.mark.parametrize(("datatype", "one"), [("INT32", "1"), ("FP32", "1.0"), ("UINT64", "1")])
 def test_declared_bounds_apply_inside_lists(datatype: str, one: str) -> None:
     p = one_input(f"X {datatype} [-1,-1]", minimum=1, maximum=3)
@@ -275,11 +266,6 @@ class TestBatch:
         p = pipeline(model(["X FP32 [1]", "Y FP32 [1]"], max_batch_size=8), batch=True)
         assert len(request_of(p, '{"X": [1, 2], "Y": [3, 4]}').inputs) == 2
         assert "different numbers" in problems(p, '{"X": [1, 2], "Y": [3]}')["batch"]
-
-    def test_a_parameter_is_repeated_for_every_item(self) -> None:
-        config = model(["X FP32 [1]", "K INT32 [1]"], max_batch_size=8)
-        p = pipeline(config, batch=True, parameters={"k": {"type": "integer", "tensor": "K"}})
-        assert request_of(p, '{"X": [1, 2, 3], "k": 5}').inputs[1].array.tolist() == [[5], [5], [5]]
 
 
 class TestParameters:

@@ -21,6 +21,32 @@ Output = tuple[str, str]
 _FREE = -1
 
 
+def findings_of_ensembles(
+    repository: Sequence[RepositoryModel], pipelines: Mapping[str, PipelineSpec]
+) -> Iterator[Finding]:
+    models = {model.folder: model.config for model in repository}
+    versions = {model.folder: model.versions for model in repository}
+    readable = {model.folder: model.config for model in repository if not model.complaint}
+    wirings = [
+        Wiring(model.config, readable)
+        for model in repository
+        # a step's map that lost entries would lead to other findings
+        if model.config.is_ensemble
+        and model.folder in readable
+        and all(each.code != "duplicate-key" for each in model.refusals)
+    ]
+    decoupled = decoupled_models(models)
+    yield from _model_cycles(repository)
+    for wiring in wirings:
+        yield from _step_faults(wiring, models, versions)
+        yield from _tensor_faults(wiring)
+        yield from _tensor_cycles(wiring)
+        yield from _edge_faults(wiring)
+        yield from _stream_faults(wiring, decoupled)
+    yield from _parallel_failures(wirings, repository, pipelines)
+    yield from _omitted_inputs(models, wirings, pipelines.values())
+
+
 @dataclass(frozen=True, slots=True)
 class WiredStep:
     """A step; ``config`` is None where its model is not in the repository, or its configuration cannot be read."""
@@ -104,7 +130,7 @@ def decoupled_models(models: Models) -> set[str]:
     return set(walk([name for name, each in models.items() if each.decoupled], lambda name: callers.get(name, ())))
 
 
-def step_faults(wiring: Wiring, models: Models, versions: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def _step_faults(wiring: Wiring, models: Models, versions: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     """Checks each step by itself. ``versions``: those that Triton loads, by model."""
     for place in wiring.places:
         step, config, loaded = place.step, place.config, versions.get(place.step.model)
@@ -138,7 +164,7 @@ def step_faults(wiring: Wiring, models: Models, versions: Mapping[str, Sequence[
                 yield wiring.finding("unknown-tensor", text, place, name)
 
 
-def tensor_faults(wiring: Wiring) -> Iterator[Finding]:
+def _tensor_faults(wiring: Wiring) -> Iterator[Finding]:
     """Checks that each tensor of the ensemble is written once and read, and whether readers may share its memory."""
     for tensor, readers in wiring.readers.items():
         if tensor not in wiring.writers:
@@ -158,7 +184,7 @@ def tensor_faults(wiring: Wiring) -> Iterator[Finding]:
             yield wiring.finding("written-twice", text, writers[1].place, tensor)
 
 
-def edge_faults(wiring: Wiring) -> Iterator[Finding]:
+def _edge_faults(wiring: Wiring) -> Iterator[Finding]:
     """Checks datatypes, shapes and batches at both ends of each edge.
 
     Where only one end has a batch dimension, Triton takes the dimension away or adds one, as long as the batch is of
@@ -185,7 +211,7 @@ def edge_faults(wiring: Wiring) -> Iterator[Finding]:
         yield wiring.finding(code, text, reader.place or writer.place, tensor)
 
 
-def stream_faults(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
+def _stream_faults(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
     """Finds joins of different numbers of responses, and steps that may change the order of responses."""
     origin: dict[str, WiredStep | None] = {spec.name: None for spec in wiring.config.inputs}
     streamed: set[str] = set()
@@ -217,7 +243,7 @@ def _join(
         yield wiring.finding("decoupled-join", text, place, other)
 
 
-def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterable[PipelineSpec]) -> Iterator[Finding]:
+def _omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterable[PipelineSpec]) -> Iterator[Finding]:
     """Finds inputs of steps that lack their tensor, because an output is declared to be left out at times.
 
     Omissions are declared by a model's parameter ``may_omit`` (config.pbtxt) or by a pipeline's early-exit rule
@@ -245,7 +271,7 @@ def omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterabl
                 yield wiring.finding("omitted-input", text, reader.place, tensor)
 
 
-def tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
+def _tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
     waits_for: dict[int, set[int]] = {place.number: set() for place in wiring.places}
     for _, writer, reader in wiring.edges():
         if writer.place is not None and reader.place is not None:
@@ -256,7 +282,7 @@ def tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
         yield wiring.finding("cycle", text, wiring.places[min(cycle) - 1])
 
 
-def model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
+def _model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
     """A script that calls itself, or what calls it: with every instance busy, all wait forever."""
     runs = {model.folder: [step.model for step in model.config.steps] for model in models}
     for cycle in _cycles(runs):
@@ -284,7 +310,7 @@ def _cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
             return
 
 
-def parallel_failures(
+def _parallel_failures(
     wirings: Iterable[Wiring], repository: Sequence[RepositoryModel], pipelines: Mapping[str, PipelineSpec]
 ) -> Iterator[Finding]:
     """Finds each step that may fail while another step runs."""

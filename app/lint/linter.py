@@ -15,20 +15,7 @@ from app.config.document import Location, read_regular_file
 from app.core.errors import GatewayError
 from app.core.model import ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
-from app.lint.ensembles import (
-    Models,
-    Wiring,
-    decoupled_models,
-    edge_faults,
-    is_auto_completed,
-    model_cycles,
-    omitted_inputs,
-    parallel_failures,
-    step_faults,
-    stream_faults,
-    tensor_cycles,
-    tensor_faults,
-)
+from app.lint.ensembles import Models, decoupled_models, findings_of_ensembles, is_auto_completed
 from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
 from app.pipelines.compile import CompileContext
 from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
@@ -62,30 +49,14 @@ def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None
 
 def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
     models = {model.folder: model.config for model in repository}
-    versions = {model.folder: model.versions for model in repository}
     readable = {model.folder: model.config for model in repository if not model.complaint}
-    ensembles = [model for model in repository if model.folder in readable and model.config.is_ensemble]
-    wirings = [
-        Wiring(model.config, readable)
-        for model in ensembles
-        # a step's map that lost entries would lead to other findings
-        if all(each.code != "duplicate-key" for each in model.refusals)
-    ]
     decoupled = decoupled_models(models)
     declared = {} if file is None else file.spec.pipelines
     for model in repository:
         yield from _of_folder(model)
     for name, config in readable.items():
         yield from _sizes(name, config)
-    yield from model_cycles(repository)
-    for wiring in wirings:
-        yield from step_faults(wiring, models, versions)
-        yield from tensor_faults(wiring)
-        yield from tensor_cycles(wiring)
-        yield from edge_faults(wiring)
-        yield from stream_faults(wiring, decoupled)
-    yield from parallel_failures(wirings, repository, declared)
-    yield from omitted_inputs(models, wirings, declared.values())
+    yield from findings_of_ensembles(repository, declared)
     pipelines: list[tuple[str | None, PipelineSpec]] = [*declared.items()]
     if file is None:
         pipelines = [(None, derived_spec(model)) for model in readable]

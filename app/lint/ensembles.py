@@ -16,9 +16,6 @@ from app.lint.findings import Finding
 from app.pipelines.spec import PipelineSpec
 
 Models = Mapping[str, ModelConfig]
-Output = tuple[str, str]
-"""Model, output."""
-_FREE = -1
 
 
 def findings_of_ensembles(
@@ -198,7 +195,7 @@ def _edge_faults(wiring: Wiring) -> Iterator[Finding]:
         sides = shape_text(given.dims), shape_text(wanted.dims)
         if given.datatype != wanted.datatype:
             code, sides = "datatype-mismatch", (given.datatype, wanted.datatype)
-        elif agree((_FREE,) * writer.is_batched + given.dims, (_FREE,) * reader.is_batched + wanted.dims):
+        elif agree((-1,) * writer.is_batched + given.dims, (-1,) * reader.is_batched + wanted.dims):
             continue
         elif not agree(given.dims, wanted.dims):
             code = "shape-mismatch"
@@ -251,7 +248,7 @@ def _omitted_inputs(models: Models, wirings: Sequence[Wiring], pipelines: Iterab
     """
     declared = [(name, output) for name, config in models.items() for output in config.names_in("may_omit")]
     declared += [(spec.model, name) for spec in pipelines for rule in spec.early_exit for name in rule.missing or ()]
-    same: dict[Output, set[Output]] = {}
+    same: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for wiring in wirings:
         for tensor, writer, reader in wiring.edges():
             if writer.place is not None and reader.place is None:

@@ -54,8 +54,6 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     declared = {} if file is None else file.spec.pipelines
     for model in repository:
         yield from _of_folder(model)
-    for name, config in readable.items():
-        yield from _sizes(name, config)
     yield from findings_of_ensembles(repository, declared)
     pipelines: list[tuple[str | None, PipelineSpec]] = [*declared.items()]
     if file is None:
@@ -68,10 +66,11 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
             faults += _of_preset(spec, found, is_decoupled=spec.model in decoupled)
         yield from (Finding(code, text, spec.model, pipeline=pipeline) for code, text in faults)
     if file is not None:
-        yield from file_faults(file, readable, models.keys() - readable.keys())
+        yield from _file_faults(file, readable, models.keys() - readable.keys())
 
 
 def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
+    """Checks a model by itself: its files, its backend, and the dimensions and batches that it declares."""
     name, backend = model.folder, model.backend or model.config.backend
     if model.complaint:
         yield Finding("unreadable-config", model.complaint, name)
@@ -84,31 +83,29 @@ def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
         if model.backend and backend not in BACKENDS:
             text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
             yield Finding("unknown-backend", text + nearest(backend, BACKENDS), name)
-        for path in model.lacks:
-            text = f"{path} does not exist: the Python backend needs this script in each version"
-            yield Finding("missing-script", text, name)
+        text = "does not exist: the Python backend needs this script in each version"
+        yield from (Finding("missing-script", f"{path} {text}", name) for path in model.lacks)
         yield from (Finding("script-syntax", mistake, name) for mistake in model.mistakes)
     if backend == "vllm" and model.config.parameter(HEALTH_CHECK).lower() != "true":
         text = f"a dead engine stays ready in Triton: set the parameter {HEALTH_CHECK} to true"
         yield Finding("no-health-check", text, name)
-
-
-def _sizes(model: str, config: ModelConfig) -> Iterator[Finding]:
-    """Checks the dimensions and batches that a configuration declares."""
+    config = model.config
+    if model.complaint:
+        return
     if config.max_batch_size < 0:
         text = f"max_batch_size is {config.max_batch_size}, and must be 0 or more"
-        yield Finding("invalid-size", text, model)
+        yield Finding("invalid-size", text, name)
     if config.max_batch_size > LARGEST_BATCH:
         text = f"max_batch_size is {config.max_batch_size}, more than {LARGEST_BATCH}"
-        yield Finding("excessive-size", text, model)
+        yield Finding("excessive-size", text, name)
     for spec in (*config.inputs, *config.outputs):
         text = f"'{spec.name}' has the dims {shape_text(spec.dims)}"
         if any(dim < 1 and dim != -1 for dim in spec.dims):
             text = f"{text}: each must be 1 or more, or -1 for any size"
-            yield Finding("invalid-size", text, model, tensor=spec.name)
+            yield Finding("invalid-size", text, name, tensor=spec.name)
         elif math.prod(dim for dim in spec.dims if dim > 0) > MOST_ELEMENTS:
             text = f"{text}: more than {MOST_ELEMENTS} elements"
-            yield Finding("excessive-size", text, model, tensor=spec.name)
+            yield Finding("excessive-size", text, name, tensor=spec.name)
 
 
 def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[tuple[str, str]]:
@@ -135,7 +132,7 @@ def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -
         yield "split-characters", text
 
 
-def file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
+def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
     """``unreadable``: the models that are there, but not in ``models``; they have a finding of their own."""
     for name, spec in file.spec.pipelines.items():
         for code, location, text in _misfits_of(name, spec, models, unreadable, file.path.parent):

@@ -49,31 +49,31 @@ def test_each_refused_configuration_has_its_finding(tmp_path: Path, errors_of: F
 UNTYPED = PYTHON + 'input { name: "i" } output { name: "o" dims: [ 3 ] }'
 
 
+NOT_COMPLETED = {
+    "input 'i' has no data_type: declare it",
+    "input 'i' has no dims: declare them, for instance `dims: [ -1 ]`",
+    "output 'o' has no data_type: declare it",
+}
+
+
 @pytest.mark.parametrize(
-    "script",
+    ("config", "script", "texts"),
     [
-        COMPLETING,
-        "\n\nclass Base:\n    pass\n\n\nclass TritonPythonModel(Base):\n    pass\n",
+        # tensors that a script or a backend may complete
+        (UNTYPED, COMPLETING, set()),
+        (UNTYPED, "\n\nclass Base:\n    pass\n\n\nclass TritonPythonModel(Base):\n    pass\n", set()),
+        (UNTYPED, "", NOT_COMPLETED),
+        (UNTYPED.replace("python", "onnxruntime"), "", set()),
+        (UNTYPED.replace("python", "custom"), "", set()),
+        (UNTYPED.replace("python", "pytorch"), "", NOT_COMPLETED),
+        (MODEL + IN, "", {"input 'i' is declared twice, and each request fails: remove one"}),
     ],
 )
-def test_tensors_that_a_script_may_complete_are_not_refused(tmp_path: Path, errors_of: Findings, script: str) -> None:
-    write(tmp_path, UNTYPED, script)
-    assert not errors_of()
-
-
-def test_tensors_that_no_script_completes_are_refused(tmp_path: Path, errors_of: Findings) -> None:
-    write(tmp_path, UNTYPED)
-    assert {each.text for each in errors_of()} == {
-        "input 'i' has no data_type: declare it",
-        "input 'i' has no dims: declare them, for instance `dims: [ -1 ]`",
-        "output 'o' has no data_type: declare it",
-    }
-
-
-@pytest.mark.parametrize(("backend", "refused"), [("onnxruntime", False), ("custom", False), ("pytorch", True)])
-def test_some_backends_complete_tensors(tmp_path: Path, errors_of: Findings, backend: str, *, refused: bool) -> None:
-    write(tmp_path, UNTYPED.replace("python", backend))
-    assert bool(errors_of()) is refused
+def test_the_tensors_of_a_configuration(
+    tmp_path: Path, errors_of: Findings, config: str, script: str, texts: set[str]
+) -> None:
+    write(tmp_path, config, script)
+    assert {each.text for each in errors_of()} == texts
 
 
 def test_a_key_that_a_map_of_a_step_has_twice_is_the_only_finding(tmp_path: Path, errors_of: Findings) -> None:
@@ -101,11 +101,6 @@ def test_a_parameter_that_is_overwritten_is_a_warning(tmp_path: Path, errors_of:
     texts = {each.text for each in errors_of(severity=Severity.WARNING)}
     assert texts == {"parameters has the key 'limit' twice; Triton uses only the last, '2': correct or remove one"}
     assert not errors_of()
-
-
-def test_an_input_that_is_declared_twice_is_an_error(tmp_path: Path, errors_of: Findings) -> None:
-    write(tmp_path, MODEL + IN)
-    assert {each.text for each in errors_of()} == {"input 'i' is declared twice, and each request fails: remove one"}
 
 
 @pytest.mark.parametrize("name", ["bert base", "a;b", "a$b", "bert(base)", "it's", "#1", "{a,b}"])

@@ -64,7 +64,7 @@ def calls() -> Calls:
 @pytest.fixture(params=["asyncio", "grpcio"])
 async def engine(triton: FakeTriton, calls: Calls, request: pytest.FixtureRequest) -> AsyncIterator[TritonEngine]:
     async with open_transport(triton.url, kind=request.param) as transport:
-        yield TritonEngine(transport, [calls.started])
+        yield TritonEngine(transport, [calls])
 
 
 async def everything(engine: TritonEngine, seconds: float = LONG_S) -> list[InferenceResponse]:
@@ -175,7 +175,7 @@ class TestUnary(Started):
     @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
     async def test_a_response_that_is_not_a_message_is_a_protocol_error(self, kind: Kind) -> None:
         async with answering(b"\xff\xff\xff") as url, open_transport(url, kind=kind) as transport:
-            self.engine = TritonEngine(transport, [self.calls.started])
+            self.engine = TritonEngine(transport, [self.calls])
             with pytest.raises(UpstreamProtocol):
                 await self.engine.infer(REQUEST, Deadline.after(LONG_S))
             with pytest.raises(UpstreamProtocol):

@@ -1,6 +1,5 @@
 """Admission: a request takes a slot before it calls a model, and releases it at the end (docs/reference/load.md)."""
 
-from dataclasses import dataclass
 from math import ceil
 
 from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
@@ -13,18 +12,6 @@ QUEUE = 256
 """Default limit on the requests that wait for a pipeline at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineLimits:
-    """The limits of a pipeline. None: the gateway derives the limit, or there is no limit."""
-
-    in_flight: int | None = None
-    queue: int | None = None
-    per_key: int | None = None
-
-
-NO_LIMITS = PipelineLimits()
-
-
 class PipelineAdmission:
     """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
 
@@ -32,23 +19,25 @@ class PipelineAdmission:
         self.name = name
         self.model_queue = model_queue
         self.own = Quota()
-        self.limits = NO_LIMITS
+        self.per_key: int | None = None
         self._admission = admission
         self._by_key: dict[str, Quota] = {}
         self._claims: dict[str, tuple[Caller, Claim]] = {}
         self._anyone = Claim(model_queue, (self.own,))
+        self.set_limits()
 
-    def set_limits(self, limits: PipelineLimits) -> None:
-        self.limits = limits
-        queue, share = QUEUE if limits.queue is None else limits.queue, self._admission.share
-        self.own.set_limits(share(limits.in_flight), share(queue))
+    def set_limits(self, in_flight: int | None = None, queue: int | None = None, per_key: int | None = None) -> None:
+        """``in_flight`` and ``queue``: of all callers. ``per_key``: the requests of one key that run."""
+        self.per_key, share = per_key, self._admission.share
+        self.own.set_limits(share(in_flight), share(QUEUE if queue is None else queue))
         self._claims.clear()
         for quota in self._by_key.values():
-            quota.set_limits(share(limits.per_key), None)
+            quota.set_limits(share(per_key), None)
+        self.model_queue.serve_queue()
 
     def claim_of(self, caller: Caller) -> Claim:
         """Returns the same object until a limit changes."""
-        if caller is ANYONE and self.limits.per_key is None:
+        if caller is ANYONE and self.per_key is None:
             return self._anyone
         known = self._claims.get(caller.id)
         if known is None or known[0] is not caller:
@@ -57,9 +46,9 @@ class PipelineAdmission:
                 of_caller = admission.callers.setdefault(caller.id, Quota(of_key=True))
                 of_caller.set_limits(admission.share(caller.limits.in_flight), admission.share(caller.limits.queue))
                 quotas.append(of_caller)
-            if self.limits.per_key is not None:
+            if self.per_key is not None:
                 of_key = self._by_key.setdefault(caller.id, Quota(of_key=True))
-                of_key.set_limits(admission.share(self.limits.per_key), None)
+                of_key.set_limits(admission.share(self.per_key), None)
                 quotas.append(of_key)
             claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
             known = self._claims[caller.id] = caller, claim
@@ -86,15 +75,10 @@ class Admission:
         self.callers: dict[str, Quota] = {}
         """Counts all requests of a caller with limits of its own, in all pipelines."""
 
-    def of(
-        self,
-        name: str,
-        model: str,
-        capacity: Capacity,
-        in_flight: int | None = None,
-        limits: PipelineLimits = NO_LIMITS,
-    ) -> PipelineAdmission:
-        """Returns the admission for a name and a model, always the same object, and updates its limits.
+    def of(self, name: str, model: str, capacity: Capacity, in_flight: int | None = None) -> PipelineAdmission:
+        """Returns the admission for a name and a model, always the same object, and updates the model's limit.
+
+        Call :meth:`PipelineAdmission.set_limits` after it.
 
         ``capacity``: of the model. ``in_flight``: its limit from gateway.yaml, if set.
         """
@@ -113,8 +97,6 @@ class Admission:
         found = self.pipelines.get((name, model))
         if found is None:
             found = self.pipelines[name, model] = PipelineAdmission(self, name, model_queue)
-        found.set_limits(limits)
-        model_queue.serve_queue()
         return found
 
     def share(self, total: int | None) -> int | None:

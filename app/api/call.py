@@ -12,7 +12,7 @@ from random import choice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import NO_LIMITS, Admission, PipelineAdmission, PipelineLimits
+from app.admission.admission import Admission, PipelineAdmission
 from app.admission.scheduler import Claim, Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.error_table import problem_of
@@ -94,9 +94,8 @@ class Inference:
         name, model, in_flight = target.name, target.spec.model, self.catalog.oip_models.in_flight
         known = self._admissions.get((name, model))
         if known is None or known[0] is not target or known[1] is not in_flight:
-            limits = target.spec.limits
-            own = NO_LIMITS if limits is None else PipelineLimits(limits.in_flight, limits.queue, limits.per_key)
-            admission = self.admission.of(name, model, target.capacity, in_flight.get(model), own)
+            admission, own = self.admission.of(name, model, target.capacity, in_flight.get(model)), target.spec.limits
+            admission.set_limits(*(() if own is None else (own.in_flight, own.queue, own.per_key)))
             known = self._admissions[name, model] = target, in_flight, admission
         return known[2]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.admission import Admission, PipelineAdmission, PipelineLimits
+from app.admission.admission import Admission, PipelineAdmission
 from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.admission.scheduler import Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
@@ -21,8 +21,9 @@ LONG_S = 60.0
 def pipeline_of(
     admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
 ) -> PipelineAdmission:
-    limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
-    return admission.of(name, model, Capacity(), 2, limits)
+    pipeline = admission.of(name, model, Capacity(), 2)
+    pipeline.set_limits(2, queue, per_key)
+    return pipeline
 
 
 @pytest.fixture
@@ -85,7 +86,8 @@ class TestSlots:
             await entered(pipeline)
         waiting = entering(pipeline)
         await turn()
-        pipeline._admission.of("p", "m", Capacity(), 3, PipelineLimits(in_flight=3))
+        pipeline._admission.of("p", "m", Capacity(), 3)
+        pipeline.set_limits(3)
         await asyncio.wait_for(waiting, 1)
 
 
@@ -97,8 +99,8 @@ class TestWorkers:
     async def test_together_the_workers_run_as_many_requests_as_the_limit(self) -> None:
         ran = 0
         for number in (1, 2):
-            limits = PipelineLimits(in_flight=5, per_key=3)
-            pipeline = Admission(Share(number, 2)).of("p", "m", Capacity(), 5, limits)
+            pipeline = Admission(Share(number, 2)).of("p", "m", Capacity(), 5)
+            pipeline.set_limits(5, per_key=3)
             while pipeline.claim_of(Caller("a")).try_enter():
                 ran += 1
         assert ran == 3

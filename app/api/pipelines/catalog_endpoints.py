@@ -189,7 +189,7 @@ class CatalogEndpoints:
                 "in_flight": admission.model_queue.limit.value,
                 "adapts": pipeline.spec.model not in catalog.oip_models.in_flight,
                 "queue": admission.own.max_waiting,
-                "per_key": admission.limits.per_key,
+                "per_key": admission.per_key,
                 "body_bytes": self._limits.of(pipeline).max_body_bytes,
             }
             base_url, with_key = base_url_of(exchange), exchange.key is not None

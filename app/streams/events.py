@@ -74,6 +74,7 @@ class LiveLog:
         self._taken_bytes = 0
         self._last_bytes = 0
         self._changed: asyncio.Future[None] | None = None
+        """One is enough for both sides: if a reader waits, it has read everything, so the log is not full."""
 
     @property
     def is_full(self) -> bool:
@@ -89,7 +90,8 @@ class LiveLog:
 
     async def room(self) -> None:
         while self.is_full:
-            await self._change()
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
 
     async def read(self, after: int) -> list[Event]:
         self._held_bytes -= self._taken_bytes
@@ -97,18 +99,14 @@ class LiveLog:
         if (changed := self._changed) is not None and not changed.done():
             changed.set_result(None)
         while not self._events:
-            await self._change()
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
         events, self._events, self._taken_bytes = self._events, [], self._held_bytes
         if self._held_bytes > MAX_READ_BYTES:
             count = _count_within(events, MAX_READ_BYTES)
             events, self._events = events[:count], events[count:]
             self._taken_bytes = sum(len(event.data) for event in events)
         return events
-
-    def _change(self) -> asyncio.Future[None]:
-        """One future is enough for both sides: if a reader waits, it has read everything, so the log is not full."""
-        self._changed = asyncio.get_running_loop().create_future()
-        return self._changed
 
 
 def _count_within(events: Sequence[Event], max_bytes: int) -> int:

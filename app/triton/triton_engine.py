@@ -81,7 +81,10 @@ class WatchedCall:
         now = time.monotonic()
         if not self._has_response or now - self._since >= _TOGETHER_S:
             self._has_response = True
-            self._answered(now)
+            self._calls.answered(now - self._since, now)
+            self._since = now
+            if self._health.faults:  # an answer closes the breaker, also that of a canary or of an older call
+                self._health.end(ModelFault.OPEN, self.request.model)
         for each in self._observed:
             each.response(response)
 
@@ -120,11 +123,12 @@ class WatchedCall:
     def ended(self, code: str, error: GatewayError | None) -> None:
         for each in self._observed:
             each.ended(code, error)
-        now = time.monotonic()
+        now, health, model = time.monotonic(), self._health, self.request.model
+        waited_s = now - self._since
         if code not in _NO_ANSWER:
-            self._answered(now)
+            self._calls.answered(waited_s, now)
+            health.end(ModelFault.OPEN, model)
             return
-        waited_s, health, model = now - self._since, self._health, self.request.model
         is_late = code == "DEADLINE_EXCEEDED" and not self._has_response
         if is_late or (code != "UNAVAILABLE" and waited_s >= SILENCE_S):
             self._calls.went_unanswered(self._since, now)
@@ -136,12 +140,6 @@ class WatchedCall:
             counts = isinstance(error, UpstreamUnavailable) and not error.was_answered
         if counts and not self._has_response:
             health.failed(model, is_timeout=is_timeout)
-
-    def _answered(self, now: float) -> None:
-        self._calls.answered(now - self._since, now)
-        self._since = now
-        if self._health.faults:  # an answer closes the breaker, also that of a canary or of an older call
-            self._health.end(ModelFault.OPEN, self.request.model)
 
 
 @dataclass(slots=True, eq=False)
@@ -393,6 +391,6 @@ class TritonEngine(InferenceServer):
 
 def _timeout_s(deadline: Deadline, model: str) -> float:
     """Returns the time that is left. Raises DeadlineExceeded."""
-    if deadline.has_passed:
+    if not (timeout_s := deadline.remaining_s()):
         raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
-    return deadline.remaining_s()
+    return timeout_s

@@ -116,6 +116,10 @@ async def _going_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     await reader.read()
 
 
+async def _lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await h2.request(reader)
+
+
 ANSWERING = h2.replying(h2.answer(1, piece(7, final=True).SerializeToString()))
 
 
@@ -130,16 +134,11 @@ class TestRepeatedStreams:
         assert [each.outputs["Y"].array.tolist() for each in responses] == [[7]]
         assert repeats == [1]
 
-    async def test_a_stream_is_repeated_only_once(self) -> None:
-        async with h2.server(_going_away) as url, open_transport(url) as transport:
-            with pytest.raises(UpstreamUnavailable):
-                await anext(repeating(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
-
-    async def test_a_stream_that_triton_may_have_processed_is_not_repeated(self) -> None:
-        async def lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await h2.request(reader)
-
-        async with h2.server(lost, ANSWERING) as url, open_transport(url) as transport:
+    @pytest.mark.parametrize(
+        "talks", [(_going_away,), (_lost, ANSWERING)], ids=["it was repeated once", "Triton may have processed it"]
+    )
+    async def test_a_stream_is_not_repeated(self, talks: tuple[h2.Talk, ...]) -> None:
+        async with h2.server(*talks) as url, open_transport(url) as transport:
             with pytest.raises(UpstreamUnavailable):
                 await anext(repeating(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
 

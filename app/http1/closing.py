@@ -1,7 +1,6 @@
 """Ends a connection so that the client can read its answer, and gives every state of a connection a timeout.
 
-``ClosingProtocol`` extends uvicorn's protocol. ``LazyEvent`` and ``LazyTimer`` keep the cost of a connection and of a
-request small.
+``ClosingProtocol`` extends uvicorn's protocol. ``LazyEvent`` keeps the memory of a connection small.
 """
 
 import asyncio
@@ -48,52 +47,28 @@ READING_S = 0.001
 """In this time the event loop reads what has arrived."""
 
 
-class LazyTimer:
-    """A timer that is cheap to start for each request, because it rarely fires.
+class StateTimer:
+    """The timeout of a connection's state: :meth:`start` replaces an earlier one.
 
-    Keeps one pending call in the event loop and reschedules it only when it fires too early. After a turn that took
-    long, uvloop runs timers before it reads, so the action waits for what has arrived to be read: reading may stop it.
+    After a turn that took long, uvloop runs timers before it reads, so the action waits until what has arrived is read:
+    reading may stop the timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pending: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._action: Callable[[], None] | None = None
-        self._has_let_read = False
 
     def start(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Replaces the action and the time of an earlier start."""
-        self._action = action
-        self._has_let_read = False
-        self._due = self._loop.time() + delay_s
-        if self._pending is not None and self._pending.when() > self._due:
-            self._pending.cancel()
-            self._pending = None
-        if self._pending is None:
-            self._pending = self._loop.call_at(self._due, self._fire)
+        self.stop()
+        self._pending = self._loop.call_later(delay_s, self._let_read, action)
 
     def stop(self) -> None:
-        self._action = None
-
-    def close(self) -> None:
-        """Cancels the pending call."""
-        self._action = None
         if self._pending is not None:
             self._pending.cancel()
+            self._pending = None
 
-    def _fire(self) -> None:
-        self._pending = None
-        if self._action is None:
-            return
-        if self._loop.time() < self._due:
-            self._pending = self._loop.call_at(self._due, self._fire)
-        elif not self._has_let_read:
-            self._has_let_read = True
-            self._pending = self._loop.call_later(READING_S, self._fire)
-        else:
-            action, self._action = self._action, None
-            action()
+    def _let_read(self, action: Callable[[], None]) -> None:
+        self._pending = self._loop.call_later(READING_S, action)
 
 
 LINGER_S = 2.0
@@ -128,7 +103,7 @@ class ClosingProtocol(HttpToolsProtocol):
     def __init__(self, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.pipeline = _NOTHING_WAITS
-        self.state_timer = LazyTimer(self.loop)
+        self.state_timer = StateTimer(self.loop)
         self.is_ending = False
         self._unsent_timer: asyncio.TimerHandle | None = None
         self._disconnect_timer: asyncio.TimerHandle | None = None
@@ -144,7 +119,7 @@ class ClosingProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_ending = True
-        self.state_timer.close()
+        self.state_timer.stop()
         for timer in (self._unsent_timer, self._disconnect_timer):
             if timer is not None:
                 timer.cancel()

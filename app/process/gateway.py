@@ -45,29 +45,24 @@ from app.triton.grpc_errors import is_dead_process
 _log = logging.getLogger(__name__)
 
 
-def unknown_scopes(catalog: Catalog, keys: FollowedKeys) -> Iterator[str]:
-    """Names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
+def complaints(catalog: Catalog, keys: FollowedKeys | None, processes: int) -> Iterator[str]:
+    """What does not fit: scopes of API keys that allow nothing, and limits that all processes together exceed.
 
-    Without ``gateway.yaml`` there are none, because models come and go.
+    Without ``gateway.yaml`` every name in a scope fits, because models come and go.
     """
-    served = [*catalog.entries, *catalog.oip_models.names]
-    for key in keys.keys if catalog.file is not None else ():
-        for name in sorted(set(key.pipelines or ()) - set(served)):
-            known = nearest(name, served)
-            yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
-
-
-def exceeded_limits(catalog: Catalog, keys: FollowedKeys | None, processes: int) -> Iterator[str]:
-    """Limits of requests that are smaller than the number of processes: together these exceed them."""
     limits = [
         (f"limits.{key} of the pipeline '{name}'", getattr(entry.spec.limits, key, None))
         for name, entry in catalog.entries.items()
         for key in ("in_flight", "per_key")
     ]
-    for each in () if keys is None else keys.keys:
-        limits.append((f"limits.in_flight of the API key '{each.caller.id}'", each.caller.limits.in_flight))
+    served = [*catalog.entries, *catalog.oip_models.names]
+    for key in () if keys is None else keys.keys:
+        limits.append((f"limits.in_flight of the API key '{key.caller.id}'", key.caller.limits.in_flight))
+        for name in sorted(set(key.pipelines or ()) - set(served)) if catalog.file is not None else ():
+            known = nearest(name, served)
+            yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
     each_runs = f"but each of the {processes} processes runs at least 1 request: together they run up to {processes}"
-    return (f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes)
+    yield from (f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes)
 
 
 FILE_POLL_S = 1.0
@@ -108,8 +103,7 @@ class Refresh:
             if self.keys is not None:
                 await _contained(self.keys.follow)
             await _contained(self._adopt_late_file if self.catalog.path is None else self.catalog.follow_file)
-            scopes = unknown_scopes(self.catalog, self.keys) if self.keys is not None else ()
-            for text in (*scopes, *exceeded_limits(self.catalog, self.keys, self.processes)):
+            for text in complaints(self.catalog, self.keys, self.processes):
                 self._log_once(logging.WARNING, text)
             self._show()
             await asyncio.sleep(FILE_POLL_S)

@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import cast
 
@@ -102,54 +102,30 @@ def _bound(host: str, port: int, setting: str, *, shares_port: bool) -> socket.s
     return listener
 
 
-class Server(uvicorn.Server):
-    """Ignores signals, because the process handles them and drains before it stops the servers."""
-
-    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit) -> None:
-        super().__init__(config)
-        self._limit = limit
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None:
-        """Stops accepting connections; :meth:`serve` returns when the open responses have ended."""
-        self.should_exit = True
-
-    def close_after_answers(self) -> None:
-        """From now on each answer is the last one on its connection, and says so."""
-        self._limit.is_closing = True
-        for connection in self.server_state.connections:
-            cast("HttpConnection", connection).close_after_answer()
-
-
 @asynccontextmanager
 async def serving(
-    app: ASGIApp,
-    listener: socket.socket,
-    supervisor: Supervisor,
-    limit: ConnectionLimit,
-) -> AsyncIterator[Server]:
-    """Serves the application on the socket for the duration of the block."""
-    server = Server(
-        uvicorn.Config(
-            app,
-            http=cast("type[asyncio.Protocol]", partial(HttpConnection, limit)),  # called for each connection
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        ),
-        limit,
+    app: ASGIApp, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
+) -> AsyncIterator[uvicorn.Server]:
+    """Serves the application on the socket for the duration of the block, and then sends the open responses."""
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", partial(HttpConnection, limit)),  # called for each connection
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
     )
+    server = uvicorn.Server(config)
+    # the process handles the signals, and drains before it stops the servers
+    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]
     name = f"server on port {listener.getsockname()[1]}"
-    async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):
+    stop = partial(setattr, server, "should_exit", True)
+    async with supervisor.running(name, server.serve(sockets=[listener]), stop=stop):
         yield server
 
 

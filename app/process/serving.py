@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from app import __version__
 from app.admission.keys import read_keys
@@ -23,7 +23,7 @@ from app.api.error_table import problem_of, problem_response
 from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
 from app.core.errors import Draining
-from app.http1.protocol import ConnectionLimit
+from app.http1.protocol import ConnectionLimit, HttpConnection
 from app.main import create_admin_app, create_app
 from app.observability.log import say
 from app.observability.tracing import open_tracer
@@ -196,7 +196,9 @@ async def _run_gateway(
     # Readiness fails at once, so load balancers send new connections elsewhere. Each answer has `Connection: close`, so
     # clients with open connections follow, without a request that fails.
     workload.is_shutting_down = True
-    server.close_after_answers()
+    limit.is_closing = True
+    for connection in server.server_state.connections:
+        cast("HttpConnection", connection).close_after_answer()
     if delay_s := settings.shutdown_delay_s:
         _log.info("shutting down", extra={"in_flight": len(workload.running), "delay_s": delay_s})
         await first_of(supervisor.hurried.wait(), timeout_s=delay_s)

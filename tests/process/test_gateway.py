@@ -12,7 +12,7 @@ from app.admission.keys import FollowedKeys
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process import gateway
-from app.process.gateway import Refresh, exceeded_limits, unknown_scopes
+from app.process.gateway import Refresh, complaints
 from app.routes import DIALECTS
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.keys import entry, write_keys
@@ -183,15 +183,9 @@ def keys(tmp_path: Path) -> FollowedKeys:
 
 
 def test_unknown_names_and_limits_below_the_number_of_workers_are_found(catalog: Catalog, keys: FollowedKeys) -> None:
-    assert list(unknown_scopes(catalog, keys)) == UNKNOWN
-    assert list(exceeded_limits(catalog, keys, 4)) == EXCEEDED
-
-
-def test_one_process_and_a_gateway_without_pipelines_have_nothing_to_report(
-    catalog: Catalog, keys: FollowedKeys
-) -> None:
-    assert not list(exceeded_limits(catalog, None, 1))
-    assert not list(unknown_scopes(Catalog(FakeEngine()), keys))
+    assert list(complaints(catalog, keys, 4)) == [*UNKNOWN, *EXCEEDED]
+    assert not list(complaints(catalog, None, 1))
+    assert not list(complaints(Catalog(FakeEngine()), keys, 1))
 
 
 async def test_each_complaint_is_logged_once(

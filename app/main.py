@@ -63,7 +63,8 @@ class Gateway:
         """Brings the gauges of admission and of kept streams up to date."""
         self.inference.show_load()
         if self.store is not None:
-            self.inference.metrics.show_kept(self.store.usage.streams, self.store.usage.size)
+            self.inference.metrics.kept_streams.set(self.store.usage.streams)
+            self.inference.metrics.kept_stream_bytes.set(self.store.usage.size)
 
     def byte_budget(self) -> ByteBudget:
         return ByteBudget(self.limits.max_bytes_in_flight, self.tensor_memory)

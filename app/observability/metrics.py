@@ -168,10 +168,9 @@ class Metrics:
             for label, value in values.items():
                 gauge.labels(label).set(value)
 
-    def show_kept(self, streams: int, size: int) -> None:
-        """``size``: in bytes."""
-        self.kept_streams.set(streams)
-        self.kept_stream_bytes.set(size)
+    def show_shared_memory(self, **bytes_by_state: int) -> None:
+        for state, size in bytes_by_state.items():
+            self.shared_memory_bytes.labels(state).set(size)
 
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()
@@ -227,22 +226,6 @@ class PipelineMetrics:
     def count_tokens(self, tokens: Tokens) -> None:
         self.metrics.prompt_tokens.labels(self.name).inc(tokens.prompt or 0)
         self.metrics.completion_tokens.labels(self.name).inc(tokens.completion)
-
-
-class SharedMemoryMetrics:
-    """Observes the shared memory for large tensors."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._calls_of = cache(metrics.large_calls.labels)
-        self._bytes_of = cache(metrics.shared_memory_bytes.labels)
-
-    def called(self, way: str) -> None:
-        self._calls_of(way).inc()
-
-    def holds(self, *, free: int, used: int, quarantined: int) -> None:
-        self._bytes_of("free").set(free)
-        self._bytes_of("used").set(used)
-        self._bytes_of("quarantined").set(quarantined)
 
 
 class OpenedMetrics:

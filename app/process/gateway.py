@@ -62,7 +62,9 @@ def complaints(catalog: Catalog, keys: FollowedKeys | None, processes: int) -> I
             known = nearest(name, served)
             yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
     each_runs = f"but each of the {processes} processes runs at least 1 request: together they run up to {processes}"
-    yield from (f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes)
+    yield from (
+        f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes
+    )
 
 
 FILE_POLL_S = 1.0

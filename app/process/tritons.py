@@ -22,7 +22,7 @@ from app.core.text import is_loopback
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
 from app.observability.log import LoggedCall, say
-from app.observability.metrics import CountedCall, Metrics, SharedMemoryMetrics
+from app.observability.metrics import CountedCall, Metrics
 from app.observability.tracing import Tracer, traced_call
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of
@@ -233,8 +233,13 @@ class Servers:
         async with AsyncExitStack() as stack:
             transport = await stack.enter_async_context(transport_of)
             if is_single and (limit := settings.shared_memory_limit):
-                regions, seen = registry_of(transport), SharedMemoryMetrics(metrics)
-                shared_memory = SharedMemory(regions, limit, MAX_MESSAGE_BYTES, seen.called, seen.holds)
+                shared_memory = SharedMemory(
+                    registry_of(transport),
+                    limit,
+                    MAX_MESSAGE_BYTES,
+                    lambda way: metrics.large_calls.labels(way).inc(),
+                    metrics.show_shared_memory,
+                )
                 self.shared_memory = shared_memory
                 stack.push_async_callback(shared_memory.close)
                 await stack.enter_async_context(self.supervisor.running("shared memory", shared_memory.run()))

@@ -38,8 +38,8 @@ from app.settings import (
     Settings,
     SettingsError,
     config_beside,
+    is_service_link,
     read_settings,
-    service_links,
 )
 from app.triton.credentials import NO_CREDENTIALS
 from app.triton.fleet.pool import open_engine
@@ -162,7 +162,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     """Reads the settings and configures the log. Raises SettingsError."""
     settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
     configure_logging(settings.log_level, settings.log_format)
-    if links := service_links(os.environ):
+    if links := sorted(name for name, value in os.environ.items() if is_service_link(name, value)):
         text = (
             "ignored variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)"
         )

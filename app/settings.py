@@ -281,12 +281,6 @@ class Settings(BaseSettings):
         return self.workers == 1 and (self.explain or self.api_keys_file is not None)
 
     @property
-    def without_effect(self) -> str:
-        """What is set but has no effect with this number of workers, for the log; empty if nothing is."""
-        is_ignored = self.explain and self.workers > 1
-        return "GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1" if is_ignored else ""
-
-    @property
     def models_venv(self) -> Path:
         """The models' environment; falls back to that of the gateway's checkout, then to the current environment."""
         own = Path(sys.prefix)
@@ -334,12 +328,10 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
         raise SettingsError("\n".join(wrong)) from exc
 
 
-def service_links(environment: Mapping[str, str]) -> list[str]:
-    """The variables that Kubernetes injects for a Service whose name begins with ``gateway``. They are not settings."""
-    return sorted(name for name, value in environment.items() if is_service_link(name, value))
-
-
 def is_service_link(name: str, value: str) -> bool:
-    """True for names such as ``GATEWAY_SERVICE_HOST`` and for values such as ``GATEWAY_PORT=tcp://...``."""
+    """Whether Kubernetes injects the variable for a Service whose name begins with ``gateway``. It is not a setting.
+
+    True for names such as ``GATEWAY_SERVICE_HOST`` and for values such as ``GATEWAY_PORT=tcp://...``.
+    """
     is_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
     return is_address or _SERVICE_LINK.fullmatch(name) is not None

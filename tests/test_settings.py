@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings, SettingsError, is_service_link, read_settings, service_links
+from app.settings import Settings, SettingsError, is_service_link, read_settings
 
 
 def error_of(environment: dict[str, str], **flags: Any) -> str:
@@ -195,9 +195,6 @@ class TestServiceLinks:
     @pytest.mark.parametrize("name", [f"GATEWAY_{name.upper()}" for name in Settings.model_fields])
     def test_settings_are_not_service_links(self, name: str) -> None:
         assert not is_service_link(name, "8080")
-
-    def test_service_links_are_listed(self) -> None:
-        assert service_links({**dict(self.LINKS), "GATEWAY_HOST": "x"}) == sorted(name for name, _ in self.LINKS)
 
 
 def test_several_workers_explain_no_requests() -> None:

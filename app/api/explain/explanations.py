@@ -246,8 +246,9 @@ class Explanations(Layer):
     def keep(self, owner: str, request: Explained) -> None:
         """Replaces a request with the same id."""
         self.kept.pop((owner, request.request_id), None)
-        while len(self.current()) >= MAX_REQUESTS or self._spans() > MAX_ALL_SPANS - MAX_SPANS:
-            del self.kept[next(iter(self.kept))]
+        kept = self.current()
+        while len(kept) >= MAX_REQUESTS or sum(len(each.spans) for each in kept.values()) > MAX_ALL_SPANS - MAX_SPANS:
+            del kept[next(iter(kept))]
         self.kept[owner, request.request_id] = request
 
     def current(self) -> dict[tuple[str, str], Explained]:
@@ -256,15 +257,12 @@ class Explanations(Layer):
             del self.kept[key]
         return self.kept
 
-    def _spans(self) -> int:
-        return sum(len(request.spans) for request in self.kept.values())
-
     def add(self, spans: Iterable[TritonSpan]) -> None:
         """Keeps the spans of explained requests, and ignores all others."""
         by_trace: dict[str, list[Explained]] = {}
         for request in self.current().values():
             by_trace.setdefault(request.trace_id, []).append(request)
-        room = MAX_ALL_SPANS - self._spans()
+        room = MAX_ALL_SPANS - sum(len(request.spans) for request in self.kept.values())
         for span in spans:
             for request in by_trace.get(span.trace_id, ()):
                 if len(request.spans) < MAX_SPANS and room > 0:

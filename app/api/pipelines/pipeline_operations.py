@@ -3,8 +3,7 @@
 Each pipeline has its own operations, with the schemas of its request, its result and its output events.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from app.api.error_table import Problem
@@ -48,7 +47,18 @@ def tags_of(visible: Visible) -> Mapping[str, str]:
 
 
 def request_of(pipeline: Pipeline) -> Named:
-    return Named(f"{pipeline.name}_request", lambda: _with_optional_defaults(request_schema(pipeline)))
+    def schema() -> Schema:
+        """Moves each default into the schema of its type: openapi-typescript requires properties with a default."""
+        request = request_schema(pipeline)
+        for described in request["properties"].values():
+            if "default" in described:
+                default = described.pop("default")
+                branches = described.setdefault("anyOf", [{}])
+                of_its_type = [each for each in branches if (each.get("type") == "array") == isinstance(default, list)]
+                (of_its_type or branches)[0]["default"] = default
+        return request
+
+    return Named(f"{pipeline.name}_request", schema)
 
 
 def result_of(pipeline: Pipeline) -> Named:
@@ -57,17 +67,6 @@ def result_of(pipeline: Pipeline) -> Named:
 
 def output_of(pipeline: Pipeline) -> Named:
     return Named(f"{pipeline.name}_output", partial(event_schema, pipeline))
-
-
-def _with_optional_defaults(schema: Schema) -> Schema:
-    """Moves each default into the schema of its type: openapi-typescript requires properties that have a default."""
-    for described in schema["properties"].values():
-        if "default" in described:
-            default = described.pop("default")
-            branches = described.setdefault("anyOf", [{}])
-            of_its_type = [each for each in branches if (each.get("type") == "array") == isinstance(default, list)]
-            (of_its_type or branches)[0]["default"] = default
-    return schema
 
 
 def events_answer(output: object, *headers: str) -> Schema:
@@ -84,7 +83,11 @@ def content_of(pipeline: Pipeline) -> Schema:
     examples = {"examples": {"sample": {"summary": "A valid request", "value": example}}} if example is not None else {}
     content: Schema = {"application/json": {"schema": request_of(pipeline), **examples}}
     if any(field.takes_file for field in pipeline.inputs):
-        content["multipart/form-data"] = {"schema": form_schema(pipeline), **_encoding(pipeline)}
+        # In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON.
+        texts = {field.name for field in pipeline.inputs if field.spec.kind == "text" and field.is_bare}
+        others = [each.name for each in pipeline.inputs if not (each.takes_file or each.name in texts)]
+        encoding = {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
+        content["multipart/form-data"] = {"schema": form_schema(pipeline), **encoding}
     if (raw := pipeline.raw_field) is not None:
         of_images = [each for each in FILE_TYPES if each in ("image/*", "application/octet-stream")]
         content |= dict.fromkeys(of_images if raw.spec.kind == "image" else FILE_TYPES, _BINARY)
@@ -95,13 +98,6 @@ def _example(pipeline: Pipeline) -> Mapping[str, object] | None:
     """None if a tensor is too large for an example."""
     example = example_of(pipeline)
     return None if any(isinstance(value, Filled) for value in example.values()) else example
-
-
-def _encoding(pipeline: Pipeline) -> Schema:
-    """In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON."""
-    plain = (field.takes_file or (field.spec.kind == "text" and field.is_bare) for field in pipeline.inputs)
-    others = [field.name for field, is_plain in zip(pipeline.inputs, plain, strict=True) if not is_plain]
-    return {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
 
 
 def describe(visible: Visible) -> Iterator[Operation]:
@@ -125,24 +121,25 @@ def run(visible: Visible) -> Iterator[Operation]:
         if each.spec.takes_requests:
             headers = ["X-Early-Exit"] if each.rules else []
             ok = json_answer("The outputs. An early exit has the same keys.", result_of(each), *headers)
-            yield replace(_run(each, "run", ok, [TIMEOUT_HEADER]), is_repeatable=each.spec.idempotent)
+            yield _run(each, "run", ok, is_repeatable=each.spec.idempotent)
 
 
 def stream(visible: Visible) -> Iterator[Operation]:
     for each in visible.pipelines:
         if each.spec.takes_requests and each.spec.stream is not None:
-            yield _run(each, "stream", events_answer(output_of(each)), [TIMEOUT_HEADER])
+            yield _run(each, "stream", events_answer(output_of(each)))
 
 
-def _run(pipeline: Pipeline, verb: str, ok: Schema, parameters: Sequence[Schema]) -> Operation:
+def _run(pipeline: Pipeline, verb: str, ok: Schema, *, is_repeatable: bool = False) -> Operation:
     return Operation(
         f"{verb}_{pipeline.name}",
         pipeline.name,
         {200: ok},
         INFERENCE_ERRORS,
-        parameters,
+        [TIMEOUT_HEADER],
         content_of(pipeline),
         path=pipeline.name,
+        is_repeatable=is_repeatable,
         summary=pipeline.spec.description or f"Run {pipeline.spec.model}",
     )
 

@@ -108,6 +108,6 @@ def test_the_limit_of_a_key_counts_the_sessions_of_all_models() -> None:
     places, caller = Places(WHOLE), key("a", 3)
     assert len(taken(places, terms(2), caller=caller)) == 2
     other = SessionTerms(SessionSpec(), {"other": 8}, SequenceIds(), 60.0, 60.0)
-    assert len(taken(places, other, caller=caller)) == 1
+    assert len(taken(places, other, pipeline="other", caller=caller)) == 1
     with pytest.raises(TooManyRequests, match="this API key"):
         places.take("p", other, ("",), 1, caller)

@@ -320,6 +320,7 @@ async def test_a_session_expires_after_its_last_step(given: SessionTerms, ends_a
 @on_a_simulated_clock
 async def test_a_running_step_holds_off_the_end() -> None:
     model = Model(terms(idle_s=1))
+    await model.step()
 
     async def wait() -> None:
         await asyncio.sleep(10)

@@ -70,7 +70,7 @@ def test_a_refusal_tells_when_a_place_is_free() -> None:
     places = Places(WHOLE)
     (place,) = taken(places, terms(1))
     for until, expected in ((7.5, 8), (0.1, 1), (1000, LONGEST_RETRY_S)):
-        place.free_at = monotonic() + until
+        places.free_at[place] = monotonic() + until
         with pytest.raises(TooManyRequests) as caught:
             places.take("p", terms(1), ("",), 1)
         assert caught.value.retry_after_s == expected

@@ -73,16 +73,12 @@ def terms_of(pipeline: Pipeline) -> SessionTerms | None:
     return next((layer for layer in pipeline.layers if isinstance(layer, SessionTerms)), None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """The place of one session in all of its models at the Triton at ``address``.
-
-    ``free_at``: when Triton forgets the sequence of an ended session, in monotonic seconds.
-    """
+    """The place of one session in all of its models at the Triton at ``address``."""
 
     address: str
     keys: Sequence[PlaceKey]
-    free_at: float = inf
 
 
 class Places:
@@ -90,8 +86,9 @@ class Places:
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self._taken = set[Place]()
-        self._counts = Counter[PlaceKey]()
+        self._taken = Counter[PlaceKey]()
+        self.free_at: dict[Place, float] = {}
+        """When Triton forgets the sequences of ended sessions that it still has, in monotonic seconds."""
 
     def take(
         self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int, caller: Caller = ANYONE
@@ -115,12 +112,12 @@ class Places:
                 limits["", "", key] = max(self._share.part(most), 1)
             elif key:
                 limits |= {(name, at, key): max(each // 2, 1) for (name, at, _), each in limits.items()}
-            return {each: limit - self._counts[each] for each, limit in limits.items()}
+            return {each: limit - self._taken[each] for each, limit in limits.items()}
 
         address, free = max(((home, free_at(home)) for home in homes), key=lambda found: min(found[1].values()))
         full = {each for each, count in free.items() if count <= 0}
         if full:
-            ends = [place.free_at for place in self._taken if not full.isdisjoint(place.keys)]
+            ends = [until for place, until in self.free_at.items() if not full.isdisjoint(place.keys)]
             next_s, is_of_key = min(ends, default=inf) - monotonic(), all(own for _, _, own in full)
             raise TooManyRequests(
                 f"As many sessions are open as {'this API key may' if is_of_key else 'the model can'} have.",
@@ -129,16 +126,15 @@ class Places:
                 retry_after_s=USUAL_RETRY_S if next_s == inf else min(max(ceil(next_s), 1), LONGEST_RETRY_S),
             )
         place = Place(address, list(free))
-        self._taken.add(place)
-        self._counts.update(place.keys)
+        self._taken.update(place.keys)
         return place
 
     def release(self, place: Place) -> None:
-        self._taken.remove(place)
-        self._counts.subtract(place.keys)
+        self.free_at.pop(place, None)
+        self._taken.subtract(place.keys)
         for key in place.keys:
-            if not self._counts[key]:
-                del self._counts[key]
+            if not self._taken[key]:
+                del self._taken[key]
 
 
 @dataclass(eq=False, slots=True)
@@ -222,7 +218,7 @@ class OpenSessions:
             if past.known_until > now and len(self._past) <= MOST_PAST:
                 break
             self._past.pop(past.id).forget()
-        for past in [each for each in self._used_ids.values() if each.place.free_at <= now]:
+        for past in [each for each in self._used_ids.values() if self._places.free_at.get(each.place, inf) <= now]:
             self._free(past)
         has_more = self._sessions or self._past or self._used_ids
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._look_again) if has_more else None
@@ -258,7 +254,7 @@ class OpenSessions:
         if is_forgotten or session.queued_at is None:
             self._free(session)
         else:
-            session.place.free_at = session.queued_at + terms.longest_idle_s + SLACK_S
+            self._places.free_at[session.place] = session.queued_at + terms.longest_idle_s + SLACK_S
 
     def _free(self, session: OpenSession) -> None:
         self._places.release(session.place)

@@ -15,11 +15,9 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass
 from datetime import datetime
 from itertools import count
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateSyntaxError, nodes, pass_context
-from jinja2.environment import Template
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -43,7 +41,6 @@ _MAX_REPEATED = 4096
 """Characters or items of a sequence that is multiplied."""
 _BUDGET = "the budget of this conversation"
 """Not a name that a template could write."""
-_TRIAL = [{"role": "user", "content": "Hello"}]
 _TRIAL_TOOL = {
     "type": "function",
     "function": {
@@ -90,15 +87,13 @@ class ChatTemplate:
             tree = _Counting().visit(_ENVIRONMENT.parse(self.text))
         except TemplateSyntaxError as exc:
             raise ValueError(f"is not a template: line {exc.lineno}: {exc.message}") from exc
-        tree.set_environment(_ENVIRONMENT)
-        code = _ENVIRONMENT.compile(tree)
-        self._template = Template.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))
+        self._template = _ENVIRONMENT.from_string(tree.set_environment(_ENVIRONMENT))
         self._variables = {"bos_token": "", "eos_token": "", "documents": None, **variables}
         self._bos = str(self._variables["bos_token"]) if self.strips_bos else ""
         self._trial_tools = [_TRIAL_TOOL] if self.has_tools else None
         try:
             with suppress(_Refused):  # a template may refuse the conversation
-                self._rendered(_TRIAL, self._trial_tools)
+                self._rendered([{"role": "user", "content": "Hello"}], self._trial_tools)
         except Exception as exc:
             raise ValueError(f"does not render one message of a user: {type(exc).__name__}: {exc}") from exc
         text = {"type": "text", "text": _WORD}
@@ -121,10 +116,7 @@ class ChatTemplate:
         return has_place and (self.tool_use is None or self.tool_use.takes_images)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, Any] = MappingProxyType({}),
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, variables: Mapping[str, Any] = {}
     ) -> str:
         """Messages with images need :attr:`takes_images`.
 
@@ -166,10 +158,7 @@ class ChatTemplate:
         return [{**message, "content": fitted(message.get("content"))} for message in messages]
 
     def _rendered(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        variables: Mapping[str, Any] = MappingProxyType({}),
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any] = {}
     ) -> str:
         given = _characters_in(messages) + _characters_in(tools)
         most = MAX_TEMPLATE_CHARACTERS + GROWTH * given
@@ -299,11 +288,7 @@ class _Generation(Extension):
 
 
 _ENVIRONMENT = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-_ENVIRONMENT.filters |= {
-    "counted": _counted,
-    "measured": _measured,
-    "tojson": _tojson,
-}
+_ENVIRONMENT.filters |= {"counted": _counted, "measured": _measured, "tojson": _tojson}
 _ENVIRONMENT.globals |= {
     "namespace": _Namespace,
     "raise_exception": _refuse,

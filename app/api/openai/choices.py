@@ -93,27 +93,23 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
         self._stops = stops
         self._keeps_stop = keeps_stop
-        self._held = ""
+        self.held = ""
+        """The kept text."""
         self.has_stopped = False
 
     def add(self, piece: str) -> str:
         """Returns the text that cannot be part of a stop text; empty after a stop text."""
         if self.has_stopped:
             return ""
-        text = self._held + piece
+        text = self.held + piece
         found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
         if found:
-            self.has_stopped, self._held = True, ""
+            self.has_stopped, self.held = True, ""
             end, start = min(found)
             return text[: end if self._keeps_stop else start]
         certain = begun_at(text, 0, self._stops)
-        self._held = text[certain:]
+        self.held = text[certain:]
         return text[:certain]
-
-    def rest(self) -> str:
-        """Returns the kept text after the last piece."""
-        held, self._held = self._held, ""
-        return held
 
 
 class Choice(ABC):
@@ -168,8 +164,6 @@ class Choice(ABC):
         """Whether a stop text was found."""
         self.finish_reason = "stop"
         self.early_exit: str | None = None
-        self.reasoning_tokens: int | None = None
-        """Known at the end, if a tokenizer counts them."""
 
     @property
     def is_behind(self) -> bool:
@@ -234,8 +228,8 @@ class Choice(ABC):
                 raise FormatMismatch(f"The model's answer {shown(problem, 256)}.")
         if self._counted is not None and options.counter is not None:
             self._counted.completion = options.counter("".join(self._written))
-        if options.reasoning_counter is not None:
-            self.reasoning_tokens = options.reasoning_counter("".join(self._reasoned))
+        if options.reasoning_counter is not None and self.tokens is not None:
+            self.tokens.reasoning = options.reasoning_counter("".join(self._reasoned))
         return [chunk for chunk in (rest, end) if chunk is not None]
 
     @abstractmethod
@@ -273,7 +267,7 @@ class Choice(ABC):
     def _write(self, values: Values | None) -> None:
         """Writes the values of one response; None for the rest after the last one."""
         if values is None:
-            text = "" if self._matcher is None else self._matcher.rest()
+            text = "" if self._matcher is None else self._matcher.held
         else:
             reason, text = self._form.finish_reason, values[self._form.text] or ""
             if reason is not None and values[reason]:

@@ -161,7 +161,7 @@ class TextAnswer(Answer):
         if not counts:
             return None
         prompt = next((count.prompt for count in counts if count.prompt is not None), None)
-        reasoning = [choice.reasoning_tokens for choice in self._choices if choice.reasoning_tokens is not None]
+        reasoning = [count.reasoning for count in counts if count.reasoning is not None]
         return Tokens(prompt, sum(count.completion for count in counts), sum(reasoning) if reasoning else None)
 
     def add(self, response: InferenceResponse) -> Values | None:
@@ -183,11 +183,8 @@ class TextAnswer(Answer):
         usage, tokens = dict[str, OpenAIUsage](), self.tokens
         if tokens is not None and tokens.prompt is not None:
             prompt, completion = tokens.prompt, tokens.completion
-            usage["usage"] = {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            }
+            total = prompt + completion
+            usage["usage"] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
             if tokens.reasoning is not None:
                 details: OpenAIReasoning = {"reasoning_tokens": min(tokens.reasoning, completion)}
                 usage["usage"]["completion_tokens_details"] = details

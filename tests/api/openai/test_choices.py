@@ -93,7 +93,7 @@ def stopped(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
     """Returns the text for the caller, and whether a stop text was found."""
     matcher = StopMatcher(stops)
     text = "".join(matcher.add(piece) for piece in pieces)
-    return text + matcher.rest(), matcher.has_stopped
+    return text + matcher.held, matcher.has_stopped
 
 
 def stopped_by_definition(text: str, stops: Sequence[str]) -> tuple[str, bool]:
@@ -108,7 +108,7 @@ def stopped_by_definition(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
     matcher = StopMatcher(["END"])
     assert [matcher.add(piece) for piece in ("one E", "N", "ter ", "E")] == ["one ", "", "ENter ", ""]
-    assert matcher.rest() == "E"
+    assert matcher.held == "E"
 
 
 def test_the_text_may_end_with_the_stop_text() -> None:

@@ -65,7 +65,6 @@ async def test_dimensions_must_match_the_model(api: Api) -> None:
     ("body", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": ["a"] * 2049}, "input"),
         ({"input": [1, 2]}, "input"),
         ({"input": [[1, 2]]}, "input"),
         ({"input": None}, "input"),

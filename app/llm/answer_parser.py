@@ -85,11 +85,6 @@ class Parser(ABC):
         self._calls = 0
         self._steps = self._run()
 
-    @property
-    def held(self) -> int:
-        """The number of characters that were not given out."""
-        return len(self._text) - self._at + len(self._space)
-
     def add(self, text: str) -> list[Part]:
         """Returns the parts that are certain."""
         self._text, self._at = self._text[self._at :] + text, 0

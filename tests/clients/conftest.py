@@ -3,44 +3,44 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
+from tests.conftest import Require
+from tests.toolkit.environments import locked_environment, npm_environment
+
+HERE = Path(__file__).parent
 
 Outcomes = dict[str, Any]
-RunProgram = Callable[..., Outcomes]
+
+
+def outcomes_of(require: Require, environment: str, program: str, *arguments: str | Path) -> Outcomes:
+    """Runs a program of ``programs/`` with the packages of an environment. Returns what it prints, as a value."""
+    python = locked_environment(environment, require) / "python3"
+    return _printed([python, program, *arguments], HERE / "programs")
+
+
+def outcomes_in_node(require: Require, program: str, *arguments: str) -> Outcomes:
+    folder = npm_environment("llm-clients", HERE / "npm_llm", require)
+    return _printed(["node", program, *arguments], folder)
+
+
+def _printed(command: Sequence[str | Path], folder: Path) -> Outcomes:
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes: Outcomes = json.loads(done.stdout.splitlines()[-1])
+    return outcomes
 
 
 def error_of(outcome: Any) -> tuple[str, int | None]:
     """Returns the class and the status of the error that a client raised."""
     return outcome["error"], outcome["status"]
-
-
-@pytest.fixture(scope="session")
-def run_program() -> RunProgram:
-    """``run_program(interpreter, "kserve_calls.py", url)`` runs a program and returns its output as a value."""
-
-    def run(interpreter: Path, program: str, *arguments: str | Path) -> Outcomes:
-        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        done = subprocess.run(
-            [str(word) for word in (interpreter, program, *arguments)],
-            cwd=PROGRAMS,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outcomes: Outcomes = json.loads(done.stdout.splitlines()[-1])
-        return outcomes
-
-    return run
 
 
 def as_float32(vectors: list[list[float]]) -> list[list[float]]:

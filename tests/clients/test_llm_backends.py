@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.clients.conftest import Outcomes, outcomes_in_node
 from tests.conftest import Require
-from tests.toolkit.environments import locked_environment, npm_environment
+from tests.toolkit.environments import locked_environment
 from tests.toolkit.llm_backends import (
     BACKENDS,
     TOKENIZER,
@@ -37,20 +38,15 @@ def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def in_node(llms: GatewayProcess, require: Require) -> dict[str, dict[str, dict[str, Any]]]:
-    """The outcomes of each call, by client and model."""
-    folder = npm_environment("llm-clients", Path(__file__).with_name("npm_llm"), require)
-    command = ["node", "call.mjs", llms.url, *BACKENDS]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(done.stdout)
-    return found
+def in_node(llms: GatewayProcess, require: Require) -> Outcomes:
+    """By client and model."""
+    return outcomes_in_node(require, "call.mjs", llms.url, *BACKENDS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("client", ["openai", "aiSdk"])
 def test_each_client_reads_the_answer_the_usage_and_an_error(
-    in_node: dict[str, dict[str, dict[str, Any]]], client: str, llms: GatewayProcess, backend: str
+    in_node: Outcomes, client: str, llms: GatewayProcess, backend: str
 ) -> None:
     found, text = in_node[client][backend], text_of_triton(llms, backend, "<user>Hi")
     assert (found["answer"], found["stream"]) == (text, text)

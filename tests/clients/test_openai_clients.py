@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.clients.conftest import Outcomes, RunProgram, as_float32, error_of
+from tests.clients.conftest import Outcomes, as_float32, error_of, outcomes_of
 from tests.conftest import Require
 from tests.live.side_by_side import triton_text, triton_vectors
-from tests.toolkit.environments import locked_environment
 from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
@@ -33,15 +32,11 @@ ERRORS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=ERRORS)
 def client(
-    request: pytest.FixtureRequest,
-    gateway: GatewayProcess,
-    require: Require,
-    tmp_path_factory: pytest.TempPathFactory,
-    run_program: RunProgram,
+    request: pytest.FixtureRequest, gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Outcomes]:
     name: str = request.param
-    python, notice = locked_environment(name, require) / "python3", tmp_path_factory.mktemp(name) / "notice"
-    return name, run_program(python, f"{name}_calls.py", gateway.url, notice)
+    notice = tmp_path_factory.mktemp(name) / "notice"
+    return name, outcomes_of(require, name, f"{name}_calls.py", gateway.url, notice)
 
 
 def test_texts_and_token_counts_equal_those_of_triton(client: tuple[str, Outcomes], triton: EmbeddedTriton) -> None:

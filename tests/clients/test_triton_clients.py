@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.clients.conftest import Outcomes, RunProgram, as_float32, error_of
+from tests.clients.conftest import Outcomes, as_float32, error_of, outcomes_of
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.environments import locked_environment
@@ -28,16 +28,13 @@ class Sides(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sides_of(
-    triton: EmbeddedTriton,
-    gateway: GatewayProcess,
-    require: Require,
-    tmp_path_factory: pytest.TempPathFactory,
-    run_program: RunProgram,
+    triton: EmbeddedTriton, gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str], Sides]:
     def run(environment: str, program: str) -> Sides:
-        python, folder = locked_environment(environment, require) / "python3", tmp_path_factory.mktemp(environment)
-        theirs = run_program(python, program, triton.http_url, folder / "of-triton")
-        return Sides(run_program(python, program, gateway.url, folder / "notice"), theirs, folder / "notice")
+        folder = tmp_path_factory.mktemp(environment)
+        theirs = outcomes_of(require, environment, program, triton.http_url, folder / "of-triton")
+        ours = outcomes_of(require, environment, program, gateway.url, folder / "notice")
+        return Sides(ours, theirs, folder / "notice")
 
     return run
 

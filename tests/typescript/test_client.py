@@ -2,11 +2,10 @@
 
 import base64
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,7 +15,8 @@ import yaml
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.openapi_document import ROOT
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.http_server import answering
+from tests.toolkit.processes import GatewayProcess, configured_gateway
 from tests.toolkit.proxy import DroppingNetwork, network_to
 from tests.toolkit.waiting import eventually
 from tests.typescript.building import built_client, call
@@ -38,8 +38,7 @@ def limited(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("limited")
     write = {**PIPELINES["write"], "limits": {"in_flight": 2, "queue": 0}}
     (folder / "samples").symlink_to(ROOT / "samples")
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"write": write, "ocr": PIPELINES["ocr"]}}))
-    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway:
+    with configured_gateway(triton, folder, {"write": write, "ocr": PIPELINES["ocr"]}) as gateway:
         yield gateway
 
 
@@ -85,52 +84,38 @@ def active_streams(gateway: GatewayProcess) -> int:
     return int(httpx.get(f"{gateway.url}/v1/statistics").json()["pipelines"]["write"]["active_streams"])
 
 
-class Forgetful(BaseHTTPRequestHandler):
-    """Drops the first request for a stream without an answer, and answers other requests with a proxy's page."""
-
-    keys: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path != "/v1/streams":
-            self._answer(413, "text/html", "<h1>Too large</h1>")
-            return
-        self.keys.append(self.headers["Idempotency-Key"])
-        if len(self.keys) > 1:
-            self._answer(201, "application/json", '{"id": "s", "url": "/v1/streams/s", "request_id": "r"}')
-        else:
-            self.close_connection = True
-
-    def do_GET(self) -> None:
-        output = 'id: 1\nevent: output\ndata: {"token_id": [7]}\n\n'
-        done = 'id: 2\nevent: done\ndata: {"reason": "complete", "outputs": 1}\n\n'
-        self._answer(200, "text/event-stream", output + done)
-
-    def _answer(self, status: int, content_type: str, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def forgetful() -> Iterator[str]:
-    Forgetful.keys.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def forgetful() -> Iterator[tuple[str, list[str]]]:
+    """A server that drops the first request for a stream, and answers others like a proxy; and the keys of requests."""
+    keys: list[str] = []
+
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str, bytes]:
+        if request.command == "GET":
+            output = b'id: 1\nevent: output\ndata: {"token_id": [7]}\n\n'
+            done = b'id: 2\nevent: done\ndata: {"reason": "complete", "outputs": 1}\n\n'
+            return 200, "text/event-stream", output + done
+        if request.path != "/v1/streams":
+            return 413, "text/html", b"<h1>Too large</h1>"
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) == 1:
+            raise ConnectionError("the answer is lost")
+        return 201, "application/json", b'{"id": "s", "url": "/v1/streams/s", "request_id": "r"}'
+
+    with answering(answer) as port:
+        yield f"http://127.0.0.1:{port}", keys
 
 
-def test_a_lost_answer_is_asked_for_with_the_same_key(answer_of: Callable[..., Any], forgetful: str) -> None:
-    assert answer_of("outputs", forgetful) == [[7], "2", 1]
-    first, second = Forgetful.keys
+def test_a_lost_answer_is_asked_for_with_the_same_key(
+    answer_of: Callable[..., Any], forgetful: tuple[str, list[str]]
+) -> None:
+    url, keys = forgetful
+    assert answer_of("outputs", url) == [[7], "2", 1]
+    first, second = keys
     assert len(first) > 16
     assert first == second
 
 
-def test_the_page_of_a_proxy_is_an_error_with_its_status(answer_of: Callable[..., Any], forgetful: str) -> None:
-    assert answer_of("foreign", forgetful) == [413]
+def test_the_page_of_a_proxy_is_an_error_with_its_status(
+    answer_of: Callable[..., Any], forgetful: tuple[str, list[str]]
+) -> None:
+    assert answer_of("foreign", forgetful[0]) == [413]

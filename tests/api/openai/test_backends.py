@@ -194,27 +194,33 @@ class TestAdapters:
         assert api.engine.requests == []
 
 
+GRAMMAR = "Grammar error: Invalid type: nonsense"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
 @pytest.mark.parametrize(
-    ("text", "code", "param"),
+    ("text", "body", "code", "param"),
     [
         (
             "The decoder prompt (length 4001) is longer than the maximum model length of 512",
+            {},
             "context_length_exceeded",
             "messages",
         ),
-        ("'NoneType' object has no attribute 'lora_name'", "invalid_input", None),
-        ("Grammar error: Invalid type: nonsense", "invalid_input", "response_format"),
+        ("'NoneType' object has no attribute 'lora_name'", {"min_tokens": 6, "max_tokens": 5}, "invalid_input", None),
+        (GRAMMAR, {"response_format": {"type": "json_object"}}, "invalid_input", "response_format"),
+        (GRAMMAR, {"tools": TOOLS, "tool_choice": "required"}, "invalid_input", "tools"),
     ],
-    ids=["long_prompt", "parameters_that_do_not_fit", "schema"],
+    ids=["long_prompt", "parameters_that_do_not_fit", "schema_of_a_format", "schema_of_tools"],
 )
 async def test_what_the_backend_refuses_is_the_callers_error(
-    api: Served, text: str, code: str, param: str | None
+    tmp_path: Path, text: str, body: Any, code: str, param: str | None
 ) -> None:
     error = ModelError("Model 'model' failed.")
     error.upstream = UpstreamError(None, f"Error generating stream: {text}")
-    api.engine.answers = [error]
-    body = {"min_tokens": 6, "max_tokens": 5, "response_format": {"type": "json_object"}}
-    assert refusal(await ask(api, **body)) == (400, code, param)
+    (tmp_path / "gateway.yaml").write_text(f"{CONFIG.rstrip().removesuffix('}')}, tools: hermes}}\n")
+    async with served(FakeEngine.of(VLLM, answers=[error]), tmp_path / "gateway.yaml") as api:
+        assert refusal(await ask(api, **body)) == (400, code, param)
 
 
 TOKENIZER = {

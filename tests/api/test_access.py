@@ -265,9 +265,8 @@ class TestWithoutKey:
             *("/", "/console/settings", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{id}"),
         }
 
-    async def test_without_a_keys_file_no_key_is_required(self, tmp_path: Path) -> None:
-        (tmp_path / "gateway.yaml").write_text(CONFIG)
-        async with served(FakeEngine.of(READER, WRITER, PLAIN, answers=[READ]), tmp_path / "gateway.yaml") as api:
+    async def test_without_a_keys_file_no_key_is_required(self) -> None:
+        async with served(FakeEngine.of(READER, WRITER, PLAIN, answers=[READ]), CONFIG) as api:
             for headers in ({}, bearer("unknown")):
                 answer = await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=headers)
                 assert answer.status_code == 200

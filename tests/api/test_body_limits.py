@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from tests.api.conftest import FINAL, READER, WRITER, word
 from tests.pipelines.test_presets import VLLM
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 
 KIB = 1024
 JSON = {"Content-Type": "application/json"}
@@ -120,11 +119,10 @@ async def test_the_limit_of_all_bodies_is_never_exceeded(api: Served) -> None:
     assert answer.json()["hint"] == "An operator can raise GATEWAY_MAX_BYTES_IN_FLIGHT."
 
 
-async def test_a_key_gets_no_limit_of_a_pipeline_that_it_does_not_allow(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    keys = write_keys(tmp_path / "keys.yaml", entry("narrow", pipelines=["usual", "small"]))
+async def test_a_key_gets_no_limit_of_a_pipeline_that_it_does_not_allow() -> None:
+    keys = [entry("narrow", pipelines=["usual", "small"])]
     engine = FakeEngine.of(*WRITERS, READER, answers=[FINAL])
-    async with served(engine, tmp_path / "gateway.yaml", limits=LIMITS, keys=keys) as api:
+    async with served(engine, CONFIG, limits=LIMITS, keys=keys) as api:
         body, headers = body_of("/v1/completions", "large", 100 * KIB), bearer("narrow")
         answer = await api.client.post("/v1/completions", content=body, headers={**headers, **JSON})
     assert (answer.status_code, text_of(answer).rpartition(". ")[2]) == (413, GLOBAL)
@@ -144,11 +142,10 @@ async def test_the_description_of_a_pipeline_has_its_limit(api: Served, name: st
         ({"model": "model", "limits": {"body_bytes": 9}}, 9),
     ],
 )
-async def test_vllm_with_images_accepts_64_mib(tmp_path: Path, keys: dict[str, Any], size: int) -> None:
+async def test_vllm_with_images_accepts_64_mib(keys: dict[str, Any], size: int) -> None:
     text_only = replace(VLLM, name="text", inputs=tuple(each for each in VLLM.inputs if each.name != "image"))
     document = {"pipelines": {"llm": {"preset": "vllm", "warmup": False, **keys}}}
-    (tmp_path / "gateway.yaml").write_text(json.dumps(document))
     limits = Limits(64 * KIB)
-    async with served(FakeEngine.of(VLLM, text_only), tmp_path / "gateway.yaml", limits=limits) as api:
+    async with served(FakeEngine.of(VLLM, text_only), json.dumps(document), limits=limits) as api:
         found = (await api.client.get("/v1/pipelines/llm")).json()["limits"]
     assert (found["body_bytes"], found["queue"]) == (size, keys.get("limits", {}).get("queue", 256))

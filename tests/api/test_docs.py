@@ -280,13 +280,11 @@ async def test_an_example_that_cannot_be_sent_is_404(
 
 
 @pytest.mark.parametrize(("missing_bytes", "statuses"), [(0, {200}), (1, {429})])
-async def test_an_example_counts_as_a_body_until_it_is_sent(
-    tmp_path: Path, missing_bytes: int, statuses: set[int]
-) -> None:
+async def test_an_example_counts_as_a_body_until_it_is_sent(missing_bytes: int, statuses: set[int]) -> None:
     size = len(orjson.dumps({"PROMPT": "x"}))
-    (tmp_path / "gateway.yaml").write_text("pipelines: {write: {model: writer, examples: {short: {PROMPT: x}}}}")
+    config = "pipelines: {write: {model: writer, examples: {short: {PROMPT: x}}}}"
     limits = Limits(MAX_BODY_BYTES, max_bytes_in_flight=size - missing_bytes)
-    async with served(FakeEngine.of(WRITER), tmp_path / "gateway.yaml", limits=limits) as exemplary:
+    async with served(FakeEngine.of(WRITER), config, limits=limits) as exemplary:
         answers = [await exemplary.client.get("/v1/pipelines/write/examples/short") for _ in range(3)]
     assert {answer.status_code for answer in answers} == statuses
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -16,7 +15,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
@@ -203,13 +202,12 @@ async def test_a_request_that_every_pipeline_rejects_is_429_before_its_body_is_r
     await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
 
 
-async def test_a_busy_pipeline_rejects_no_request_to_another(tmp_path: Path) -> None:
+async def test_a_busy_pipeline_rejects_no_request_to_another() -> None:
     """Two pipelines have completions, so the body is read as long as one of them accepts requests."""
     write = CONFIG[CONFIG.index("  write:") : CONFIG.index("  embed:")]
     second = write.replace("  write:", "  second:").replace("model: writer", "model: second")
-    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n{write}{second}")
     engine = FakeEngine.of(WRITER, replace(WRITER, name="second"))
-    async with served(engine, tmp_path / "gateway.yaml") as api:
+    async with served(engine, f"pipelines:\n{write}{second}") as api:
         scripted(api, "writer", pause_s=0.2)
         first = post(api, *REQUESTS["completion"][1:])
         await wait_for(lambda: running(api) == {"writer": 1})
@@ -220,11 +218,10 @@ async def test_a_busy_pipeline_rejects_no_request_to_another(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", NAMED_IN_THE_BODY)
-async def test_a_full_key_is_429_before_the_body_is_read(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("queue: 0", "queue: 9"))
-    keys = write_keys(tmp_path / "keys.yaml", entry("a", limits={"in_flight": 1, "queue": 0}), entry("b"))
+async def test_a_full_key_is_429_before_the_body_is_read(kind: str) -> None:
+    keys = [entry("a", limits={"in_flight": 1, "queue": 0}), entry("b")]
     engine = FakeEngine.of(READER, WRITER, EMBEDDER, FREE)
-    async with served(engine, tmp_path / "gateway.yaml", keys=keys) as api:
+    async with served(engine, CONFIG.replace("queue: 0", "queue: 9"), keys=keys) as api:
         scripted(api, "reader", pause_s=0.2)
         first = post(api, "/v1/pipelines/read", NOTE, **bearer("a"))
         await wait_for(lambda: running(api) == {"reader": 1})
@@ -333,11 +330,10 @@ ROWS = model("X FP32 [1]", "Y FP32 [1]", name="reader", max_batch_size=1)
 
 
 @asynccontextmanager
-async def large(folder: Path, slots: int) -> AsyncIterator[Served]:
+async def large(slots: int) -> AsyncIterator[Served]:
     """A gateway whose requests of one item take 10 ms."""
-    (folder / "gateway.yaml").write_text(LARGE % slots)
     engine = FakeEngine.of(ROWS, answers=[0.01, response(tensor("Y", "FP32", [[1]]))])
-    async with served(engine, folder / "gateway.yaml") as gateway:
+    async with served(engine, LARGE % slots) as gateway:
         yield gateway
 
 
@@ -364,15 +360,15 @@ async def peak_until(answer: asyncio.Task[httpx.Response], api: Served) -> int:
 
 
 class TestALargeRequest:
-    async def test_its_parts_take_all_slots_while_it_is_alone(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 8) as api:
+    async def test_its_parts_take_all_slots_while_it_is_alone(self) -> None:
+        async with large(8) as api:
             whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
             assert await peak_until(whole, api) == 8
             assert (await whole).status_code == 200
             assert running(api) == {}
 
-    async def test_its_parts_take_half_of_the_slots_beside_another_request(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 8) as api:
+    async def test_its_parts_take_half_of_the_slots_beside_another_request(self) -> None:
+        async with large(8) as api:
             goes_on = hold_requests_of_2(api)
             small = post(api, "/v1/pipelines/large", {"x": [2]})
             await wait_for(lambda: bool(running(api)))
@@ -381,8 +377,8 @@ class TestALargeRequest:
             goes_on.set()
             assert [(await each).status_code for each in (small, whole)] == [200, 200]
 
-    async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 8) as api:
+    async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self) -> None:
+        async with large(8) as api:
             goes_on = hold_requests_of_2(api)
             whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
             await wait_for(lambda: sum(running(api).values()) == 8)
@@ -393,8 +389,8 @@ class TestALargeRequest:
             await wait_for(lambda: sum(running(api).values()) == 8)
             assert (await whole).json() == {"y": [1.0] * 400}
 
-    async def test_a_small_request_waits_for_one_part_only(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 1) as api:
+    async def test_a_small_request_waits_for_one_part_only(self) -> None:
+        async with large(1) as api:
             whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
             await wait_for(lambda: bool(running(api)))
             for _ in range(3):
@@ -403,8 +399,8 @@ class TestALargeRequest:
             assert (await whole).json() == {"y": [1.0] * 40}
             assert running(api) == {}
 
-    async def test_a_new_version_of_the_model_fails_it(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 8) as api:
+    async def test_a_new_version_of_the_model_fails_it(self) -> None:
+        async with large(8) as api:
             infer, versions = api.engine.infer, iter(["1", "1", "2", "2"])
 
             async def changing(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
@@ -416,8 +412,8 @@ class TestALargeRequest:
             assert answer.json()["retryable"]
             assert answer.headers["Retry-After"] == "1"
 
-    async def test_its_parts_are_cancelled_with_it(self, tmp_path: Path) -> None:
-        async with large(tmp_path, 8) as api:
+    async def test_its_parts_are_cancelled_with_it(self) -> None:
+        async with large(8) as api:
             whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
             await wait_for(lambda: len(api.engine.requests) > 4)
             whole.cancel()
@@ -465,11 +461,10 @@ class Spy(Limit):
         self.calls.append("ended")
 
 
-async def test_every_response_of_a_decoupled_model_reaches_its_limit(tmp_path: Path) -> None:
+async def test_every_response_of_a_decoupled_model_reaches_its_limit() -> None:
     """The first response has no text, so OpenAI's stream has no chunk for it."""
-    (tmp_path / "gateway.yaml").write_text(STREAMED)
     told = {}
-    async with served(FakeEngine.of(WRITER), tmp_path / "gateway.yaml") as api:
+    async with served(FakeEngine.of(WRITER), STREAMED) as api:
         api.engine.answers = [word(b"", 1), FINAL]
         await api.client.post(CALLS["pipeline"][0], json=WORDS)
         for call, (path, body) in CALLS.items():

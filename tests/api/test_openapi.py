@@ -14,7 +14,7 @@ from tests.api.conftest import CONFIG, FINAL, READER, events, scripted, word
 from tests.api.test_docs import refs_of
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model
 
 DATA = {"example", "examples", "default", "enum", "const", "value"}
@@ -247,13 +247,12 @@ async def test_a_changed_model_changes_the_document(api: Served, built: list[Any
 
 
 async def test_each_scope_has_its_document(tmp_path: Path, built: list[Any]) -> None:
-    keys = write_keys(
-        tmp_path / "keys.yaml",
+    keys = [
         entry("all"),
         entry("reads", pipelines=["read"]),
         entry("reads_too", pipelines=["read"]),
         entry("speaks", dialects=["oip"]),
-    )
+    ]
     async with scripted(tmp_path, keys=keys) as api:
         for _ in range(2):
             assert "/v1/pipelines/write" in await paths(api, **bearer("all"))
@@ -267,7 +266,7 @@ async def test_the_kept_documents_are_bounded(
     tmp_path: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scopes = [entry(f"k{number}", pipelines=["read", f"p{number}"]) for number in range(4)]
-    async with scripted(tmp_path, keys=write_keys(tmp_path / "keys.yaml", *scopes)) as api:
+    async with scripted(tmp_path, keys=scopes) as api:
         size = len((await api.client.get("/openapi.json", headers=bearer("k0"))).content)
         monkeypatch.setattr(documentation, "MAX_KEPT_BYTES", 2 * size)
         for key_id in ("k1", "k0", "k2", "k0"):

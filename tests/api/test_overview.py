@@ -1,7 +1,6 @@
 """Readiness, the list of pipelines with their states, statistics, and the findings of the linter."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from tests.api.conftest import FINAL, PNG, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
 from tests.toolkit.gateway import Served, served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model
 
 FAULTY = """
@@ -59,10 +58,9 @@ class TestStatistics:
         await api.client.post("/v1/pipelines/read", files={"image": PNG})
         assert (await api.client.get("/v1/statistics")).json() == first
 
-    async def test_a_key_with_a_scope_sees_its_pipelines(self, tmp_path: Path) -> None:
-        keys = write_keys(tmp_path / "keys.yaml", entry("all"), entry("reads", pipelines=["read"]))
-        (tmp_path / "gateway.yaml").write_text(FAULTY)
-        async with served(FakeEngine.of(READER, WRITER), tmp_path / "gateway.yaml", keys=keys) as api:
+    async def test_a_key_with_a_scope_sees_its_pipelines(self) -> None:
+        keys = [entry("all"), entry("reads", pipelines=["read"])]
+        async with served(FakeEngine.of(READER, WRITER), FAULTY, keys=keys) as api:
             for key, names in (("all", ["read", "write", "lost"]), ("reads", ["read"])):
                 answer = (await api.client.get("/v1/statistics", headers=bearer(key))).json()
                 assert list(answer["pipelines"]) == names
@@ -70,12 +68,10 @@ class TestStatistics:
 
 class TestFindings:
     @pytest.fixture
-    async def faulty(self, tmp_path: Path) -> AsyncIterator[Served]:
-        (tmp_path / "gateway.yaml").write_text(FAULTY)
+    async def faulty(self) -> AsyncIterator[Served]:
         scopes = [entry("all"), entry("reads", pipelines=["read"]), entry("none", pipelines=["later"])]
         scopes.append(entry("loses", pipelines=["lost"]))
-        keys = write_keys(tmp_path / "keys.yaml", *scopes)
-        async with served(FakeEngine.of(READER, WRITER), tmp_path / "gateway.yaml", keys=keys) as api:
+        async with served(FakeEngine.of(READER, WRITER), FAULTY, keys=scopes) as api:
             yield api
 
     async def found(self, api: Served, key: str) -> list[dict[str, Any]]:
@@ -124,10 +120,8 @@ WHY = "Triton has no model 'plane'; did you mean 'plain'?"
 
 
 @pytest.fixture
-async def half_ready(tmp_path: Path) -> AsyncIterator[Served]:
-    path = tmp_path / "gateway.yaml"
-    path.write_text(HALF_READY)
-    async with served(FakeEngine.of(PLAIN), path) as gateway:
+async def half_ready() -> AsyncIterator[Served]:
+    async with served(FakeEngine.of(PLAIN), HALF_READY) as gateway:
         yield gateway
 
 
@@ -183,10 +177,8 @@ class States:
         self.needs_restart = False
 
 
-async def test_the_admin_port_is_ready_when_all_workers_are_ready(tmp_path: Path) -> None:
-    path = tmp_path / "gateway.yaml"
-    path.write_text("pipelines: {good: {model: plain}}")
-    async with served(FakeEngine.of(PLAIN), path) as one:
+async def test_the_admin_port_is_ready_when_all_workers_are_ready() -> None:
+    async with served(FakeEngine.of(PLAIN), "pipelines: {good: {model: plain}}") as one:
         for workers, status in ((States(w1="ready", w2="ready"), 200), (States(w1="ready", w2="starting"), 503)):
             app = create_admin_app(one.gateway, api_port=8080, processes=workers)
             transport = httpx.ASGITransport(connected(app))

@@ -24,7 +24,7 @@ from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
 from tests.core.test_errors import concrete
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model, refusal, response, tensor
 
 CODES_BY_STATUS = {
@@ -226,7 +226,7 @@ async def test_the_step_that_refused_the_input_is_named_with_the_fields_that_it_
 class TestKeys:
     @pytest.fixture
     async def guarded(self, tmp_path: Path) -> AsyncIterator[Served]:
-        keys = write_keys(tmp_path / "keys.yaml", entry("reads", pipelines=["read"], dialects=["pipelines"]))
+        keys = [entry("reads", pipelines=["read"], dialects=["pipelines"])]
         async with scripted(tmp_path, keys=keys) as gateway:
             yield gateway
 

@@ -1,9 +1,10 @@
 """A complete gateway in this process over the fake engine, called without a socket."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from app.routes import DIALECTS
 from app.streams.memory_store import MemoryStore
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
+from tests.toolkit.keys import write_keys
 from tests.toolkit.models import KEY
 
 
@@ -45,10 +47,8 @@ def gateway_fixture(config: str, *models: ModelConfig, answers: Sequence[Any] = 
     """A fixture: a gateway with this gateway.yaml over an engine with scripted answers. ``options``: of ``served``."""
 
     @pytest.fixture
-    async def gateway(tmp_path: Path) -> AsyncIterator[Served]:
-        path = tmp_path / "gateway.yaml"
-        path.write_text(config)
-        async with served(FakeEngine.of(*models, answers=answers), path, **options) as found:
+    async def gateway() -> AsyncIterator[Served]:
+        async with served(FakeEngine.of(*models, answers=answers), config, **options) as found:
             yield found
 
     return gateway
@@ -57,37 +57,51 @@ def gateway_fixture(config: str, *models: ModelConfig, answers: Sequence[Any] = 
 @asynccontextmanager
 async def served(
     engine: FakeEngine,
-    config: Path | None = None,
+    config: Path | str | None = None,
     *,
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
     cors_headers: tuple[str, ...] = (),
-    keys: Path | None = None,
+    keys: Path | Sequence[Mapping[str, Any]] | None = None,
     explains: bool | None = None,
     collector_url: str | None = None,
     rules: BrowserRules | None = None,
     tokenizers: Path | None = None,
     downloads: ImageDownloads | None = None,
 ) -> AsyncIterator[Served]:
-    """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
-    catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY, tokenizers=tokenizers))
-    catalog.load_file()
-    await catalog.refresh()
-    await catalog.warm_up()
-    engine.requests.clear()
-    async with MemoryStore() as store:
-        inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
-        gateway = Gateway(
-            inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
-        )
-        gateway.browser_rules, gateway.downloads = rules, downloads
-        gateway.cors_origins, gateway.cors_headers = origins, cors_headers
-        explained = Explanations(is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url)
-        gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, gateway.share)]
-        inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
-        app = create_app(gateway, admin_port=8081)
-        async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
-            yield Served(gateway, engine, app, client, admin)
+    """``config`` and ``keys``: the files, or their contents.
+
+    ``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests.
+    """
+    with TemporaryDirectory() as folder:
+        if isinstance(config, str):
+            text, config = config, Path(folder, "gateway.yaml")
+            config.write_text(text)
+        if keys is not None and not isinstance(keys, Path):
+            keys = write_keys(Path(folder, "keys.yaml"), *keys)
+        catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY, tokenizers=tokenizers))
+        catalog.load_file()
+        await catalog.refresh()
+        await catalog.warm_up()
+        engine.requests.clear()
+        async with MemoryStore() as store:
+            inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
+            gateway = Gateway(
+                inference,
+                store,
+                limits or Limits(64 * 1024),
+                keys=None if keys is None else FollowedKeys(keys, DIALECTS),
+            )
+            gateway.browser_rules, gateway.downloads = rules, downloads
+            gateway.cors_origins, gateway.cors_headers = origins, cors_headers
+            explained = Explanations(
+                is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url
+            )
+            gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, gateway.share)]
+            inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
+            app = create_app(gateway, admin_port=8081)
+            async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
+                yield Served(gateway, engine, app, client, admin)
 
 
 def _client(app: ASGIApp) -> httpx.AsyncClient:

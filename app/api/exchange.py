@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from contextlib import AbstractContextManager
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -130,31 +130,12 @@ class Exchange:
         """Frees the memory of the body at once, or with the last tensor that refers to it."""
         self._memory = None
 
-    @contextmanager
-    def cancelled_on_disconnect(self) -> Iterator[None]:
+    def cancelled_on_disconnect(self) -> AbstractContextManager[None]:
         """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no further task.
 
         The block runs in the task of the request.
         """
-        connection, is_lost = self.connection, False
-
-        def cancel() -> None:
-            nonlocal is_lost
-            is_lost = True
-            self.task.cancel()
-
-        connection.on_lost = cancel
-        try:
-            if connection.is_lost:
-                cancel()
-            yield
-        except asyncio.CancelledError:
-            if not is_lost:
-                raise
-            self.task.uncancel()
-            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
-        finally:
-            connection.on_lost = None
+        return _Watch(self.connection, self.task)
 
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
@@ -217,6 +198,28 @@ class Exchange:
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
+
+
+class _Watch(AbstractContextManager[None]):
+    """A class, because a generator costs 1.5 us more: 4 % of a small POST."""
+
+    def __init__(self, connection: HttpConnection, task: asyncio.Task[Any]) -> None:
+        self._connection, self._task, self._is_lost = connection, task, False
+
+    def __enter__(self) -> None:
+        self._connection.on_lost = self._cancel
+        if self._connection.is_lost:
+            self._cancel()
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        self._connection.on_lost = None
+        if self._is_lost and isinstance(exc, asyncio.CancelledError):
+            self._task.uncancel()
+            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
+
+    def _cancel(self) -> None:
+        self._is_lost = True
+        self._task.cancel()
 
 
 class Work(Protocol):

@@ -8,8 +8,7 @@ like the first address. No proxy is used, because a proxy would resolve the host
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
@@ -99,32 +98,28 @@ class ImageDownloads:
 
         Raises ValueError if there is no image at the address, and the errors of ``count``.
         """
+        url = self.check(address)
         async with self._free:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._followed(self.check(address), count)
+                    for _ in range(1 + MAX_REDIRECTS):
+                        found = await self._get(url, count)
+                        if isinstance(found, bytes):
+                            return found
+                        try:
+                            url = self.check(str(url.join(found)))
+                        except (httpx.InvalidURL, ValueError) as exc:
+                            raise ValueError("is redirected to an address that may not be downloaded") from exc
             except TimeoutError as exc:
                 raise ValueError(f"was not downloaded within {self._timeout_s:g} s") from exc
             except httpx.HTTPError as exc:
                 raise ValueError("cannot be downloaded: its server does not answer properly") from exc
-
-    async def _followed(self, url: httpx.URL, count: Callable[[int], None]) -> bytes:
-        """Raises ValueError or HTTPError."""
-        for _ in range(1 + MAX_REDIRECTS):
-            async with self._opened(url) as response:
-                if not response.has_redirect_location:
-                    return await _content_of(response, count)
-                try:
-                    url = self.check(str(url.join(response.headers["location"])))
-                except (httpx.InvalidURL, ValueError) as exc:
-                    raise ValueError("is redirected to an address that may not be downloaded") from exc
         raise ValueError(f"is redirected more than {MAX_REDIRECTS} times")
 
-    @asynccontextmanager
-    async def _opened(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
-        """Each download has its own connection, because a certificate holds for one host and not for one IP address.
+    async def _get(self, url: httpx.URL, count: Callable[[int], None]) -> bytes | str:
+        """The image, or the address to which it is redirected. Raises ValueError or HTTPError, and those of ``count``.
 
-        Raises ValueError or HTTPError.
+        Each download has its own connection, because a certificate holds for one host and not for one IP address.
         """
         try:
             addresses = await self._resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
@@ -145,20 +140,16 @@ class ImageDownloads:
                 except (httpx.ConnectError, httpx.ConnectTimeout):
                     if address is addresses[-1]:
                         raise
-            yield response
-            await response.aclose()
-
-
-async def _content_of(response: httpx.Response, count: Callable[[int], None]) -> bytes:
-    """Raises ValueError or HTTPError, and the errors of ``count``."""
-    if response.status_code != httpx.codes.OK:
-        raise ValueError(f"cannot be downloaded: its server answers {response.status_code}")
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise ValueError("is compressed by its server, which the gateway does not decode")
-    check_media_type(media_type_of(response.headers.get("content-type", "")), "image")
-    content = bytearray()
-    async for piece in response.aiter_raw():
-        count(len(piece))
-        content += piece
-    check_image(bytes(content[:16]))
-    return bytes(content)
+            if response.has_redirect_location:
+                return response.headers["location"]
+            if response.status_code != httpx.codes.OK:
+                raise ValueError(f"cannot be downloaded: its server answers {response.status_code}")
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ValueError("is compressed by its server, which the gateway does not decode")
+            check_media_type(media_type_of(response.headers.get("content-type", "")), "image")
+            content = bytearray()
+            async for piece in response.aiter_raw():
+                count(len(piece))
+                content += piece
+        check_image(bytes(content[:16]))
+        return bytes(content)

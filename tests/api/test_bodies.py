@@ -108,24 +108,21 @@ class TestRefusals:
         assert refusal(await api.client.post(URL, content=b"{}", headers=headers)) == (413, "payload_too_large")
 
     @pytest.mark.parametrize(
-        ("media_type", "body"),
+        ("parameter", "body"),
         [
-            ("multipart/form-data", b"x"),
-            ("multipart/form-data; boundary=", b"x"),
-            ("multipart/form-data; boundary=x", b"garbage"),
-            ("multipart/form-data; boundary=x", b"--x\r\n\r\nno name\r\n--x--\r\n"),
-            ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\nbroken'),
-            ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\na\r\n'),
-            ("multipart/form-data; boundary=x", b'--xy\r\nContent-Disposition: form-data; name="n"\r\n\r\n1\r\n--x--'),
-            (
-                "multipart/form-data; boundary=x",
-                b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n\r\n--x--',
-            ),
-            ("multipart/form-data; boundary=x", b"--x\r\nA: b\r\n" + b"C: d\r\n" * 9000 + b"\r\n\r\n--x--"),
+            ("", b"x"),
+            ("; boundary=", b"x"),
+            ("; boundary=x", b"garbage"),
+            ("; boundary=x", b"--x\r\n\r\nno name\r\n--x--\r\n"),
+            ("; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\nbroken'),
+            ("; boundary=x", b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\na\r\n'),
+            ("; boundary=x", b'--xy\r\nContent-Disposition: form-data; name="n"\r\n\r\n1\r\n--x--'),
+            ("; boundary=x", b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n\r\n--x--'),
+            ("; boundary=x", b"--x\r\nA: b\r\n" + b"C: d\r\n" * 9000 + b"\r\n\r\n--x--"),
         ],
     )
-    async def test_a_malformed_form_is_400_or_422(self, api: Served, media_type: str, body: bytes) -> None:
-        answer = await api.client.post(URL, content=body, headers={"Content-Type": media_type})
+    async def test_a_malformed_form_is_400_or_422(self, api: Served, parameter: str, body: bytes) -> None:
+        answer = await api.client.post(URL, content=body, headers={"Content-Type": f"multipart/form-data{parameter}"})
         assert refusal(answer) in {(400, "invalid_request"), (422, "invalid_input")}
 
     @pytest.mark.parametrize(("length", "status"), [(70, 200), (71, 400)])

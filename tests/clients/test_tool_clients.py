@@ -8,7 +8,7 @@ import pytest
 
 from tests.clients.conftest import Outcomes, outcomes_in_node, outcomes_of
 from tests.conftest import Require
-from tests.live.tool_models import TEXTS, running_tool_models
+from tests.toolkit.llm_backends import TOOL_TEXTS, running_tool_models
 from tests.toolkit.processes import GatewayProcess
 
 pytestmark = pytest.mark.full
@@ -23,10 +23,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def in_node(gateway: GatewayProcess, require: Require) -> Outcomes:
-    return outcomes_in_node(require, "structured.mjs", gateway.url, json.dumps(TEXTS))
+    return outcomes_in_node(require, "structured.mjs", gateway.url, json.dumps(TOOL_TEXTS))
 
 
-@pytest.mark.parametrize("model", TEXTS)
+@pytest.mark.parametrize("model", TOOL_TEXTS)
 @pytest.mark.parametrize("client", ["openai", "aiSdk"])
 def test_a_call_an_object_and_a_mismatch_in_node(in_node: Outcomes, client: str, model: str) -> None:
     found = in_node[client][model]
@@ -38,8 +38,8 @@ def test_a_call_an_object_and_a_mismatch_in_node(in_node: Outcomes, client: str,
 
 def test_pydantic_ai_returns_its_output_type(gateway: GatewayProcess, require: Require) -> None:
     expected = {"object": {"city": "Lima"}, "byTool": {"city": "Lima"}}
-    found = outcomes_of(require, "pydantic-ai", "pydantic_ai_tools.py", gateway.url, json.dumps(TEXTS))
-    assert found == dict.fromkeys(TEXTS, expected)
+    found = outcomes_of(require, "pydantic-ai", "pydantic_ai_tools.py", gateway.url, json.dumps(TOOL_TEXTS))
+    assert found == dict.fromkeys(TOOL_TEXTS, expected)
 
 
 def test_langchain_calls_tools_whole_as_a_stream_with_a_result_and_forced(
@@ -51,5 +51,5 @@ def test_langchain_calls_tools_whole_as_a_stream_with_a_result_and_forced(
         "result": "<called Z\u00fcrich>Wait.31 degrees in Z\u00fcrich",
         "forced": {"text": "", "calls": [["weather", {"city": "Lima"}]]},
     }
-    found = outcomes_of(require, "langchain", "langchain_tools.py", gateway.url, json.dumps(TEXTS))
-    assert found == dict.fromkeys(TEXTS, expected)
+    found = outcomes_of(require, "langchain", "langchain_tools.py", gateway.url, json.dumps(TOOL_TEXTS))
+    assert found == dict.fromkeys(TOOL_TEXTS, expected)

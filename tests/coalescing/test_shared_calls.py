@@ -42,7 +42,7 @@ from app.core.inference import (
 )
 from app.observability.metrics import Metrics
 from app.triton.grpc_errors import is_dead_process
-from tests.toolkit.rows import Outputs, RowEngine, failed, items_of, outputs_of
+from tests.toolkit.engine import Outputs, RowEngine, failed, items_of, outputs_of
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 MOST_CALLS = 29

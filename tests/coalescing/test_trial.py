@@ -19,9 +19,8 @@ from app.pipelines.examples import trial_requests
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
-from tests.toolkit.engine import FakeEngine
+from tests.toolkit.engine import Distort, FakeEngine, Outputs, RowEngine, items_of, outputs_of
 from tests.toolkit.models import ensemble, model, pipeline
-from tests.toolkit.rows import Distort, Outputs, RowEngine, items_of, outputs_of
 
 CONFIG = model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], name="m", max_batch_size=16)
 DECLARED: dict[str, Any] = {"idempotent": True, "coalesce": True, "sample": {"ITEM": 3}}

@@ -11,7 +11,7 @@ from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, M
 from app.core.inference import SentAs
 from app.observability.record import RequestRecord
 from tests.console import runs
-from tests.toolkit.triton_spans import Export
+from tests.toolkit.collector import Export
 
 STARTED_NS = 1_700_000_000_000_000_000
 TRACE, TRITON_ID = "a" * 32, "t1"

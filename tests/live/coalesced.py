@@ -12,9 +12,8 @@ import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.repairing import repairing_gateway
 from tests.toolkit.listener import read_answer
-from tests.toolkit.processes import GatewayProcess, running_triton
+from tests.toolkit.processes import GatewayProcess, configured_gateway, running_triton
 from tests.toolkit.raw_http import post
 
 BAD, KILLER = 13, 666
@@ -30,14 +29,6 @@ output [
 ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """
-
-EMBED = """
-backend: "python"
-max_batch_size: 64
-input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "VECTOR" data_type: TYPE_FP32 dims: [ 2 ] } ]
-instance_group [ { kind: KIND_CPU count: 1 } ]
-"""
 SHARED = {"idempotent": True, "coalesce": True}
 PIPELINES = {
     "good": {
@@ -47,22 +38,13 @@ PIPELINES = {
         "sample": {"item": 3},
         **SHARED,
     },
-    "embed": {
-        "model": "embed",
-        "inputs": {"text": {"tensor": "TEXT", "kind": "text"}},
-        "outputs": {"vector": {"tensor": "VECTOR"}},
-        "openai": {"embeddings": {"input": "text", "embedding": "vector"}},
-        "sample": {"text": "12"},
-        **SHARED,
-    },
 }
 
 
 def write_models(folder: Path) -> None:
-    for name, config, script in (("good", CONFIG, "rows_model.py"), ("embed", EMBED, "vectors_model.py")):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(config)
-        (folder / name / "1" / "model.py").symlink_to(HERE / script)
+    (folder / "good" / "1").mkdir(parents=True)
+    (folder / "good" / "config.pbtxt").write_text(CONFIG)
+    (folder / "good" / "1" / "model.py").symlink_to(HERE / "rows_model.py")
 
 
 def config_text() -> str:
@@ -81,7 +63,8 @@ def rows_gateway(
     triton: EmbeddedTriton, folder: Path, *, workers: str = "2", repair: str = "true", **more: str
 ) -> Iterator[GatewayProcess]:
     """``more``: further settings."""
-    with repairing_gateway(triton, folder, config_text(), repair=repair, workers=workers, **more) as gateway:
+    settings = {"triton_repair": repair, "workers": workers, **more}
+    with configured_gateway(triton, folder, config_text(), **settings) as gateway:
         yield gateway
 
 

@@ -1,4 +1,4 @@
-"""A Triton with stateful models, gateways whose pipelines have sessions, and what callers of sessions need.
+"""Models whose sequences sum numbers, gateways whose pipelines have sessions, and what callers of sessions need.
 
 Each module of tests has a Triton of its own: without ``end_inputs`` a sequence keeps its place for a minute after its
 session ended, and a gateway does not know the sequences of another one.
@@ -7,42 +7,116 @@ session ended, and a gateway does not know the sequences of another one.
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
-import yaml
 from websockets.asyncio.client import ClientConnection
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
-from tests.live.session_models import write_models
-from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, live_triton, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import events_of
 
-
-@contextmanager
-def sessions_triton(
-    folder: Path, models_venv: Path, models: Iterable[str], *, restarts: bool = False
-) -> Iterator[EmbeddedTriton]:
-    """``restarts``: for tests that kill it."""
-    write_models(folder, models)
-    with running_triton(EmbeddedOptions(folder, models_venv, first_restart_s=0.2), restarts=restarts) as triton:
-        yield triton
+SCRIPT = Path(__file__).parent / "session_model.py"
 
 
-@contextmanager
-def sessions_gateway(
-    triton: EmbeddedTriton, folder: Path, pipelines: Mapping[str, Any], **settings: str
-) -> Iterator[GatewayProcess]:
-    folder.mkdir(exist_ok=True)
-    config = folder / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"pipelines": pipelines}))
-    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), **settings) as gateway:
-        yield gateway
+class Summing(NamedTuple):
+    """``datatype``: of the correlation-id control; empty for none. ``candidates``: 0 for the direct scheduler."""
+
+    datatype: str
+    candidates: int = 0
+    batch: int = 0
+    instances: int = 1
+    idle_s: float = 60.0
+    streams: bool = False
+    """Whether the model is decoupled: a step sends ``COUNT`` sums."""
+
+    @property
+    def places(self) -> int:
+        return self.instances * (self.candidates or max(self.batch, 1))
+
+
+MODELS = {
+    "text_direct": Summing("STRING", instances=4),
+    "text_oldest": Summing("STRING", candidates=64, batch=64, instances=2),
+    "uint64_direct": Summing("UINT64", batch=64),
+    "uint64_oldest": Summing("UINT64", candidates=4, batch=4, instances=2),
+    "int64_oldest": Summing("INT64", candidates=8),
+    "uint32_direct": Summing("UINT32", batch=4, instances=2),
+    "int32_oldest": Summing("INT32", candidates=64, batch=4),
+    "plain_direct": Summing("", batch=4),
+    "short": Summing("UINT64", idle_s=2.0),
+    "default_idle": Summing("UINT64", idle_s=0),
+}
+STREAMED = {
+    "streamed_direct": Summing("UINT64", instances=2, streams=True),
+    "streamed_oldest": Summing("UINT64", candidates=64, batch=4, streams=True),
+    "streamed_short": Summing("UINT64", idle_s=2.0, streams=True),
+}
+SUMMING_CHAIN = """
+name: "summing_chain"
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "NUMBER", data_type: TYPE_INT64, dims: [ 1 ] } ]
+output [
+  { name: "SUM", data_type: TYPE_INT64, dims: [ 1 ] },
+  { name: "STEPS", data_type: TYPE_INT64, dims: [ 1 ] }
+]
+ensemble_scheduling { step [
+  { model_name: "uint64_direct" model_version: -1 input_map { key: "NUMBER" value: "NUMBER" }
+    output_map { key: "SUM" value: "first" } },
+  { model_name: "uint32_direct" model_version: -1 input_map { key: "NUMBER" value: "first" }
+    output_map { key: "SUM" value: "SUM" } output_map { key: "STEPS" value: "STEPS" } }
+] }
+"""
+
+
+def write_models(repository: Path, names: Iterable[str]) -> None:
+    """``names``: of MODELS and STREAMED, or ``summing_chain``."""
+    for name in names:
+        if name == "summing_chain":
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "config.pbtxt").write_text(SUMMING_CHAIN)
+        else:
+            write_model(repository / name, (MODELS | STREAMED)[name])
+
+
+def write_model(folder: Path, model: Summing) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(_config_of(folder.name, model))
+    (folder / "1" / "model.py").symlink_to(SCRIPT)
+
+
+def _config_of(name: str, model: Summing) -> str:
+    control = f'{{ name: "ID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{model.datatype} }} ] }}'
+    scheduler = f"oldest {{ max_candidate_sequences: {model.candidates} }}" if model.candidates else "direct {}"
+    names = ("SUM", "STEPS") if model.streams else ("SUM", "STEPS", "OPEN")
+    outputs = ", ".join(f'{{ name: "{each}", data_type: TYPE_INT64, dims: [ 1 ] }}' for each in names)
+    inputs = 'input [ { name: "COUNT", data_type: TYPE_INT64, dims: [ 1 ] } ]' if model.streams else ""
+    return f"""
+name: "{name}"
+backend: "python"
+max_batch_size: {model.batch}
+input [ {{ name: "NUMBER", data_type: TYPE_INT64, dims: [ 1 ] }} ]
+{inputs}
+input [ {{ name: "SLEEP", data_type: TYPE_FP32, dims: [ 1 ], optional: true }} ]
+output [ {outputs} ]
+sequence_batching {{
+  {scheduler}
+  max_sequence_idle_microseconds: {int(model.idle_s * 1e6)}
+  control_input [ {control if model.datatype else ""} ]
+}}
+instance_group [ {{ kind: KIND_CPU count: {model.instances} }} ]
+model_transaction_policy {{ decoupled: {str(model.streams).lower()} }}
+"""
+
+
+def sessions_triton(models: Iterable[str]) -> Any:
+    """A fixture of a module. It is started again when a test kills it."""
+    return live_triton(lambda folder: write_models(folder, models), restarts=True, first_restart_s=0.2)
 
 
 def kill_triton(triton: EmbeddedTriton) -> int:
@@ -75,26 +149,6 @@ def session_client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
         yield client
     eventually(lambda: gateway.metric("open_sessions") == 0)
-
-
-@contextmanager
-def connections(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    """A client that makes a connection for each request, which any worker may accept."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
-        yield client
-
-
-class OpenedSession:
-    """One session, and the sum that its answers must have."""
-
-    def __init__(self, client: httpx.Client, pipeline: str) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
-        assert answer.status_code == 201, answer.text
-        self.opened = answer.json()
-        self.url = answer.headers["Location"]
-        self.client = client
-        self.steps = self.sum = 0
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:

@@ -5,7 +5,6 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,10 +14,9 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
 from tests.live.chaos.reply import dechunked
 from tests.toolkit.events import checked, parsed
-from tests.toolkit.processes import GatewayProcess, StartGateway, running_triton, scripted_models
+from tests.toolkit.processes import GatewayProcess, StartGateway, live_triton, scripted_models
 from tests.toolkit.raw_http import post
 
 HERE = Path(__file__).parent
@@ -35,12 +33,7 @@ ALL_BYTES_PER_S = 32_000_000
 PATH = "/v1/pipelines/scripted_patient/stream"
 
 
-@pytest.fixture(scope="module")
-def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """A separate Triton, because cancelling streams at full rate can crash Triton 2.51."""
-    models = scripted_models(tmp_path_factory.mktemp("endless") / "models")
-    with running_triton(EmbeddedOptions(models, models_venv)) as server:
-        yield server
+triton = live_triton(scripted_models)  # cancelling streams at full rate can crash Triton 2.51
 
 
 @pytest.fixture(scope="module")

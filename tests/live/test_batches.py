@@ -8,16 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.events import read_stream
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, live_gateway
 from tests.toolkit.waiting import eventually
 
 AT_ONCE = 4
 """``max_batch_size`` of the models."""
-MODELS = Path(__file__).parent / "models"
 ROWS = {
     "model": "scripted_rows",
     "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
@@ -32,13 +29,6 @@ EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}
 
 PIPELINES = {
     "rows": {**ROWS, "batch": {"max_items": 40}},
-    "exits": {**ROWS, "batch": True, "early_exit": EXITS},
-    "files": {
-        **ROWS,
-        "inputs": {"script": {"tensor": "SCRIPT", "kind": "binary"}},
-        "parameters": {"shout": {"type": "boolean", "optional": True}},
-        "batch": {"max_items": 300},
-    },
     "exit_of_each": {**ROWS, "batch": {"parts": 1}, "early_exit": EXITS},
     "words": {
         "model": "scripted_rows_stream",
@@ -51,12 +41,7 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(scope="module")
-def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("batches")
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": PIPELINES}))
-    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process:
-        yield process
+gateway = live_gateway(PIPELINES)
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +91,6 @@ def test_a_failed_part_cancels_the_others(client: httpx.Client, tmp_path: Path) 
     eventually(lambda: "cancelled" in journal.read_text())
 
 
-def test_a_client_that_leaves_ends_its_parts(client: httpx.Client, gateway: GatewayProcess, tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    scripts = numbered(40, at=0, journal=str(journal), sleep_s=20)
-    with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/pipelines/rows", json=body_of(*scripts), timeout=httpx.Timeout(10, read=1))
-    eventually(lambda: "cancelled" in journal.read_text())
-    eventually(lambda: gateway.metric("requests_running") == 0)
-
-
-def test_files_of_one_name_are_the_items(client: httpx.Client) -> None:
-    for count in (1, 9, 200):
-        files = [("script", (f"{i}.json", json.dumps({"text": f"file {i}"}))) for i in range(count)]
-        answer = client.post("/v1/pipelines/files", files=files, data={"shout": "true"})
-        assert answer.json()["text"] == [f"file {i}" for i in range(count)]
-
-
 def test_with_parts_of_one_each_item_has_its_own_exit(client: httpx.Client) -> None:
     scripts = numbered(5)
     scripts[1] |= EXIT
@@ -131,18 +100,6 @@ def test_with_parts_of_one_each_item_has_its_own_exit(client: httpx.Client) -> N
         "numbers": [[0, 0], [], [2, 2], [], [4, 4]],
         "early_exit": [None, "nothing", None, "no_numbers", None],
     }
-
-
-@pytest.mark.parametrize("pipeline", ["exits", "exit_of_each"])
-def test_a_request_whose_items_all_exit_is_an_early_exit(
-    client: httpx.Client, gateway: GatewayProcess, pipeline: str
-) -> None:
-    counted = {"pipeline": pipeline, "reason": "nothing"}
-    before = gateway.metric("early_exits_total", **counted)
-    answer = ask(client, pipeline, EXIT, EXIT)
-    assert answer.json() == {"text": [None] * 2, "numbers": [[]] * 2, "early_exit": ["nothing"] * 2}
-    assert answer.headers["X-Early-Exit"] == "nothing"
-    assert gateway.metric("early_exits_total", **counted) == before + 1
 
 
 def words(*texts: str, **fields: Any) -> dict[str, Any]:
@@ -171,12 +128,3 @@ def test_a_failed_item_ends_the_stream_with_its_number(client: httpx.Client) -> 
     *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
     assert (last.name, last.data["code"]) == ("error", "model_error")
     assert last.data["errors"] == [{"field": "items[1]", "problem": "failed"}]
-
-
-def test_a_unary_answer_has_a_value_for_each_item(client: httpx.Client) -> None:
-    answer = ask(client, "words", words("a", "b"), words(error="EXIT"), *[words("c")] * 4)
-    assert answer.json() == {
-        "text": ["ab", "", "c", "c", "c", "c"],
-        "number": [[0, 1], [], [0], [0], [0], [0]],
-        "early_exit": [None, "nothing", None, None, None, None],
-    }

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
@@ -67,38 +65,3 @@ async def _tokens_after_a_disconnect(gateway: GatewayProcess, triton: EmbeddedTr
     computed = await asyncio.to_thread(settled_executions, triton, "text_detokenize") - before
     assert computed >= 5
     return computed - (gateway.metric("stream_outputs_total", pipeline="write") - relayed_before)
-
-
-@pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize(
-    ("pipeline", "body"),
-    [
-        ("scripted_stream", {"script": json.dumps({"outputs": 100, "interval_s": 0.02})}),
-        ("write", {"prompt": "The for statement", "max_tokens": 300, "seed": 3}),
-    ],
-    ids=["by Triton's cancellation", "by the cancel hook"],
-)
-async def test_cancelled_streams_release_descriptors_and_threads(
-    gateway: GatewayProcess, pipeline: str, body: dict[str, Any], count: int
-) -> None:
-    process = psutil.Process(gateway.process.pid)
-    request = post(f"/v1/pipelines/{pipeline}/stream", body)
-    await cancel_many(gateway, request, 20)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
-    descriptors, threads = process.num_fds(), process.num_threads()
-    await cancel_many(gateway, request, count)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
-    await asyncio.to_thread(eventually, lambda: process.num_fds() <= descriptors + 5)
-    assert process.num_threads() <= threads + 2
-    async with httpx.AsyncClient(base_url=gateway.url) as client:
-        assert (await client.post("/v1/pipelines/scripted", json={"script": "{}"})).status_code == 200
-
-
-async def cancel_many(gateway: GatewayProcess, request: bytes, count: int) -> None:
-    remaining = iter(range(count))
-
-    async def client() -> None:
-        for _ in remaining:
-            await leave_after(gateway, request, b"id: 1\n")
-
-    await asyncio.gather(*(client() for _ in range(20)))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.coalesced import BAD, KILLER, Answers, ask, rows_gateway, rows_triton
@@ -71,23 +70,3 @@ def test_one_bad_item_fails_alone_and_an_item_that_kills_the_process_is_not_sent
     eventually(lambda: "works again" in one_process.log)
     wait_until_ready(one_process, PATIENCE_S)
     assert answers_of(one_process, "good", range(2000, 2100)).right == 100
-
-
-def test_openai_embeddings_of_several_callers_share_calls(one_process: GatewayProcess) -> None:
-    """Callers have one text or three."""
-    texts_of_callers = [[f"{10 * caller + text}" for text in range(1 + 2 * (caller % 2))] for caller in range(200)]
-
-    async def embed(client: AsyncOpenAI, texts: list[str]) -> list[list[float]]:
-        answer = await client.embeddings.create(model="embed", input=texts, encoding_format="float")
-        return [each.embedding for each in answer.data]
-
-    async def embed_all() -> list[list[list[float]]]:
-        async with AsyncOpenAI(base_url=f"{one_process.url}/v1", api_key="none", max_retries=50) as client:
-            return await asyncio.gather(*(embed(client, texts) for texts in texts_of_callers))
-
-    vectors = [[[float(text), -float(text)] for text in texts] for texts in texts_of_callers]
-    assert asyncio.run(embed_all()) == vectors
-    assert shared(one_process, "embed") > 0
-    calls = one_process.metric("items_per_call_count", model="embed")
-    assert calls < len(texts_of_callers)
-    assert one_process.metric("items_per_call_sum", model="embed") >= sum(map(len, texts_of_callers))

@@ -1,5 +1,6 @@
 """Explained requests on the real Triton, as the console shows them: sums, steps, early exits, failures, streams."""
 
+import json
 import re
 import secrets
 import time
@@ -186,3 +187,5 @@ def test_gateway_and_models_log_tensors_under_the_same_id_without_values(explain
     assert (len(with_tensors), with_tensors[0]["model"]) == (3, "text_generate")
     assert set(with_tensors[0]["tensors"].split()) >= {"TEXT:BYTES[1]", "TOKEN_ID:INT32[1]"}
     assert body["prompt"] not in explaining.log
+    messages = [json.loads(line)["message"] for line in explaining.log.splitlines()]
+    assert any(each.startswith("Triton: ") for each in messages), "also the lines of the embedded Triton are JSON"

@@ -13,7 +13,6 @@ from tests.toolkit.image_host import PNG
 from tests.toolkit.processes import GatewayProcess, running_gateway
 
 LARGE = PNG + bytes(range(256)) * 8192
-TEXT = "zw\u00f6lf [1, 2]"
 CONFIG: dict[str, Any] = {
     "image": {
         "model": "file_numbers",
@@ -21,23 +20,6 @@ CONFIG: dict[str, Any] = {
         "outputs": {"size": {"tensor": "SIZE"}, "file": {"tensor": "ENCODED_OUT", "kind": "image"}},
         "sample": {"file": "a.png"},
         "stream": True,
-    },
-    "binary": {
-        "model": "file_numbers",
-        "inputs": {
-            "file": {"tensor": "ENCODED", "kind": "binary"},
-            "note": {"tensor": "SIGNED", "kind": "text", "optional": True},
-        },
-        "outputs": {
-            "size": {"tensor": "SIZE"},
-            "file": {"tensor": "ENCODED_OUT", "kind": "binary"},
-            "note": {"tensor": "SIGNED_OUT", "kind": "text"},
-        },
-    },
-    "encoded": {
-        "model": "file_numbers",
-        "inputs": {"file": {"tensor": "ENCODED", "kind": "image", "data_url": True}},
-        "outputs": {"text": {"tensor": "ENCODED_OUT", "kind": "text"}},
     },
     "file_numbers": {"model": "file_numbers"},
     "table": {
@@ -102,16 +84,6 @@ class TestDeclaredKinds:
         for form, request in forms_of(content, "image/png").items():
             assert post(gateway, "image", **request) == {"size": len(content), "file": base64_of(content)}, form
 
-    def test_text_in_signed_numbers(self, gateway: GatewayProcess) -> None:
-        answer = post(gateway, "binary", json={"file": "", "note": TEXT})
-        assert answer == {"size": 0, "file": "", "note": TEXT}
-        form = {"files": {"file": ("a", b"1")}, "data": {"note": TEXT}}
-        assert post(gateway, "binary", **form) == {"size": 1, "file": base64_of(b"1"), "note": TEXT}
-
-    def test_a_data_url_in_numbers(self, gateway: GatewayProcess) -> None:
-        answer = post(gateway, "encoded", json={"file": base64_of(PNG)})
-        assert answer == {"text": f"data:image/png;base64,{base64_of(PNG)}"}
-
     def test_a_stream_has_the_file(self, gateway: GatewayProcess) -> None:
         url = f"{gateway.url}/v1/pipelines/image/stream"
         answer = httpx.post(url, content=LARGE, headers={"Content-Type": "image/png"}, timeout=30)
@@ -142,10 +114,6 @@ class TestNumbersThatTakeAFile:
         assert refusal(without_file, "file_numbers", files={"ENCODED": (None, "[1, 256]")})[0] == 422
         assert refusal(without_file, "file_numbers", files={"ENCODED": (None, PNG)}) == (422, "'ENCODED' is not JSON.")
         assert refusal(without_file, "file_numbers", json={"ENCODED": base64_of(PNG)})[0] == 422
-
-    def test_both_inputs_may_be_files(self, without_file: GatewayProcess) -> None:
-        files = {"ENCODED": ("a", PNG), "SIGNED": ("b", b"\x80\x7f")}
-        assert post(without_file, "file_numbers", files=files)["SIGNED_OUT"] == [[-128, 127]]
 
 
 def test_missing_numbers_reach_the_model(gateway: GatewayProcess) -> None:

@@ -126,12 +126,12 @@ async def test_triton_refuses_the_others_or_crashes(outcomes: Outcomes, tmp_path
 def test_a_batch_of_one_matches_a_step_without_a_batch_dimension(explicit: Triton) -> None:
     """A larger batch needs a step with a batch dimension."""
     server, repository = explicit
-    ident = (Path(__file__).parent / "fault_scripts" / "ident.py").read_text()
+    ident = (Path(__file__).parent / "fault_model.py").read_text()
     build = Repository(repository)
-    build.model("flat", "X", "Y", script=ident)
-    build.model("batching", "X", "Y", batch=4, script=ident)
-    build.ensemble("batches_over_flat", "X", "Y", "flat X=X > Y=Y", batch=4)
-    build.ensemble("flat_over_batches", "X", "Y", "batching X=X > Y=Y")
+    build.model("flat_ident", "X", "Y", script=ident)
+    build.model("batching_ident", "X", "Y", batch=4, script=ident)
+    build.ensemble("batches_over_flat", "X", "Y", "flat_ident X=X > Y=Y", batch=4)
+    build.ensemble("flat_over_batches", "X", "Y", "batching_ident X=X > Y=Y")
 
     def through(ensemble: str, shape: list[int]) -> list[int]:
         server.load_model(ensemble)

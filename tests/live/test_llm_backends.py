@@ -13,10 +13,17 @@ from pydantic import BaseModel
 
 from app.cli import main
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live import tool_models
 from tests.llm.test_template import LLAVA
 from tests.toolkit.image_host import GIF, PNG
-from tests.toolkit.llm_backends import BACKENDS, TEMPLATE, running_backends, running_llms, text_of_triton
+from tests.toolkit.llm_backends import (
+    BACKENDS,
+    TEMPLATE,
+    TOOL_CONFIG,
+    TOOL_TEXTS,
+    running_backends,
+    running_llms,
+    text_of_triton,
+)
 from tests.toolkit.processes import GatewayProcess, running_gateway
 
 CHATS = {"parts": {"template_text": LLAVA}, "texts": {"template_text": TEMPLATE, "image_marker": "<image>"}}
@@ -26,7 +33,7 @@ OF_IMAGES = {
     for name in ("vllm", "tensorrt_llm_api")
     for form, chat in CHATS.items()
 }
-PIPELINES = tool_models.CONFIG["pipelines"] | OF_IMAGES
+PIPELINES = TOOL_CONFIG["pipelines"] | OF_IMAGES
 PIPELINES |= {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}
 TOOLS: Any = [
     {
@@ -95,10 +102,6 @@ def test_texts_are_those_of_the_backend(undeclared: OpenAI, llms: GatewayProcess
     assert answer.usage is not None or name == "tensorrt_llm"
 
 
-def test_the_models_are_listed(undeclared: OpenAI) -> None:
-    assert {each.id for each in undeclared.models.list()} == set(BACKENDS)
-
-
 def test_a_vector_for_each_text_in_order(client: OpenAI) -> None:
     answer = client.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
     assert [each.embedding for each in answer.data] == [[length, 0.5, 0.5, 0.5] for length in range(1, 101)]
@@ -126,9 +129,9 @@ def asking(text: str) -> Any:
     return [{"role": "user", "content": f"Please write: {text}"}]
 
 
-@pytest.mark.parametrize("name", tool_models.TEXTS)
+@pytest.mark.parametrize("name", TOOL_TEXTS)
 def test_a_call_whole_and_added_up_by_the_clients_helper(client: OpenAI, name: str) -> None:
-    messages = asking(tool_models.TEXTS[name])
+    messages = asking(TOOL_TEXTS[name])
     with client.chat.completions.stream(model=name, messages=messages, tools=TOOLS) as stream:
         kinds = {event.type for event in stream}
         streamed = stream.get_final_completion().choices[0]
@@ -145,16 +148,6 @@ def test_a_call_whole_and_added_up_by_the_clients_helper(client: OpenAI, name: s
         assert (message.model_extra or {}).get("reasoning_content") == (None if name == "mistral" else "Hm.")
 
 
-def test_the_result_of_a_call_goes_back_to_the_model(client: OpenAI) -> None:
-    messages = asking(tool_models.TEXTS["hermes"])
-    called = client.chat.completions.create(model="hermes", messages=messages, tools=TOOLS).choices[0].message
-    assert called.tool_calls is not None
-    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": " 31 degrees"}
-    history = [{"role": "user", "content": "Please write: "}, called.model_dump(), result]
-    answer: Any = client.chat.completions.create(model="hermes", messages=history, tools=TOOLS)  # type: ignore[call-overload]
-    assert answer.choices[0].message.content == "<called Z\u00fcrich>Wait. 31 degrees"
-
-
 def test_the_clients_parse_returns_the_model(client: OpenAI) -> None:
     """The backend gets the schema, which names itself."""
     messages = asking(LIMA.model_dump_json())
@@ -163,18 +156,6 @@ def test_the_clients_parse_returns_the_model(client: OpenAI) -> None:
         assert answer.choices[0].message.parsed == LIMA
     with client.chat.completions.stream(model="mistral", messages=messages, response_format=City) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == LIMA
-
-
-def test_an_answer_that_does_not_fit_is_an_error(client: OpenAI) -> None:
-    """Tools that may be called exclude guiding, so the gateway checks the answer."""
-    asked: Any = {"model": "mistral", "messages": asking('{"name": "Lima"}'), "tools": TOOLS}
-    with pytest.raises(openai.InternalServerError) as caught:
-        client.chat.completions.parse(**asked, response_format=City)
-    assert caught.value.code == "response_format_mismatch"
-    stream = client.chat.completions.stream(**asked, response_format=City)
-    with pytest.raises(openai.APIError) as broken, stream as events:
-        events.until_done()
-    assert broken.value.code == "response_format_mismatch"
 
 
 def test_check_compares_the_running_backends_with_the_presets(

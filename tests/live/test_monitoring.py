@@ -19,6 +19,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.helm.rendering import render, the
 from tests.toolkit.processes import GatewayProcess, free_ports
+from tests.toolkit.programs import running_program
 from tests.toolkit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -124,18 +125,12 @@ def prometheus(
     shutil.copy(FILES / "rules.yaml", folder)
     (port,) = free_ports(1)
     options = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(program), *options, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
-        )
-    try:
-        with httpx.Client(timeout=PATIENCE_S) as client:
-            started = Prometheus(f"http://127.0.0.1:{port}", client)
+    command = [str(program), *options, f"--web.listen-address=127.0.0.1:{port}"]
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        started = Prometheus(f"http://127.0.0.1:{port}", client)
+        with running_program(command, folder / "log", started.is_ready):
             started.wait_for_scrapes(1)
             yield started
-    finally:
-        process.terminate()
-        process.wait(START_S)
 
 
 @pytest.fixture(scope="module")

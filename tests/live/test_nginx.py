@@ -1,11 +1,13 @@
 """A real nginx with its defaults (buffering, HTTP/1.0 to the gateway) and gzip, and the server block of proxies.md."""
 
+import json
 import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +15,6 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.some_models import config_with
-from tests.live.test_stream_endings import script
 from tests.toolkit.certificates import Authority
 from tests.toolkit.events import checked, events_in, lines_of, parsed
 from tests.toolkit.nginx import GZIP, documented_server, plain_server, running_nginx
@@ -25,6 +26,10 @@ STREAM = "/v1/pipelines/scripted_patient/stream"
 PNG = b"\x89PNG\r\n\x1a\n"
 ORIGIN = {"Origin": "https://page.example"}
 COMPRESSES = GZIP.format(types="application/json text/plain")
+
+
+def script(**fields: Any) -> dict[str, str]:
+    return {"script": json.dumps(fields)}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.side_by_side import Both, both_at
 from tests.toolkit.processes import GatewayProcess
-from tests.toolkit.waiting import eventually
 
 GENERATE = "/v2/models/repeat_text/generate"
 STREAM = "/v2/models/repeat_text/generate_stream"
@@ -194,19 +193,3 @@ def test_a_character_is_sent_when_its_last_byte_arrives(both: Both) -> None:
     theirs, ours = both.post("/v2/models/scripted_stream/generate_stream", body_of({"SCRIPT": script}))
     assert b'\xc3"' in theirs.content
     assert [event.get("TEXT") for event in events_of(ours)] == ["a", "ü", "", "\ufffd"]
-
-
-def test_unknown_models_and_versions_are_404(both: Both) -> None:
-    for path in ("nope/generate", "nope/generate_stream", "repeat_text/versions/9/generate"):
-        theirs, ours = both.post(f"/v2/models/{path}", body_of(ONE))
-        assert (theirs.status_code, ours.status_code) == (404, 404), path
-        assert ours.json()["error"].startswith("Request for unknown model")
-
-
-def test_a_disconnect_cancels_the_request(gateway: GatewayProcess, tmp_path: Any) -> None:
-    notice = tmp_path / "cancelled"
-    script = json.dumps({"outputs": 100, "interval_s": 0.1, "notice": str(notice)})
-    url = f"{gateway.url}/v2/models/scripted_stream/generate_stream"
-    with httpx.stream("POST", url, json={"SCRIPT": script}) as answer:
-        next(answer.iter_bytes())
-    eventually(notice.exists)

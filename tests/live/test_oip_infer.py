@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -84,7 +83,7 @@ class TestDatatypes:
         assert answer_of(ours).tensors[f"{datatype}_OUT"][2] == VALUES[datatype]
 
     @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-    @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "Inf", "-Inf", "-NaN", " NaN ", "\nInf\t"])
+    @pytest.mark.parametrize("literal", ["NaN", "-Infinity", " -NaN ", "\nInf\t"])
     def test_data_of_floats_may_have_literals(self, both: Both, datatype: str, literal: str) -> None:
         echoed = (
             f'{{"name": "{datatype}", "datatype": "{datatype}", "shape": [2, 2], "data": [[1, {literal}],[0.5,2]]}}'
@@ -140,13 +139,35 @@ class TestRequests:
             same_answer(both, path, json.dumps({"inputs": [input_x()], **changed}).encode())
 
     def test_a_raw_body_is_the_only_input(self, both: Both) -> None:
+        """Also the only text, with or without its length."""
         answer = same_answer(both, BATCHED, RAW, Inference_Header_Content_Length="0")
         assert answer.tensors["Y"] == ("FP32", [1, 3], RAW)
+        for body in (b"\x89PNG" * 2000, raw_texts(b"a body with its length"), b"x"):
+            answer = same_answer(both, "/v2/models/scripted_large/infer", body, Inference_Header_Content_Length="0")
+            assert np.frombuffer(answer.tensors["SUM"][2], np.int64).tolist() == [sum(body)]
+        answer = same_answer(
+            both, "/v2/models/scripted_batch/infer", b'{"text": "a"}', Inference_Header_Content_Length="0"
+        )
+        assert answer.tensors["TEXT"][2] == raw_texts(b"a")
+        texts = raw_texts(b"a", b"b")
+        for refusal in both.post("/v2/models/litellm_embed/infer", texts, Inference_Header_Content_Length="0"):
+            text = "For BYTE datatype raw input 'input_text', the model must have input shape [1]"
+            assert (refusal.status_code, text in refusal.text) == (400, True), refusal.text
 
-    def test_the_answer_has_only_the_requested_outputs(self, both: Both) -> None:
-        script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
-        body = json.dumps({"inputs": [script], "outputs": [{"name": "NUMBERS"}]}).encode()
-        assert list(same_answer(both, "/v2/models/scripted/infer", body).tensors) == ["NUMBERS"]
+    @pytest.mark.parametrize("names", [("NUMBERS",), ("TEXT",), ("TEXT", "NUMBERS")], ids=str)
+    def test_the_answer_has_only_the_requested_outputs(self, both: Both, names: tuple[str, ...]) -> None:
+        """Triton 2.51 fails for some outputs of an ensemble, so only the gateway gets that request."""
+        for is_binary in (False, True):
+            script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
+            outputs = [{"name": name, "parameters": {"binary_data": is_binary}} for name in names]
+            body = json.dumps({"inputs": [script], "outputs": outputs}).encode()
+            expected = same_answer(both, "/v2/models/scripted/infer", body).tensors
+            assert sorted(expected) == sorted(names)
+            assert answer_of(both.gateway.post("/v2/models/scripted_chain/infer", content=body)).tensors == expected
+
+    def test_an_output_that_differs_from_its_declaration_is_that_of_triton(self, both: Both) -> None:
+        answer = same_answer(both, "/v2/models/scripted/infer", script(numbers=[1, 2], shape=[1, 2]))
+        assert answer.tensors["NUMBERS"] == ("FP32", [1, 2], [1, 2])
 
 
 def refused(
@@ -333,28 +354,18 @@ class TestRefusals:
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
-class TestExposedMessages:
-    """`GATEWAY_EXPOSE_MODEL_ERRORS`: who sees the message of a model."""
-
-    @pytest.mark.parametrize(
-        ("setting", "under_v1", "under_v2"), [("false", False, False), ("oip", False, True), ("true", True, True)]
-    )
-    def test_a_message_is_shown_where_it_is_allowed(
-        self, triton: EmbeddedTriton, start_gateway: StartGateway, *, setting: str, under_v1: bool, under_v2: bool
-    ) -> None:
-        gateway = start_gateway(expose_model_errors=setting)
-        failing = json.dumps({"error": {"code": "INTERNAL", "message": "no colour channel"}})
-        with both_at(triton.http_url, gateway.url) as both:
-            theirs, ours = both.post("/v2/models/scripted/infer", script(**json.loads(failing)))
-            expected = theirs.json() if under_v2 else {"error": "Model 'scripted' failed."}
-            assert (ours.status_code, ours.json()) == (theirs.status_code, expected)
-            generated = [both.gateway.post(f"/v2/models/scripted/{verb}", json={"SCRIPT": failing}) for verb in VERBS]
-            assert [("no colour channel" in answer.text) for answer in generated] == [under_v2] * len(VERBS)
-            answer = both.gateway.post("/v1/pipelines/scripted", json={"SCRIPT": failing})
-            assert ("no colour channel" in answer.text) is under_v1
-
-
-VERBS = ("generate", "generate_stream")
+def test_the_setting_oip_shows_messages_of_models_under_v2_only(
+    triton: EmbeddedTriton, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(expose_model_errors="oip")
+    failing = {"error": {"code": "INTERNAL", "message": "no colour channel"}}
+    with both_at(triton.http_url, gateway.url) as both:
+        theirs, ours = both.post("/v2/models/scripted/infer", script(**failing))
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+        body = {"SCRIPT": json.dumps(failing)}
+        for verb in ("generate", "generate_stream"):
+            assert "no colour channel" in both.gateway.post(f"/v2/models/scripted/{verb}", json=body).text
+        assert "no colour channel" not in both.gateway.post("/v1/pipelines/scripted", json=body).text
 
 
 def script(**fields: Any) -> bytes:
@@ -374,17 +385,3 @@ def test_a_decoupled_model_answers_with_one_response(both: Both, tmp_path: Path)
     assert "generate_stream" in answer.json()["error"]
     eventually(notice.exists)
     assert both.gateway.post(path, content=script(outputs=0)).status_code == 400
-
-
-def test_an_unknown_model_is_not_a_label(both: Both, gateway: GatewayProcess) -> None:
-    both.gateway.post("/v2/models/made_up/infer", content=script())
-    assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
-
-
-def test_a_call_is_counted_and_logged(both: Both, gateway: GatewayProcess) -> None:
-    labels = {"pipeline": "-", "transport": "unary", "outcome": "ok"}
-    before = gateway.metric("requests_total", **labels)
-    answer = both.gateway.post(BATCHED, json={"inputs": [input_x()]}, headers={"X-Request-ID": "counted-v2"})
-    assert gateway.metric("requests_total", **labels) == before + 1
-    (line,) = gateway.log_lines("counted-v2")
-    assert (answer.status_code, line["path"], line["outcome"]) == (200, BATCHED, "ok")

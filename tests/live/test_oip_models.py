@@ -8,7 +8,7 @@ import pytest
 from app import __version__
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.side_by_side import Both, both_at
-from tests.toolkit.processes import GatewayProcess, StartGateway
+from tests.toolkit.processes import GatewayProcess
 
 EXPOSED = ["typed_echo", "batched_echo", "repeat_text", "scripted", "scripted_chain", "text_generate", "ocr_bls"]
 SHARED_MEMORY = ("/status", "/region/a/status", "/region/a/register", "/unregister")
@@ -110,9 +110,3 @@ def test_administration_paths_are_404(both: Both) -> None:
             answer = both.gateway.request(method, path, json={})
             assert answer.status_code == 404, (method, path)
             assert list(answer.json()) == ["error"]
-
-
-def test_without_a_file_every_ready_model_is_exposed(start_gateway: StartGateway) -> None:
-    gateway = start_gateway()
-    with both_at(gateway.url, gateway.url) as both:
-        assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tritonclient import http
 from tritonclient.http import aio
-from tritonclient.utils import InferenceServerException
 
 from app.core.inference import DTYPE_BY_DATATYPE
 from app.launcher.embedded_triton import EmbeddedTriton
@@ -105,17 +104,3 @@ def test_metadata_calls_of_the_client(client: Any, triton_http: Any) -> None:
         assert client.get_model_config(model, "1")["input"] == triton_http.get_model_config(model, "1")["input"]
     assert client.get_inference_statistics("scripted_tail") == triton_http.get_inference_statistics("scripted_tail")
     assert {"name": "typed_echo", "version": "1", "state": "READY"} in client.get_model_repository_index()
-
-
-def test_errors_have_a_message_and_a_status(client: Any) -> None:
-    tensor = http.InferInput("X", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
-    with pytest.raises(
-        InferenceServerException, match=r"\[400\] unexpected shape for input 'X' for model 'batched_echo'"
-    ):
-        client.infer("batched_echo", [tensor])
-    with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model: 'nope' is not found"):
-        client.infer("nope", [tensor])
-    for forbidden in (client.load_model, client.unload_model):
-        with pytest.raises(InferenceServerException, match="404"):
-            forbidden("typed_echo")

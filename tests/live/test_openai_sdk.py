@@ -3,19 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.side_by_side import triton_text, triton_vectors
-from tests.live.some_models import config_with
+from tests.live.side_by_side import triton_text
 from tests.toolkit.executions import check_usually_below, executions, settled_executions
-from tests.toolkit.processes import GatewayProcess, StartGateway
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 
 PROMPT = "The for statement"
@@ -91,18 +88,6 @@ class TestStreams:
         assert caught.value.code == "model_error"
         assert type(caught.value) is openai.APIError
 
-    def test_the_client_ignores_pings_and_raises_draining(self, start_gateway: StartGateway, tmp_path: Path) -> None:
-        config = config_with(tmp_path, ["scripted_stream"])
-        gateway = start_gateway(config=config, ping_s="0.1", drain_s="0.2")
-        script = json.dumps({"outputs": 9, "interval_s": 0.4})
-        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
-            stream = sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
-            assert [next(stream).choices[0].text for _ in range(2)] == ["word ", "word "]
-            gateway.process.terminate()
-            with pytest.raises(openai.APIError) as caught:
-                list(stream)
-        assert caught.value.code == "draining"
-
 
 def computed_tokens(triton: EmbeddedTriton, request: Callable[[], None]) -> int:
     """Returns how many tokens Triton computes for a request. Without the cancel model it is all 500."""
@@ -134,21 +119,6 @@ class TestStop:
 
 
 class TestCancellation:
-    async def test_cancelling_an_async_call_cancels_the_request(
-        self, async_sdk: openai.AsyncOpenAI, gateway: GatewayProcess, tmp_path: Path
-    ) -> None:
-        notice = tmp_path / "notice"
-        script = json.dumps({"outputs": 50, "interval_s": 0.05, "notice": str(notice)})
-        messages: list[Any] = [{"role": "user", "content": script}]
-        before = gateway.metric("requests_total", pipeline="scripted_stream", outcome="cancelled")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await async_sdk.chat.completions.create(model="scripted_stream", messages=messages)
-        await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
-        assert int(notice.read_text().split()[1]) < 30
-        labels = {"pipeline": "scripted_stream", "outcome": "cancelled"}
-        await asyncio.to_thread(eventually, lambda: gateway.metric("requests_total", **labels) == before + 1)
-
     async def test_abandoned_embeddings_are_not_computed(
         self, async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton
     ) -> None:
@@ -162,13 +132,6 @@ class TestCancellation:
         left = await asyncio.to_thread(executions, triton, "text_embed", metric)  # about 25 more are in Triton's queue
         settled = await asyncio.to_thread(settled_executions, triton, "text_embed", metric)
         assert settled - left < 40, "the model computed most of the 63 batches of 1,000 texts"
-
-
-class TestEmbeddings:
-    def test_vectors_match_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
-        answer = sdk.embeddings.create(model="embed", input=TEXTS[:2])
-        vectors = np.float32([item.embedding for item in answer.data]).tolist()
-        assert vectors == triton_vectors(triton.http_url, *TEXTS[:2])
 
 
 class TestErrors:

@@ -1,24 +1,40 @@
-"""Resumable streams in Redis: two gateways, a real ``redis-server``, and failures of both."""
+"""Resumable streams in Redis: two gateways, a real ``redis-server``, failures of both, and lost answers."""
 
 import json
 import signal
+import socket
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.toolkit.events import Event
+from tests.toolkit.events import Event, checked, events_in, lines_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway, wait_until_ready
+from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.redis import PASSWORD, RedisServer
 from tests.toolkit.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
+CUTS = {
+    "before the request": (0.0, 0.0, 0),
+    "in the headers": (0.2, 0.0, 0),
+    "in the body": (0.9, 0.0, 0),
+    "one byte before the end": (-1, 0.0, 0),
+    "at once after the request": (1.0, 0.0, 0),
+    "1 ms after the request": (1.0, 0.001, 0),
+    "5 ms after the request": (1.0, 0.005, 0),
+    "20 ms after the request": (1.0, 0.02, 0),
+    "in the answer's head": (1.0, 0.0, 20),
+    "after the answer": (1.0, 0.0, 10_000),
+}
+"""How much of the request is sent, how long the client then waits, and how many bytes of the answer it reads."""
 PATIENT = {"pipeline": "scripted_patient", "inputs": {"script": "{}"}}
 
 
@@ -55,6 +71,49 @@ def third(settings: dict[str, str], start_gateway: StartGateway) -> GatewayProce
     return start_gateway(**settings)
 
 
+def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **script: Any) -> str:
+    """Starts a stream and returns its path."""
+    body = {"pipeline": pipeline, "inputs": {"script": json.dumps(script)}}
+    answer = httpx.post(f"{gateway.url}/v1/streams", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.headers["location"])
+
+
+def ask(gateway: GatewayProcess, path: str, after: int | str | None = None) -> httpx.Response:
+    """Returns the complete answer to GET."""
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    return httpx.get(gateway.url + path, headers=headers, timeout=30)
+
+
+@contextmanager
+def reading(gateway: GatewayProcess, path: str, after: int = 0) -> Iterator[Iterator[Event]]:
+    """Yields the events of a connection as they arrive. Leaving the block early drops the connection."""
+    with httpx.stream("GET", gateway.url + path, headers={"Last-Event-ID": str(after)}, timeout=30) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield events_in(lines_of(answer))
+
+
+def read_all(gateway: GatewayProcess, path: str, after: int = 0) -> list[Event]:
+    with reading(gateway, path, after) as events:
+        return checked(list(events), after + 1)
+
+
+def read_some(gateway: GatewayProcess, path: str, count: int, after: int = 0) -> list[Event]:
+    """Reads ``count`` events, then drops the connection."""
+    with reading(gateway, path, after) as events:
+        return [next(events) for _ in range(count)]
+
+
+def status(gateway: GatewayProcess, path: str) -> int:
+    """Returns the status of GET, without reading the body."""
+    with httpx.stream("GET", gateway.url + path, timeout=30) as answer:
+        return answer.status_code
+
+
+def delete(gateway: GatewayProcess, path: str) -> int:
+    return httpx.delete(gateway.url + path, timeout=30).status_code
+
+
 def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path: Path) -> None:
     first, second = pair
     path = start(first, outputs=12, interval_s=0.1)
@@ -82,6 +141,40 @@ def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path
     assert [status(each, path) for each in pair] == [404, 404]
     assert [delete(each, path) for each in pair] == [404, 404]
     assert path.rpartition("/")[2] not in first.log + second.log
+
+
+def send_and_cut(gateway: GatewayProcess, key: str, body: bytes, cut: tuple[float, float, int]) -> None:
+    """Sends a part of the request, and resets the connection."""
+    part, wait_s, read_bytes = cut
+    request = post("/v1/streams", body, f"Idempotency-Key: {key}")
+    with dialed(gateway) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.sendall(request[:-1] if part < 0 else request[: int(len(request) * part)])
+        time.sleep(wait_s)
+        if read_bytes:
+            connection.recv(read_bytes)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_repeated_start_whose_answer_was_lost_runs_the_model_once(pair: Pair, cut: str, tmp_path: Path) -> None:
+    """Each repeat may reach another gateway."""
+    key, journal = str(uuid.uuid4()), tmp_path / "journal"
+    script = json.dumps({"outputs": 5, "interval_s": 0.02, "journal": str(journal), "token": "run"})
+    body = json.dumps({"pipeline": "scripted_kept", "inputs": {"script": script}}).encode()
+
+    def repeat(gateway: GatewayProcess) -> str:
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        answer = httpx.post(f"{gateway.url}/v1/streams", content=body, headers=headers, timeout=30)
+        assert answer.status_code == 201, answer.text
+        return str(answer.headers["location"])
+
+    send_and_cut(pair[0], key, body, CUTS[cut])
+    path = repeat(pair[1])
+    assert repeat(pair[0]) == path
+    assert read_all(pair[1], path)[-1].data["outputs"] == 5
+    assert repeat(pair[1]) == path
+    eventually(lambda: "run answered" in journal.read_text())
+    assert journal.read_text().count("run received") == 1
 
 
 def test_a_lost_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:

@@ -1,47 +1,45 @@
-"""Steps of decoupled stateful models as streams, over a real Triton: the sums prove that each step ran to its end."""
+"""Steps of stateful models as streams and over WebSockets: the sums prove that each step ran to its end."""
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import accumulate
+from typing import Any
 
 import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.session_models import STREAMED
 from tests.live.sessions import (
-    OpenedSession,
+    MODELS,
+    STREAMED,
     code,
     kill_triton,
     session_client,
-    sessions_gateway,
     sessions_triton,
+    step,
     wait_for_new_triton,
 )
 from tests.toolkit.events import Event, checked, events_in
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, live_gateway
+from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import event_of, events_of, opened
 
 SAMPLE = {"NUMBER": 1, "COUNT": 1}
-PIPELINES = {
+UNARY = ("text_direct", "uint64_oldest", "int32_oldest", "short")
+PIPELINES: dict[str, Any] = {
     **{name: {"model": name, "session": True, "stream": True, "sample": SAMPLE} for name in STREAMED},
+    **{name: {"model": name, "session": True} for name in UNARY},
     "whole": {"model": "streamed_oldest", "session": True, "sample": SAMPLE},
+    "few": {"model": "uint64_direct", "session": {"max_open": 2}},
 }
 
 
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    with sessions_triton(tmp_path_factory.mktemp("streams"), models_venv, STREAMED, restarts=True) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES, ping_s="0.2") as process:
-        yield process
+triton = sessions_triton((*STREAMED, *UNARY, "uint64_direct"))
+gateway = live_gateway(PIPELINES, ping_s="0.2")
 
 
 @pytest.fixture
@@ -50,7 +48,16 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-class Caller(OpenedSession):
+class Caller:
+    """One session, and the sum that its outputs must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+        assert answer.status_code == 201, answer.text
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
     def send(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.client.post(f"{self.url}/stream", json=body_of(number, count, sleep_s), headers=named)
@@ -118,7 +125,7 @@ def test_a_step_runs_to_its_end_when_its_caller_leaves_before_its_first_output(c
         with pytest.raises(httpx.ReadTimeout):
             client.post(f"{session.url}/stream", json=body_of(5, 4000), timeout=0.3)
     session.steps, session.sum = 2, session.sum + 5 * 4000
-    session.step(7, 2, X_Request_Timeout="10")
+    session.step(7, 2)
     session.end()
 
 
@@ -153,36 +160,6 @@ def test_requests_that_do_not_fit_are_no_step(client: httpx.Client) -> None:
     assert client.delete(whole.url).status_code == 204
 
 
-def test_a_killed_triton_ends_a_stream_and_its_session(
-    client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
-) -> None:
-    session = Caller(client, "streamed_oldest")
-    session.step(1, 1)
-    with client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
-        events = events_in(answer.iter_lines())
-        assert next(events).name == "output"
-        killed = kill_triton(triton)
-        last = list(events)[-1]
-    assert (last.name, last.data["code"]) == ("error", "session_lost")
-    assert "The last answered step is 1." in last.data["detail"]
-    lost = session.send(1, 1)
-    assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
-    wait_for_new_triton(gateway, triton, killed)
-
-
-async def test_a_lost_state_ends_the_websocket(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
-    async with opened(gateway, "streamed_oldest") as client:
-        await client.send(json.dumps(body_of(5, 1000, 0.1)))
-        assert (await event_of(client))[0] == "output"
-        killed = kill_triton(triton)
-        events = await events_of(client, 1)
-        assert (events[-1][0], events[-1][1]["code"]) == ("error", "session_lost")
-        with pytest.raises(ConnectionClosed):
-            await client.recv()
-        assert (client.close_code, client.close_reason) == (4410, "session_lost")
-    await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
-
-
 def test_the_document_describes_sessions_and_their_streams(gateway: GatewayProcess) -> None:
     document = httpx.get(f"{gateway.url}/openapi.json").json()
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
@@ -199,3 +176,85 @@ def test_the_document_describes_sessions_and_their_streams(gateway: GatewayProce
     step = paths["/v1/sessions/{id}/stream"]["post"]
     assert {"400", "404", "409", "410", "422", "429"} <= set(step["responses"])
     assert "text/event-stream" in step["responses"]["200"]["content"]
+
+
+async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None:
+    """Sends all steps at once: they run in order. A message that is no step changes no state."""
+    values = random.Random(seed).choices(range(1000), k=10)
+    async with opened(gateway, pipeline) as client:
+        await client.send('{"NUMBER": "five"}')
+        for value in values:
+            await client.send(json.dumps({"NUMBER": value}))
+        ((name, problem),) = await events_of(client, 1)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+        for number, total in enumerate(accumulate(values), 1):
+            (_, answer), _ = await events_of(client, number + 1)
+            assert (answer["SUM"], answer["STEPS"]) == (total, number)
+
+
+@pytest.mark.parametrize("pipeline", ["text_direct", "uint64_oldest"])
+async def test_each_websocket_has_its_own_state(gateway: GatewayProcess, pipeline: str) -> None:
+    await asyncio.gather(*[run_session(gateway, pipeline, seed) for seed in range(MODELS[pipeline].places)])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+
+
+async def test_without_a_free_place_the_handshake_is_refused(gateway: GatewayProcess) -> None:
+    """The place of a session without a step is free at once."""
+    clients = [await opened(gateway, "few") for _ in range(2)]
+    with pytest.raises(InvalidStatus) as refused:
+        await opened(gateway, "few")
+    assert refused.value.response.status_code == 429
+    await asyncio.gather(*[client.close() for client in clients])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    async with opened(gateway, "few") as client:
+        assert (await step(client, 1, 1))["SUM"] == 1
+
+
+async def test_a_session_that_expires_ends_its_idle_websocket(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "short") as client:
+        await step(client, 1, 1)
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert gateway.metric("open_sessions", pipeline="short") == 0
+        assert (client.close_code, client.close_reason) == (4404, "unknown_session")
+
+
+async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) -> None:
+    before = gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost")
+    client = await opened(gateway, "int32_oldest")
+    await client.send(json.dumps({"NUMBER": 1, "SLEEP": 0.5}))
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 1)
+    client.transport.abort()
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
+    assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
+
+
+def kill_below_a_stream(session: Caller, triton: EmbeddedTriton) -> int:
+    with session.client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
+        events = events_in(answer.iter_lines())
+        assert next(events).name == "output"
+        killed = kill_triton(triton)
+        last = list(events)[-1]
+    assert (last.name, last.data["code"]) == ("error", "session_lost")
+    assert "The last answered step is 1." in last.data["detail"]
+    lost = session.send(1, 1)
+    assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
+    return killed
+
+
+async def test_a_killed_triton_ends_a_stream_and_a_websocket_with_their_sessions(
+    client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton
+) -> None:
+    session = Caller(client, "streamed_oldest")
+    session.step(1, 1)
+    async with opened(gateway, "streamed_direct") as socket:
+        await socket.send(json.dumps(body_of(5, 1000, 0.1)))
+        assert (await event_of(socket))[0] == "output"
+        killed = await asyncio.to_thread(kill_below_a_stream, session, triton)
+        name, problem = (await events_of(socket, 1))[-1]
+        assert (name, problem["code"]) == ("error", "session_lost")
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (4410, "session_lost")
+    await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)

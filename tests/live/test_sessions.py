@@ -3,10 +3,11 @@
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,10 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.session_models import MODELS
-from tests.live.sessions import (
-    OpenedSession,
-    code,
-    connections,
-    kill_triton,
-    session_client,
-    sessions_gateway,
-    sessions_triton,
-    step,
-)
+from tests.live.sessions import MODELS, code, kill_triton, session_client, sessions_triton, step
 from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.nginx import documented_affinity, running_nginx
-from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, configured_gateway, free_ports, live_gateway, wait_until_ready
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import opened
 
@@ -39,7 +30,7 @@ EVERY = [*MODELS, "summing_chain"]
 PIPELINES = {
     **{name: {"model": name, "session": True, "sample": {"NUMBER": 1}} for name in EVERY},
     "ending": {"model": "short", "session": {"end_inputs": {"NUMBER": 0}}},
-    "ordinary": {"model": "uint64_direct"},
+    "ordinary": {"model": "uint64_direct", "stream": True},
     "meter": {
         "model": "uint64_oldest",
         "inputs": {"watts": {"tensor": "NUMBER"}},
@@ -49,16 +40,8 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    with sessions_triton(tmp_path_factory.mktemp("sessions"), models_venv, EVERY, restarts=True) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("gateway"), PIPELINES) as process:
-        yield process
+triton = sessions_triton(EVERY)
+gateway = live_gateway(PIPELINES)
 
 
 @pytest.fixture
@@ -67,7 +50,17 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-class Caller(OpenedSession):
+class Caller:
+    """One session, and the sum that its answers must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+        assert answer.status_code == 201, answer.text
+        self.opened = answer.json()
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
     def send(self, number: int, *, sleep_s: float = 0, headers: dict[str, str] | None = None) -> httpx.Response:
         body = {"NUMBER": number} | ({"SLEEP": sleep_s} if sleep_s else {})
         return self.client.post(self.url, json=body, headers=headers)
@@ -144,7 +137,13 @@ def test_the_answers_of_a_session_over_http(client: httpx.Client) -> None:
         assert code(session.send(1, headers={header: value})) == (400, "invalid_request")
     answer = session.send(7, headers={"X-Session-Step": "4"})
     assert (code(answer), answer.headers["X-Session-Step"]) == ((409, "step_out_of_turn"), "2")
-    ends = {"X-Session-Step": "3", "X-Session-End": "true"}
+    with ThreadPoolExecutor(16) as pool:
+        crowd = list(pool.map(lambda number: session.send(number, sleep_s=0.2), [0] * 16))
+    answered = [each for each in crowd if each.status_code == 200]
+    assert sorted(each.json()["STEPS"] for each in answered) == list(range(3, 3 + len(answered)))
+    refused = [each for each in crowd if each.status_code != 200]
+    assert {code(each) for each in refused} == {(409, "step_out_of_turn")}
+    ends = {"X-Session-Step": str(3 + len(answered)), "X-Session-End": "true"}
     last = session.send(8, headers=ends)
     assert session.send(8, headers=ends).content == last.content
     assert last.json()["SUM"] == 5 - 1 + 8
@@ -248,37 +247,68 @@ def opens_and_steps(client: httpx.Client) -> bool:
     return step.status_code == 200 and step.json()["STEPS"] == 1
 
 
-def oip_calls(client: httpx.Client, model: str, sequence_id: int | str) -> Iterator[httpx.Response]:
+def oip_calls(client: httpx.Client, model: str, sequence_id: Any) -> Iterator[httpx.Response]:
     """The same request as tensors in JSON, as tensors in bytes, and as values."""
     parameters = {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": True}
-    shape = [1, 1] if MODELS[model].batch else [1]
+    shape = [1, 1] if model not in MODELS or MODELS[model].batch else [1]
     tensor = {"name": "NUMBER", "datatype": "INT64", "shape": shape}
     yield client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor | {"data": [5]}], "parameters": parameters})
     head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 8}}], "parameters": parameters}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     yield client.post(f"/v2/models/{model}/infer", content=head + (5).to_bytes(8, "little"), headers=headers)
     yield client.post(f"/v2/models/{model}/generate", json={"NUMBER": 5, **parameters})
+    yield client.post(f"/v2/models/{model}/generate_stream", json={"NUMBER": 5, "parameters": parameters})
 
 
-@pytest.mark.parametrize(
-    ("model", "of_sessions", "free"),
-    [
-        ("uint64_direct", (2**62, 2**63 - 1, 2**30), (7, 2**62 - 1, 2**63)),  # short ids: also a step of an ensemble
-        ("int64_oldest", (2**62, 2**63 - 1), (7, 2**30)),
-        ("int32_oldest", (2**30, 2**31 - 1), (7, 2**30 - 1)),
-        ("text_direct", (("triton-gateway-session-" + "x" * 105),), ("x" * 128,)),
-    ],
-)
-def test_the_ids_of_sessions_are_refused_under_v2(
-    client: httpx.Client, model: str, of_sessions: tuple[int | str, ...], free: tuple[int | str, ...]
+OF_SESSIONS = "the gateway makes itself for this model"
+NO_IDS = (0, -1, 2**64, 2**200, 1.5, True, None, [1], {"a": 1}, "", "\u00fc" * 65, "x" * 129, "a\0b")
+"""Ids that no model takes. `tests/core/test_sequence.py` has those of each datatype."""
+IDS: dict[str, tuple[tuple[int | str, ...], tuple[int | str, ...], tuple[int | str, ...]]] = {
+    "uint64_direct": ((2**62, 2**63 - 1, 2**30), (7, 2**62 - 1, 2**64 - 1), ("x", "x" * 126)),
+    "int64_oldest": ((2**62, 2**63 - 1), (7, 2**30), (2**63, "7")),
+    "uint32_direct": ((2**30,), (7, 2**32 - 1), (2**32, 2**32 + 7)),
+    "int32_oldest": ((2**30, 2**31 - 1), (7, 2**30 - 1), (2**31, "x")),
+    "text_direct": (("triton-gateway-session-" + "x" * 105,), ("x" * 128,), (7, "x" * 125, "x" * 127)),
+    "plain_direct": ((), (7, 2**64 - 1, "x", "x" * 127), ()),
+    "summing_chain": ((), (7,), (2**32, "x")),
+}
+"""Model -> ids of its sessions (short ones also of a step of an ensemble), free ones, and ones of another type."""
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_only_ids_that_are_free_and_fit_the_model_reach_it(
+    client: httpx.Client, gateway: GatewayProcess, model: str
 ) -> None:
-    for sequence_id in of_sessions:
+    """An id of another type overwrites the memory of Triton 2.51. The model checks that it has got the right id."""
+    of_sessions, free, wrong = IDS[model]
+    calls = gateway.metric("triton_calls_total", model=model)
+    for sequence_id in (*of_sessions, *wrong, *NO_IDS):
         for answer in oip_calls(client, model, sequence_id):
-            assert answer.status_code == 400
-            assert "the gateway makes itself for this model" in answer.json()["error"]
+            assert answer.status_code == 400, sequence_id
+            assert (OF_SESSIONS in answer.text) is (sequence_id in of_sessions), sequence_id
+    assert gateway.metric("triton_calls_total", model=model) == calls
     for sequence_id in free:
         for answer in oip_calls(client, model, sequence_id):
-            assert answer.status_code == 200, answer.text
+            assert (answer.status_code, "error" in answer.text) == (200, False), answer.text
+
+
+def test_a_request_without_a_sequence_says_what_to_send(client: httpx.Client) -> None:
+    answer = client.post("/v2/models/summing_chain/generate", json={"NUMBER": 5})
+    assert answer.status_code == 400
+    assert "'uint64_direct' must specify a non-zero or non-empty correlation ID" in answer.json()["error"]
+    assert "`sequence_id`, an integer of 1 to 4294967295" in answer.json()["error"]
+    answer = client.post("/v2/models/uint64_direct/generate", json={"NUMBER": 5, "sequence_id": 123456})
+    assert (answer.status_code, "`sequence_start: true`" in answer.text) == (400, True)
+    assert "123456" not in answer.text
+    body = {"NUMBER": 5}
+    for answer in (
+        client.post("/v1/pipelines/ordinary", json=body),
+        client.post("/v1/pipelines/ordinary/stream", json=body),
+        client.post("/v1/streams", json={"pipeline": "ordinary", "inputs": body}),
+    ):
+        assert answer.status_code == 400, answer.text
+        assert "needs a session" in answer.text
+        assert "/v2/models/uint64_direct/infer" in answer.text
 
 
 def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayProcess) -> None:
@@ -297,35 +327,60 @@ def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayPr
     assert session.opened["id"] not in gateway.log
 
 
+async def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """One is over HTTP, and one over a WebSocket."""
+    with configured_gateway(triton, tmp_path, PIPELINES, drain_s="60") as gateway:
+        async with opened(gateway, "int64_oldest") as socket:
+            await step(socket, 1, 1)
+            await asyncio.to_thread(drain_with_a_session, gateway)
+            assert (await step(socket, 2, 1))["SUM"] == 2
+            assert gateway.process.poll() is None
+        await asyncio.to_thread(gateway.process.wait, PATIENCE_S)
+
+
+def drain_with_a_session(gateway: GatewayProcess) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
+        session = Caller(client, "int64_oldest")
+        session.step(1)
+        gateway.process.send_signal(signal.SIGTERM)
+        eventually(lambda: client.get("/health/ready").json()["status"] == "draining")
+        assert code(client.post("/v1/pipelines/int64_oldest/sessions")) == (503, "draining")
+        session.step(2)
+        session.end()
+
+
 def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, tmp_path: Path) -> None:
     keys = str(write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")))
     with (
-        sessions_gateway(triton, tmp_path, PIPELINES, api_keys_file=keys) as gateway,
+        configured_gateway(triton, tmp_path, PIPELINES, api_keys_file=keys) as gateway,
         httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client,
     ):
         url = client.post("/v1/pipelines/int64_oldest/sessions", headers=bearer("alice")).headers["Location"]
-        calls: list[Callable[[dict[str, str]], httpx.Response]] = [
-            lambda headers: client.post(url, json={"NUMBER": 1}, headers=headers),
-            lambda headers: client.delete(url, headers=headers),
-        ]
-        stream = {"url": f"{url}/stream", "json": {"NUMBER": 1}}
-        assert code(client.post(**stream)) == (401, "unauthenticated")
-        assert code(client.post(**stream, headers=bearer("bob"))) == (403, "forbidden")
-        for call in calls:
-            assert code(call({})) == (401, "unauthenticated")
-            assert code(call(bearer("bob"))) == (403, "forbidden")
-            assert call(bearer("alice")).status_code in (200, 204)
+        for method, path in (("POST", f"{url}/stream"), ("POST", url), ("DELETE", url)):
+            body = {"NUMBER": 1} if method == "POST" else None
+            assert code(client.request(method, path, json=body)) == (401, "unauthenticated")
+            assert code(client.request(method, path, json=body, headers=bearer("bob"))) == (403, "forbidden")
+        assert client.post(url, json={"NUMBER": 1}, headers=bearer("alice")).json()["SUM"] == 1
+        assert client.delete(url, headers=bearer("alice")).status_code == 204
 
 
-@pytest.fixture(scope="module")
-def two_workers(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with sessions_gateway(triton, tmp_path_factory.mktemp("two"), PIPELINES, workers="2") as process:
-        yield process
+async def test_several_workers_have_sessions_over_websockets_only(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    with configured_gateway(triton, tmp_path, PIPELINES, workers="2") as gateway:
+        await asyncio.to_thread(check_http_is_refused, gateway)
+        sockets = [await opened(gateway, "text_oldest") for _ in range(16)]
+        for number in range(1, 4):
+            for value, socket in enumerate(sockets):
+                assert (await step(socket, number, value))["SUM"] == number * value
+        assert await asyncio.to_thread(gateway.metric, "open_sessions") == len(sockets)
+        for socket in sockets:
+            await socket.close()
+        await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
 
 
-def test_several_workers_refuse_sessions_over_http(two_workers: GatewayProcess) -> None:
-    """Each worker refuses them at once, and the log says so once."""
-    with connections(two_workers) as client:
+def check_http_is_refused(gateway: GatewayProcess) -> None:
+    """Each worker refuses sessions over HTTP at once, and the log says so once."""
+    limits = httpx.Limits(max_keepalive_connections=0)  # any worker may accept the next connection
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
         for _ in range(8):
             refused = client.post("/v1/pipelines/int64_oldest/sessions")
             assert code(refused) == (501, "http_sessions_off")
@@ -333,41 +388,29 @@ def test_several_workers_refuse_sessions_over_http(two_workers: GatewayProcess) 
             assert "/v1/pipelines/int64_oldest/session" in refused.json()["hint"]
         assert code(client.post("/v1/pipelines/ordinary/sessions")) == (400, "invalid_request")
         assert code(client.post("/v1/sessions/abc", json={"NUMBER": 1})) == (404, "unknown_session")
-    assert two_workers.metric("open_sessions") == 0
-    assert sum("http_sessions_off" in str(line["message"]) for line in two_workers.json_lines()) == 1
-
-
-async def test_several_workers_have_sessions_over_websockets(two_workers: GatewayProcess) -> None:
-    clients = [await opened(two_workers, "text_oldest") for _ in range(16)]
-    for number in range(1, 4):
-        for value, client in enumerate(clients):
-            assert (await step(client, number, value))["SUM"] == number * value
-    assert await asyncio.to_thread(two_workers.metric, "open_sessions") == len(clients)
-    for client in clients:
-        await client.close()
-    await asyncio.to_thread(eventually, lambda: two_workers.metric("open_sessions") == 0)
+    assert sum("http_sessions_off" in str(line["message"]) for line in gateway.json_lines()) == 1
 
 
 def test_every_step_of_a_client_reaches_its_gateway(triton: EmbeddedTriton, tmp_path: Path, require: Require) -> None:
-    """Two gateways behind a real nginx as documented. Each client makes a connection for each request."""
+    """Two gateways behind nginx as documented. Clients have different addresses and a connection for each request."""
     (port,) = free_ports(1)
+    url, one_each = "/v1/pipelines/int32_oldest/sessions", httpx.Limits(max_keepalive_connections=0)
     with (
-        sessions_gateway(triton, tmp_path / "first", PIPELINES) as first,
-        sessions_gateway(triton, tmp_path / "second", PIPELINES) as second,
+        configured_gateway(triton, tmp_path / "first", PIPELINES) as first,
+        configured_gateway(triton, tmp_path / "second", PIPELINES) as second,
         running_nginx(
             tmp_path, require, port, documented_affinity(port, *(urlsplit(each.url).netloc for each in (first, second)))
         ),
     ):
         sessions = []
         for number in range(1, 33):
-            limits = httpx.Limits(max_keepalive_connections=0)
-            transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", limits=limits)
-            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60)
-            sessions.append(Caller(client, "text_oldest"))
+            transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", limits=one_each)
+            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=PATIENCE_S)
+            sessions.append((client, client.post(url).headers["Location"]))
         assert min(gateway.metric("open_sessions") for gateway in (first, second)) > 0
-        for _ in range(3):
-            for each in sessions:
-                each.step(2)
-        for each in sessions:
-            assert each.delete() == 204
-            each.client.close()
+        for number in range(1, 4):
+            answers = [client.post(session, json={"NUMBER": 2}) for client, session in sessions]
+            assert [(each.status_code, each.json()["SUM"]) for each in answers] == [(200, 2 * number)] * len(sessions)
+        for client, session in sessions:
+            assert client.delete(session).status_code == 204
+            client.close()

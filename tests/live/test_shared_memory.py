@@ -18,7 +18,6 @@ from app.shared_memory.leases import Lease, SharedMemory
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
-from tests.toolkit import raw_http
 from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
@@ -74,25 +73,6 @@ def test_an_answer_is_the_same_with_and_without_shared_memory(
     assert gateway.metric("large_calls_total") == 0
 
 
-def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], GatewayProcess]) -> None:
-    gateway = start()
-
-    def held() -> float:
-        return gateway.metric("shared_memory_bytes", state="used")
-
-    assert post(gateway, b"a" * MIB).status_code == 200
-    free = gateway.metric("shared_memory_bytes", state="free")
-    half = raw_http.post(
-        "/v1/pipelines/scripted_large", b"b" * (MIB // 2), size=MIB, media_type="application/octet-stream"
-    )
-    with raw_http.dialed(gateway) as client:
-        client.sendall(half)
-        eventually(lambda: held() == free)
-        assert post(gateway, b"c" * MIB).json()["fill"][0] == float(ord("c"))
-    eventually(lambda: held() == 0)
-    assert post(gateway, b"d" * (MIB - 1)).json() == {"sum": (MIB - 1) * ord("d"), "fill": [float(ord("d"))] * 131072}
-
-
 def test_killed_and_stopped_gateways_leave_no_regions(
     start: Callable[[], GatewayProcess], triton: EmbeddedTriton
 ) -> None:
@@ -110,18 +90,6 @@ def test_killed_and_stopped_gateways_leave_no_regions(
     gateway.process.terminate()
     gateway.process.wait(PATIENCE_S)
     assert (files(orphan), files(own), registered(triton)) == (set(), set(), set())
-
-
-def test_shared_memory_parameters_of_a_caller_are_rejected(gateway: GatewayProcess) -> None:
-    url = f"{gateway.url}/v1/pipelines/scripted_large"
-    for name in ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"):
-        answers = [
-            httpx.post(url, json={"file": "YQ==", name: "x"}),
-            httpx.post(url, files={"file": b"a"}, data={name: "x"}),
-            post(gateway, b"a", **{name: 1}),
-            httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {name: "x"}}),
-        ]
-        assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(422, "invalid_input")] * 4
 
 
 async def test_the_region_of_an_abandoned_call_is_not_reused(triton: EmbeddedTriton) -> None:

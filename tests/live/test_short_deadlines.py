@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,11 @@ import pytest
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
 from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
 from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
-from tests.toolkit.processes import running_triton
+from tests.toolkit.processes import LIVE, live_triton
 
 CLIENTS = 8
 SHORTEST_S, LONGEST_S = 0.001, 0.1
@@ -32,16 +31,12 @@ ENDS = {"DeadlineExceeded", "ModelError", "TooManyRequests", "ok"}
 """No call reports that Triton is gone."""
 
 
-@pytest.fixture(scope="module")
-def own_triton(
-    tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestconfig: pytest.Config
-) -> Iterator[EmbeddedTriton]:
-    """A Triton that no other test uses and that is not restarted."""
-    repository = tmp_path_factory.mktemp("repository")
+def link_models(repository: Path) -> None:
     for name in ("ocr_bls", "text_detect", "text_recognize"):
-        (repository / name).symlink_to(pytestconfig.rootpath / "triton_models" / name)
-    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
-        yield server
+        (repository / name).symlink_to(LIVE.parents[1] / "triton_models" / name)
+
+
+own_triton = live_triton(link_models)  # no other test uses it, and it is not restarted
 
 
 @dataclass(frozen=True)

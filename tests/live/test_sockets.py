@@ -20,7 +20,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
-from tests.toolkit.raw_http import dialed, rest
+from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
     event_of,
@@ -242,6 +242,25 @@ async def test_keys(protected: GatewayProcess) -> None:
             assert (await events_of(client, 1))[-1][0] == "done"
         status, problem = await refusal(protected, "scripted_stream", **options)
         assert (status, problem["code"]) == (403, "forbidden")
+
+
+SPELLINGS = {
+    "/v1/pipelines/scripted": 401,
+    "/v1/pipelines/%73cripted": 401,
+    "//v1/pipelines/scripted": 404,
+    "/v1//pipelines/scripted": 404,
+    "/health/../v1/pipelines/scripted": 404,
+    "/v1/pipelines/scripted?x=/health/live": 401,
+    "http://x/v1/pipelines/scripted": 401,
+}
+
+
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_each_spelling_of_an_address_needs_a_key(protected: GatewayProcess, path: str) -> None:
+    """The gateway answers although a client never sends the body."""
+    with dialed(protected, 20) as connection:
+        connection.sendall(post(path, b"", size=4_000_000))
+        assert int(connection.recv(100).split()[1]) == SPELLINGS[path]
 
 
 async def test_without_a_key_or_with_a_wrong_one(protected: GatewayProcess) -> None:

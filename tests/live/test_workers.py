@@ -85,25 +85,6 @@ def lines_by_worker(gateway: GatewayProcess) -> Counter[object]:
     return Counter(line["worker"] for line in gateway.json_lines() if line.get("pipeline") == "scripted")
 
 
-async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
-    async with connections_to_each(pair, 2) as connections:
-        for each in connections.values():
-            for connection in each:
-                connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=3, interval_s=1.0))
-        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 4)
-        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
-    assert pair.metric("stream_outputs_total", pipeline="scripted_patient") == 12
-    assert pair.metric("triton_up") == 1
-    assert pair.metric("build_info") == 1
-    assert pair.metric("model_ready", model="scripted_stream") == 1
-
-
-def test_resumable_streams_are_501_and_the_log_says_so_once(pair: GatewayProcess) -> None:
-    answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
-    assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
-    assert sum("resumable_streams_off" in str(line["message"]) for line in pair.json_lines()) == 1
-
-
 def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> None:
     valid = config.read_text()
     config.write_text("pipelines: [")
@@ -193,7 +174,7 @@ class PagePoller:
 
 
 async def test_drain_ends_the_streams_of_every_worker(pair: GatewayProcess) -> None:
-    """No later test can use the pair, because it has ended."""
+    """No later test can use the pair, because it has ended. Each line of its log is JSON."""
     async with connections_to_each(pair, 1) as found:
         connections = [one for each in found.values() for one in each]
         for connection in connections:
@@ -211,6 +192,9 @@ async def test_drain_ends_the_streams_of_every_worker(pair: GatewayProcess) -> N
             assert b'"code":"draining"' in received
             assert not was_reset
     assert await asyncio.to_thread(pair.process.wait, PATIENCE_S) == 0
+    messages = [json.loads(line)["message"] for line in pair.log.splitlines()]
+    assert any("is replaced" in each for each in messages)
+    assert any(each.startswith("draining") for each in messages)
 
 
 @pytest.mark.full

@@ -1,13 +1,12 @@
-"""An OpenTelemetry collector: takes OTLP over HTTP, protobuf from the gateway and JSON from Triton, and keeps spans."""
+"""An OpenTelemetry collector (OTLP over HTTP: protobuf of the gateway, JSON of Triton), and exports like Triton's."""
 
 import json
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from google.protobuf import json_format
@@ -15,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from tests.toolkit.http_server import answering
 
 WAIT_S = 60.0
 _HEX_IDS = ("traceId", "spanId", "parentSpanId")
@@ -64,32 +65,14 @@ class Collector:
 def collecting() -> Iterator[Collector]:
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 1.0
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
+        assert request.path == "/v1/traces"
+        media_type = request.headers["Content-Type"]
+        return 200, media_type, collector.take(body, media_type)
 
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            content_type = self.headers["Content-Type"]
-            answer = collector.take(self.rfile.read(int(self.headers["Content-Length"])), content_type)
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = False  # waited for at the end, so that no connection is left open
-        collector.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as port:
+        collector.url = f"http://127.0.0.1:{port}"
+        yield collector
 
 
 def spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
@@ -122,3 +105,56 @@ def _with_base64_ids(body: bytes) -> str:
             for span in scope["spans"]:
                 span |= {name: b64encode(bytes.fromhex(span[name])).decode() for name in _HEX_IDS if name in span}
     return json.dumps(request)
+
+
+COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+
+
+@dataclass
+class Export:
+    """Spans of one trace. Times are in milliseconds after ``started_ns``."""
+
+    trace_id: str
+    request_id: str
+    started_ns: int
+    spans: list[dict[str, Any]] = field(default_factory=list)
+
+    def call(self, start_ms: float, end_ms: float, answered_ms: float) -> str:
+        return self._add("InferRequest", "", (start_ms, end_ms), {"INFER_RESPONSE_COMPLETE": answered_ms})
+
+    def run(self, model: str, parent: str, start_ms: float, end_ms: float, *compute_ms: float, name: str = "") -> str:
+        """``compute_ms``: the four times of the phases; none for an ensemble. ``name``: replaces the request's id."""
+        span_id = self._add(model, parent, (start_ms, end_ms), {"QUEUE_START": start_ms})
+        self.spans[-1]["attributes"] = [
+            {"key": "triton.model_name", "value": {"stringValue": model}},
+            {"key": "triton.model_version", "value": {"intValue": "1"}},
+            {"key": "triton.request_id", "value": {"stringValue": name or self.request_id}},
+        ]
+        if compute_ms:
+            self._add("compute", span_id, (compute_ms[0], compute_ms[3]), dict(zip(COMPUTE, compute_ms, strict=True)))
+        return span_id
+
+    def body(self) -> bytes:
+        scope = {"scope": {"name": "triton-server"}, "spans": self.spans}
+        resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "triton-inference-server"}}]}
+        return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode()
+
+    def _add(self, name: str, parent: str, window_ms: tuple[float, float], events: dict[str, float]) -> str:
+        """Without attributes."""
+        span_id = f"{len(self.spans) + 1:016x}"
+        self.spans.append(
+            {
+                "traceId": self.trace_id,
+                "spanId": span_id,
+                "parentSpanId": parent or "f" * 16,
+                "name": name,
+                "kind": 2,
+                "startTimeUnixNano": self._ns(window_ms[0]),
+                "endTimeUnixNano": self._ns(window_ms[1]),
+                "events": [{"name": event, "timeUnixNano": self._ns(at_ms)} for event, at_ms in events.items()],
+            }
+        )
+        return span_id
+
+    def _ns(self, at_ms: float) -> str:
+        return str(self.started_ns + round(at_ms * 1e6))

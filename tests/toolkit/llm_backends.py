@@ -1,4 +1,4 @@
-"""Stand-ins of the LLM backends in a real Triton, and a gateway over them without a ``gateway.yaml``."""
+"""Stand-ins of the LLM backends in a real Triton, gateways over them, and pipelines with tools and reasoning."""
 
 import json
 from collections.abc import Iterator
@@ -63,4 +63,40 @@ def running_embeddings(folder: Path, backends: EmbeddedTriton) -> Iterator[Gatew
     (folder / "gateway.yaml").write_text(json.dumps(config))
     settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
     with running_gateway(folder / "gateway", **settings) as gateway:
+        yield gateway
+
+
+TOOL_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.tool_calls %}<called {{ message.tool_calls[0].function.arguments.city }}>{% endif %}"
+    "{{ message.content }}{% endfor %}"
+)
+TOOL_CONFIG = {
+    "pipelines": {
+        name: {
+            "model": "vllm",
+            "preset": "vllm",
+            "openai": {"chat": {"template_text": TOOL_TEMPLATE}, "tools": name, "reasoning": reasoning},
+        }
+        for name, reasoning in (("hermes", "qwen3"), ("mistral", "none"), ("gpt_oss", "gpt_oss"))
+    }
+}
+TOOL_TEXTS = {
+    "hermes": "<think>Hm.</think>\nWait.\n<tool_call>\n"
+    '{"name": "weather", "arguments": {"city": "Z\u00fcrich"}}\n</tool_call>',
+    "mistral": 'Wait.[TOOL_CALLS]weather[ARGS]{"city": "Z\u00fcrich"}',
+    "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Z\u00fcrich"}',
+}
+"""What each model writes to say "Wait." and call ``weather`` with ``{"city": "Z\u00fcrich"}``."""
+
+
+@contextmanager
+def running_tool_models(folder: Path, models_venv: Path) -> Iterator[GatewayProcess]:
+    write_models(folder / "models", [BY_NAME["vllm"]])
+    (folder / "gateway.yaml").write_text(json.dumps(TOOL_CONFIG))
+    with (
+        running_triton(EmbeddedOptions(folder / "models", models_venv)) as triton,
+        running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway,
+    ):
         yield gateway

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +9,9 @@ from pathlib import Path
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.certificates import Authority
+from tests.toolkit.programs import listens, running_program
 
 PAGE = ROOT / "docs" / "how-to" / "proxies.md"
-START_S = 60.0
 USER = "" if os.getuid() else "user root root;"
 """The user who may read the test's folder; by default nginx's workers change to another one."""
 CONFIG = """
@@ -83,23 +80,5 @@ def running_nginx(folder: Path, require: Require, port: int, servers: str) -> It
     require(nginx, "nginx is not installed: `make system-packages` installs it")
     (folder / "nginx.conf").write_text(CONFIG.format(user=USER, folder=folder, servers=servers))
     command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process, folder / "error.log")
+    with running_program(command, folder / "nginx.log", lambda: listens(port)):
         yield
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, "nginx did not start in time"
-            time.sleep(0.02)
-        else:
-            return

@@ -13,10 +13,9 @@ from app.api.explain.explanations import Explained, Explanations, TritonSpan, sp
 from app.core.errors import InvalidJson, ModelError, Outcome
 from app.observability.record import RequestRecord
 from tests.api.conftest import FINAL, PNG, scripted, word
-from tests.toolkit.collector import collecting
+from tests.toolkit.collector import Export, collecting
 from tests.toolkit.gateway import Served
 from tests.toolkit.keys import bearer, entry, write_keys
-from tests.toolkit.triton_spans import Export
 
 EXPLAIN = {"X-Explain": "1"}
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16

@@ -7,7 +7,7 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.session_models import write_models
+from tests.live.sessions import write_models
 from tests.toolkit.processes import running_triton, scripted_models
 
 

@@ -7,7 +7,6 @@ Keys of SCRIPT (JSON):
     omit: the outputs that the response does not have.
     error: {code, message}, or {code, signed: a reason, rid: a request id, by default that of the request}.
     raise: the text of an exception.
-    crash: true ends the process of the model.
     notice: a file for the time when the model sees a cancellation.
     journal, token: a file to which the model adds "TOKEN received", then "TOKEN answered" or "TOKEN failed".
 """
@@ -33,8 +32,6 @@ class TritonPythonModel:
         script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
         _note(script, "received")
         self._sleep(request, script)
-        if "crash" in script:
-            os._exit(1)
         _note(script, "failed" if "raise" in script or "error" in script else "answered")
         if "raise" in script:
             raise ValueError(script["raise"])

@@ -2,9 +2,7 @@
 
 Keys of SCRIPT (JSON):
     text: the value of TEXT.
-    number: the value of each element of the row of NUMBERS.
-    width: the number of elements of each row of NUMBERS, the largest of the request; by default 2.
-    extra: rows of NUMBERS after the last row, which belong to no item.
+    number: the value of both elements of the row of NUMBERS.
     omit: the outputs that the response does not have.
     error: {code, message}.
     sleep_s: the time before the response, the longest of the request.
@@ -54,8 +52,5 @@ def _note(scripts, event):
 
 def _tensors(scripts):
     text = np.array([[script.get("text", "hello").encode()] for script in scripts], dtype=np.object_)
-    width = max(script.get("width", 2) for script in scripts)
-    rows = [[script.get("number", 0)] * width for script in scripts]
-    rows += [[0] * width] * sum(script.get("extra", 0) for script in scripts)
-    numbers = np.array(rows, dtype=np.float32).reshape(len(rows), width)
+    numbers = np.array([[script.get("number", 0)] * 2 for script in scripts], dtype=np.float32)
     return [pb_utils.Tensor("TEXT", text), pb_utils.Tensor("NUMBERS", numbers)]

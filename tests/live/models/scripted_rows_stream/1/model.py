@@ -2,12 +2,10 @@
 
 Keys of SCRIPT (JSON):
     words: the values of TEXT, one for each response.
-    interval_s: the time before each response.
     error: the message of an error after the last response.
 """
 
 import json
-import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -23,7 +21,6 @@ def _send(request, sender):
     given = pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()
     script = json.loads(given[0, 0]) if len(given) == 1 else {"error": f"{len(given)} rows"}
     for number, word in enumerate(script.get("words", [])):
-        time.sleep(script.get("interval_s", 0))
         text = pb_utils.Tensor("TEXT", np.array([[word.encode()]], dtype=np.object_))
         sender.send(pb_utils.InferenceResponse([text, pb_utils.Tensor("NUMBER", np.array([[number]], np.int32))]))
     if "error" in script:

@@ -7,7 +7,7 @@ The first output is a text. Keys of the script (JSON):
     bytes: the size of the text of each response, instead of texts; of a list, the model repeats the sizes.
     items: the number of token ids of each response; the last number applies to all later responses.
     omit: the outputs that the responses do not have.
-    then: what follows the responses: final (default), final_with_last, error, crash, or silence until a cancellation.
+    then: what follows the responses: final (default), final_with_last, error, or silence until a cancellation.
     error: {code, message}, or {code, signed: a reason}.
     raise: the text of an exception.
     notice: a file for the time when the model sees a cancellation and the number of responses sent before.
@@ -62,8 +62,6 @@ def _answer(sender, script, request_id):
         sender.send(response)
     if then == "silence":
         _is_cancelled_within(sender, script, 3600.0, count)
-    if then == "crash":
-        os._exit(1)
     _note(script, "answered" if then == "final" else "failed")
     if then == "error":
         error = script.get("error", {"code": "INTERNAL", "message": "scripted"})

@@ -1,10 +1,13 @@
-"""Checks that a pod is complete and safe, and ends in order. Each check yields its findings."""
+"""Checks that a pod is complete and safe, and ends in order. Each public function is a check and yields its findings.
+
+Source of the rules of the ``restricted`` Pod Security Standard: Kubernetes documentation, "Pod Security Standards",
+version 1.30.
+"""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.helm.pod_security import breaches
 from tests.helm.release import Release
 
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
@@ -15,6 +18,8 @@ EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gatew
 EXTERNAL_SECRETS |= {"redis-client", "collector-ca"}
 """Secrets that the values files of ci/ name and the chart does not create."""
 SHUTDOWN_MARGIN_S = 5
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"}
+VOLUMES |= {"secret"}
 
 
 def mounts(release: Release) -> Iterator[str]:
@@ -127,7 +132,7 @@ def quantities(release: Release) -> Iterator[str]:
         )
         for name, wanted in resources.get("requests", {}).items():
             limit = resources.get("limits", {}).get(name)
-            if limit is not None and amount(wanted) > amount(limit):
+            if limit is not None and _amount(wanted) > _amount(limit):
                 yield f"{container['name']}: requests {wanted} of {name}, but the limit is {limit}"
         if "memory" not in resources.get("limits", {}):
             yield f"{container['name']}: has no memory limit"
@@ -141,11 +146,11 @@ def shared_memory(release: Release) -> Iterator[str]:
         }
         if "/dev/shm" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
             yield f"{container['name']}: /dev/shm has the runtime's 64 MiB"
-        elif amount(sizes["shm"]) > amount(container["resources"]["limits"]["memory"]) / 2:
+        elif _amount(sizes["shm"]) > _amount(container["resources"]["limits"]["memory"]) / 2:
             yield f"{container['name']}: /dev/shm may take more than half of its memory"
 
 
-def amount(quantity: str | int) -> float:
+def _amount(quantity: str | int) -> float:
     """In the base unit: cores or bytes."""
     match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", str(quantity))
     if match is None:
@@ -185,7 +190,39 @@ def service_links(release: Release) -> Iterator[str]:
 
 def pod_security(release: Release) -> Iterator[str]:
     for name, pod in release.pods.items():
-        yield from (f"{name}: {breach}" for breach in breaches(pod))
+        yield from (f"{name}: {breach}" for breach in _breaches(pod))
+
+
+def _breaches(pod: dict[str, Any]) -> Iterator[str]:
+    """Yields the violations of a pod spec."""
+    yield from (f"{field} is true" for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
+    for volume in pod.get("volumes", []):
+        if kinds := set(volume) - {"name"} - VOLUMES:
+            yield f"volume {volume['name']} is a {kinds.pop()}"
+    whole_pod = pod.get("securityContext", {})
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        for breach in _container_breaches(container, whole_pod):
+            yield f"container {container['name']}: {breach}"
+
+
+def _container_breaches(container: dict[str, Any], whole_pod: dict[str, Any]) -> Iterator[str]:
+    own = container.get("securityContext", {})
+    capabilities = own.get("capabilities", {})
+    if own.get("allowPrivilegeEscalation") is not False:
+        yield "may escalate privileges"
+    if own.get("privileged"):
+        yield "is privileged"
+    if "ALL" not in capabilities.get("drop", []) or set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}:
+        yield "keeps capabilities"
+    if own.get("runAsNonRoot", whole_pod.get("runAsNonRoot")) is not True:
+        yield "may run as root"
+    if own.get("runAsUser", whole_pod.get("runAsUser")) == 0:
+        yield "runs as root"
+    profile = own.get("seccompProfile", whole_pod.get("seccompProfile", {}))
+    if profile.get("type") not in {"RuntimeDefault", "Localhost"}:
+        yield "has no seccomp profile"
+    if any("hostPort" in port for port in container.get("ports", [])):
+        yield "takes a port of the node"
 
 
 def unique_names(release: Release) -> Iterator[str]:

@@ -65,6 +65,16 @@ PLACES: list[tuple[Document, str, Any]] = [
     ({"triton": {"startupSeconds": 10}}, "triton startupProbe failureThreshold", 5),
     ({"triton": {"startupSeconds": 601}}, "triton startupProbe failureThreshold", 301),
     *(({"service": INTERNAL}, f"Service spec {key}", value) for key, value in INTERNAL.items()),
+    (
+        {"service": {"port": 8000}},
+        "Service spec ports",
+        [{"name": "http", "port": 8000, "targetPort": "http", "appProtocol": "http"}],
+    ),
+    (
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+        "HTTPRoute spec rules 0 timeouts",
+        {"request": "0s", "backendRequest": "0s"},
+    ),
     (OF_ALL, "Service metadata annotations", {"a": "own", "b": "all"}),
     ({"replicaCount": 4}, "Deployment spec replicas", 4),
     ({"revisionHistoryLimit": 2}, "Deployment spec revisionHistoryLimit", 2),

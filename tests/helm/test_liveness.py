@@ -5,40 +5,25 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from tests.conftest import Require
 from tests.helm.rendering import render, triton_container
+from tests.toolkit.http_server import answering
 from tests.toolkit.processes import free_ports
-
-POLL_S = 0.02
-"""How long the end of a server takes."""
 
 
 @contextmanager
-def answering(status: int | None) -> Iterator[int]:
+def server_of(status: int | None) -> Iterator[int]:
     """Yields the port of a server that answers with ``status``, or a port without a server for None."""
     if status is None:
-        (port,) = free_ports(1)
-        yield port
+        yield from free_ports(1)
         return
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+    with answering(lambda *_: (status, "text/plain", b"")) as port:
+        yield port
 
 
 @pytest.mark.parametrize(
@@ -83,8 +68,8 @@ def passes(triton: int | None, gateway: int | None, process: int) -> bool:
     command = triton_container(render())["livenessProbe"]["exec"]["command"]
     with ExitStack() as stack:
         places = {
-            ":8000/": f":{stack.enter_context(answering(triton))}/",
-            ":8081/": f":{stack.enter_context(answering(gateway))}/",
+            ":8000/": f":{stack.enter_context(server_of(triton))}/",
+            ":8081/": f":{stack.enter_context(server_of(gateway))}/",
             "/proc/[0-9]*/": f"/proc/{process}/",
         }
         for place, actual in places.items():

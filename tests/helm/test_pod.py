@@ -1,10 +1,16 @@
-"""The pod: the sidecar, GPUs, model sources, strategy, disruption budget."""
+"""The pod: the sidecar, GPUs, sources of models, strategy, disruption budget, shutdown; examples for LLM backends."""
 
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from app.settings import read_settings
+from tests.helm.cross_checks import faults
 from tests.helm.rendering import (
+    CHART,
     ChartRefused,
     Document,
     environment_of,
@@ -20,12 +26,6 @@ from tests.helm.rendering import (
 def volume(documents: list[Document], name: str) -> Document:
     (found,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == name)
     return dict(found)
-
-
-def test_triton_is_a_native_sidecar() -> None:
-    documents = render()
-    assert [each["name"] for each in pod_spec(documents)["containers"]] == ["gateway"]
-    assert triton_container(documents)["restartPolicy"] == "Always"
 
 
 def test_only_the_metrics_of_triton_leave_loopback() -> None:
@@ -53,6 +53,15 @@ class TestLargeTensors:
         assert volume(documents, "shm")["emptyDir"]["medium"] == "Memory"
         assert environment_of(gateway_container(documents))["GATEWAY_SHARED_MEMORY_BYTES"] == "268435456"
 
+    @pytest.mark.parametrize(
+        "triton", [{}, {"enabled": False, "external": {"grpcUrl": "a:1"}, **ON["triton"]}], ids=str
+    )
+    def test_by_default_and_with_an_external_triton_there_is_none(self, triton: Document) -> None:
+        container = gateway_container(render({"triton": triton}))
+        assert container["resources"]["limits"] == {"memory": "512Mi"}
+        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
+
     @pytest.mark.parametrize(("size", "limit"), [(268_435_456, "768Mi"), (268_435_457, "769Mi")])
     def test_the_gateways_memory_limit_includes_it(self, size: int, limit: str) -> None:
         values: Document = {"triton": {"sharedMemory": {"bytes": size}}}
@@ -61,18 +70,6 @@ class TestLargeTensors:
         assert resources["requests"] == gateway_container(render())["resources"]["requests"]
         own = {"resources": {"limits": {"memory": "2Gi"}}}
         assert gateway_container(render({**values, "gateway": own}))["resources"]["limits"] == {"memory": "2Gi"}
-
-    def test_by_default_the_gateway_has_no_shared_memory(self) -> None:
-        container = gateway_container(render())
-        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
-
-    def test_an_external_triton_shares_no_memory(self) -> None:
-        triton = {"enabled": False, "external": {"grpcUrl": "a:1"}, **self.ON["triton"]}
-        container = gateway_container(render({"triton": triton}))
-        assert container["resources"]["limits"] == {"memory": "512Mi"}
-        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
 
     @pytest.mark.parametrize(
         ("shared", "is_given"),
@@ -166,3 +163,75 @@ def test_the_test_pod_stays_until_the_next_test() -> None:
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
     assert pod["spec"]["containers"][0]["image"] == gateway_container(render())["image"]
+
+
+LLM_FILES = [CHART / "ci" / f"{name}-values.yaml" for name in ("vllm", "tensorrt-llm")]
+
+
+@pytest.fixture(params=LLM_FILES, ids=lambda path: path.stem)
+def of_llm(request: pytest.FixtureRequest) -> list[Document]:
+    return render(request.param)
+
+
+def mounts_of(container: Document) -> dict[str, Document]:
+    return {each["mountPath"]: each for each in container["volumeMounts"]}
+
+
+def volumes_of(documents: list[Document]) -> dict[str, Document]:
+    return {each["name"]: each for each in pod_spec(documents)["volumes"]}
+
+
+def test_triton_has_a_gpu_gibibytes_of_memory_and_half_an_hour_to_start(of_llm: list[Document]) -> None:
+    triton = triton_container(of_llm)
+    assert triton["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert pod_spec(of_llm)["runtimeClassName"] == "nvidia"
+    volume = volumes_of(of_llm)[mounts_of(triton)["/dev/shm"]["name"]]
+    assert (volume["emptyDir"]["medium"], volume["emptyDir"]["sizeLimit"][-2:]) == ("Memory", "Gi")
+    assert int(volume["emptyDir"]["sizeLimit"][:-2]) >= 4
+    assert triton["startupProbe"]["periodSeconds"] * triton["startupProbe"]["failureThreshold"] >= 1800
+    assert "--disable-auto-complete-config" not in triton["args"], "config.pbtxt of vLLM usually names no tensors"
+
+
+def test_both_containers_read_the_volume_of_models(of_llm: list[Document]) -> None:
+    """Triton the repository, the gateway the folder of GATEWAY_TOKENIZERS."""
+    tokenizers = environment_of(gateway_container(of_llm))["GATEWAY_TOKENIZERS"]
+    repository = mounts_of(triton_container(of_llm))["/models"]
+    folder = mounts_of(gateway_container(of_llm))[tokenizers]
+    assert (folder["name"], folder["readOnly"], repository["readOnly"]) == (repository["name"], True, True)
+    assert folder["subPath"] != repository["subPath"]
+    assert "persistentVolumeClaim" in volumes_of(of_llm)[folder["name"]]
+
+
+@pytest.mark.parametrize("path", LLM_FILES, ids=lambda path: path.stem)
+def test_the_file_says_that_it_was_not_run(path: Path) -> None:
+    assert "Not run on a GPU" in path.read_text().splitlines()[0]
+
+
+seconds = {
+    "delaySeconds": st.integers(1, 600),
+    "longestStreamSeconds": st.integers(1, 86_400),
+    "tritonExitSeconds": st.integers(1, 3_600),
+    "marginSeconds": st.integers(10, 3_600),
+}
+
+
+def check_shutdown(shutdown: dict[str, int]) -> None:
+    documents = render({"shutdown": shutdown})
+    gateway, triton = gateway_container(documents), triton_container(documents)
+    assert pod_spec(documents)["terminationGracePeriodSeconds"] == sum(shutdown.values())
+    settings = read_settings(environment_of(gateway), {})
+    assert (settings.shutdown_delay_s, settings.drain_s) == (shutdown["delaySeconds"], shutdown["longestStreamSeconds"])
+    assert f"--exit-timeout-secs={shutdown['tritonExitSeconds']}" in triton["args"]
+    assert faults(documents) == {}
+
+
+@pytest.mark.parametrize("values", [(1, 1, 1, 10), (600, 86_400, 3_600, 3_600), (2, 30, 500, 70), (590, 9, 8, 11)])
+def test_grace_period_drain_and_exit_timeout_agree(values: tuple[int, ...]) -> None:
+    check_shutdown(dict(zip(seconds, values, strict=True)))
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None)
+@given(shutdown=st.fixed_dictionaries(seconds))
+def test_any_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> None:
+    check_shutdown(shutdown)

@@ -3,13 +3,10 @@
 import os
 import shutil
 import ssl
-import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,10 +19,10 @@ from app.settings import Settings, read_settings
 from tests.conftest import Require
 from tests.helm.rendering import Document, environment_of, gateway_container, pod_spec, render
 from tests.toolkit.certificates import Authority
-from tests.toolkit.processes import free_ports, is_free
-from tests.toolkit.waiting import eventually
+from tests.toolkit.http_server import answering
+from tests.toolkit.processes import free_ports
+from tests.toolkit.programs import listens, running_program
 
-START_S = 60.0
 CA = "/etc/private-ca/ca.crt"
 
 
@@ -83,16 +80,9 @@ def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterato
     issued.cert_chain_pems[0].write_to_path(str(tmp_path / "server.pem"))
     tls = {"port": port, "cert-file": "server.pem", "key-file": "server.key", "auth-clients": "no"}
     options = [word for name, value in tls.items() for word in (f"--tls-{name}", str(value))]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["redis-server", "--port", "0", "--save", "", *options], stdout=log, stderr=log, cwd=tmp_path
-        )
-    try:
-        eventually(lambda: not is_free(port))
+    command = ["redis-server", "--port", "0", "--save", "", *options]
+    with running_program(command, tmp_path / "log", lambda: listens(port), cwd=tmp_path):
         yield f"rediss://localhost:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(START_S)
 
 
 async def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
@@ -114,27 +104,14 @@ def collector(authority: Authority) -> Iterator[tuple[str, list[str]]]:
     """Yields the address of a collector with TLS, and the paths of its requests."""
     paths: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            paths.append(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
-
-    class Server(HTTPServer):
-        def handle_error(self, *_: Any) -> None:
-            """A client that does not trust the certificate closes its connection."""
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str, bytes]:
+        paths.append(request.path)
+        return 200, "application/x-protobuf", b""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue("localhost").configure_cert(context)
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"https://localhost:{server.server_port}/v1/traces", paths
-        server.shutdown()
+    with answering(answer, context) as port:
+        yield f"https://localhost:{port}/v1/traces", paths
 
 
 async def test_a_collector_with_a_certificate_of_the_authority_gets_spans(

@@ -1,8 +1,6 @@
 """The small Redis for trials of resumable streams: its pod, its clients, and a real server with its arguments."""
 
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +9,10 @@ from redis import Redis
 
 from app.settings import read_settings
 from tests.conftest import Require
-from tests.helm.pod_security import breaches
 from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, render
 from tests.toolkit.processes import free_ports
+from tests.toolkit.programs import listens, running_program
 
-START_S = 60.0
 ON: Document = {"redis": {"enabled": True}}
 
 
@@ -39,13 +36,6 @@ def test_the_gateway_uses_the_redis_of_the_chart() -> None:
     url = read_settings(environment_of(gateway_container(documents)), {}).redis_url
     (port,) = part(documents, "Service")["spec"]["ports"]
     assert url == f"redis://{part(documents, 'Service')['metadata']['name']}:{port['port']}/0"
-
-
-def test_the_pod_complies_with_the_restricted_standard() -> None:
-    pod = part(render(ON), "Deployment")["spec"]["template"]["spec"]
-    assert list(breaches(pod)) == []
-    assert container(render(ON))["securityContext"]["readOnlyRootFilesystem"]
-    assert "volumes" not in pod
 
 
 def test_only_the_gateway_can_connect_to_redis() -> None:
@@ -72,26 +62,12 @@ def redis(tmp_path: Path, require: Require) -> Iterator[Redis]:
     said = container(render(ON))
     assert said["args"][:2] == ["--port", "6379"]
     command = [*said["command"], "--port", str(port), *said["args"][2:]]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
-    try:
-        with Redis(port=port) as client:
-            ends = time.monotonic() + START_S
-            while not answers(client):
-                assert time.monotonic() < ends, (tmp_path / "log").read_text()
-                time.sleep(0.02)
-            yield client
-    finally:
-        process.terminate()
-        process.wait(START_S)
+    with (
+        running_program(command, tmp_path / "log", lambda: listens(port), cwd=tmp_path),
+        Redis(port=port) as client,
+    ):
+        yield client
     assert [each.name for each in tmp_path.iterdir()] == ["log"], "the root file system is read-only"
-
-
-def answers(client: Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except OSError:
-        return False
 
 
 def test_a_real_redis_starts_with_its_arguments(redis: Redis) -> None:

@@ -1,14 +1,37 @@
-"""Every branch of every template, on every Kubernetes version, passes helm, the API's schemas and the cross checks."""
+"""Each branch of each template passes helm, Kubernetes' schemas and the cross checks, which find planted faults.
 
+Each value is described, and Helm and Artifact Hub can read the metadata.
+"""
+
+import base64
+import json
 import re
 import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from tests.conftest import Require
 from tests.helm.cross_checks import faults
-from tests.helm.rendering import CHART, KUBERNETES_VERSIONS, ChartRefused, combinations, helm, render, render_text
-from tests.helm.schema_check import schema_faults
+from tests.helm.rendering import (
+    CHART,
+    KUBERNETES_VERSIONS,
+    ROOT,
+    ChartRefused,
+    Document,
+    combinations,
+    helm,
+    render,
+    render_text,
+    the,
+)
+from tests.helm.schema_check import SCHEMAS, schema_faults
+from tests.toolkit.environments import npm_environment
 
 NEWEST = KUBERNETES_VERSIONS[-1]
 every_combination = pytest.mark.parametrize(
@@ -92,3 +115,121 @@ def _marked(line: str, name: str, branches: dict[str, str]) -> str:
         return line
     branches[name] = action[1]
     return f'{line.rstrip()}{{{{ "\\n# branch {name} #\\n" }}}}\n'
+
+
+METADATA = yaml.safe_load((CHART / "Chart.yaml").read_text())
+CATEGORIES = {
+    "ai-machine-learning",
+    "database",
+    "integration-delivery",
+    "monitoring-logging",
+    "networking",
+    "security",
+    "storage",
+    "streaming-messaging",
+}
+"""Source: Artifact Hub's documentation, "Helm annotations"."""
+LISTS = {"artifacthub.io/links", "artifacthub.io/recommendations"}
+
+
+def test_the_icon_is_the_icon_of_the_console() -> None:
+    kind, _, content = METADATA["icon"].partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(content) == (ROOT / "app" / "console" / "static" / "icon.svg").read_bytes()
+
+
+def test_annotations_are_known_to_artifact_hub() -> None:
+    annotations = METADATA["annotations"]
+    assert annotations["artifacthub.io/category"] in CATEGORIES
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert annotations["artifacthub.io/license"] == project["license"]
+    for name in LISTS:
+        assert all(each["url"].startswith("https://") for each in yaml.safe_load(annotations[name]))
+
+
+def test_addresses_are_not_placeholders() -> None:
+    """The chart has no addresses of a publisher; the README lists where to add them."""
+    assert "example." not in (CHART / "Chart.yaml").read_text()
+    section = (CHART / "README.md").read_text().partition("## Publish the chart")[2].partition("\n## ")[0]
+    for field in ("home", "sources", "maintainers", "artifacthub.io/images"):
+        assert f"`{field}" in section
+    assert "home" not in METADATA
+
+
+MAPPINGS_OF_KUBERNETES = {"resources", "securityContext", "podSecurityContext", "labels"}
+"""Each is one value, described as a whole."""
+
+
+def test_every_value_is_described() -> None:
+    text = (CHART / "values.yaml").read_text()
+    described = dict(comments(yaml.compose(text), "", text.splitlines()))
+    assert [key for key, comment in described.items() if not comment.startswith("# ")] == []
+    assert len(described) > len(yaml.safe_load(text))
+
+
+def comments(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yields the key of each value, and the line above it."""
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        has_keys = isinstance(value, yaml.MappingNode) and bool(value.value)
+        if has_keys and key.value not in MAPPINGS_OF_KUBERNETES:
+            yield from comments(value, f"{name}.", lines)
+        else:
+            yield name, lines[key.start_mark.line - 1].lstrip()
+
+
+PLANTED = yaml.safe_load((Path(__file__).parent / "planted_faults.yaml").read_text())
+
+
+@pytest.mark.parametrize("plan", PLANTED, ids=[each["fault"] for each in PLANTED])
+def test_the_expected_checks_find_a_planted_fault(plan: dict[str, str], tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    path = chart / "templates" / plan["template"]
+    text = path.read_text()
+    assert plan["original"] in text, "the template has changed: update planted_faults.yaml"
+    path.write_text(text.replace(plan["original"], plan["replacement"]))
+    assert found_by(chart, chart / "ci" / f"{plan['values']}-values.yaml") == set(plan["found_by"])
+
+
+def found_by(chart: Path, values: Path) -> set[str]:
+    """Returns the cross checks that find something, and ``helm`` or ``schema`` if these reject the chart."""
+    try:
+        documents = render(values, chart=chart)
+    except ChartRefused:
+        return {"helm"}
+    refused = {"schema"} if list(schema_faults(documents, "1.33")) else set()
+    return refused | set(faults(documents))
+
+
+PUBLISHED = {"HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+
+
+@pytest.fixture(scope="module")
+def folder(require: Require) -> Path:
+    return npm_environment("published-schemas", Path(__file__).with_name("npm_crds"), require)
+
+
+def checked_with(folder: Path, documents: list[Document]) -> dict[str, Any]:
+    done = subprocess.run(
+        ["node", "validate.mjs"], cwd=folder, input=json.dumps(documents), check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.full
+def test_the_published_schemas_accept_every_configuration(folder: Path) -> None:
+    documents = [each for values, version in combinations() for each in render(values, kubernetes=version)]
+    assert checked_with(folder, documents) == {"kinds": sorted(PUBLISHED), "faults": []}
+    assert set(SCHEMAS) - PUBLISHED == {"EndpointPickerConfig", "InferencePool"}, "which no package publishes"
+
+
+@pytest.mark.full
+def test_the_published_schemas_reject_a_wrong_type(folder: Path) -> None:
+    scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus"}
+    scaled = the(render({"autoscaling": scaling, "podMonitor": {"enabled": True}}), "ScaledObject")
+    scaled["spec"]["triggers"][0]["metadata"]["threshold"] = 8
+    (fault,) = checked_with(folder, [scaled])["faults"]
+    assert fault.startswith("ScaledObject demo-triton-gateway")

@@ -67,7 +67,8 @@ SYSTEM_TLS = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
             {"log_level": "warning", "log_format": "text", "log_tensors": "shapes"},
         ),
         ({"gateway": {"tokenizers": "/tokenizers"}}, {"tokenizers": Path("/tokenizers")}),
-        ({}, {"repairs_triton": True}),
+        ({}, {"repairs_triton": True, "traces_url": None, "api_keys_file": None}),
+        ({"config": {"source": "models"}}, {"config": None}),
         ({"triton": {"repair": False}}, {"repairs_triton": False}),
         (
             {"triton": {"enabled": False, "external": EXTERNAL}},
@@ -153,12 +154,6 @@ def test_the_reference_pipelines_are_those_of_the_image() -> None:
     assert "WORKDIR /app\nCOPY gateway.yaml .\nCOPY samples samples\n" in dockerfile
 
 
-def test_the_source_models_needs_no_file() -> None:
-    documents = render({"config": {"source": "models"}})
-    assert settings_of(documents).config is None
-    assert gateway_container(documents)["workingDir"] != "/app"
-
-
 def test_both_containers_get_the_key_of_signed_early_exits() -> None:
     documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
@@ -193,7 +188,6 @@ def test_api_keys_are_mounted_without_sub_path() -> None:
     path = settings_of(documents).api_keys_file
     assert mounted_files(documents) == {str(path): {"secret": "callers", "key": "file", "mode": 0o440}}
     assert "callers" not in str(triton_container(documents))
-    assert settings_of(render()).api_keys_file is None
 
 
 def test_tls_and_token_to_an_external_triton() -> None:
@@ -234,32 +228,29 @@ def test_both_containers_send_spans_to_the_same_collector(endpoint: str) -> None
 
 
 def test_without_a_collector_there_are_no_spans() -> None:
-    assert settings_of(render()).traces_url is None
     assert not any("trace" in argument for argument in triton_container(render())["args"])
 
 
 @pytest.mark.parametrize(
-    ("explain", "keys", "receives", "traces"),
+    ("explain", "keys", "receives", "traces", "collector"),
     [
-        ("none", "keys", True, False),
-        ("keys", "keys", True, True),
-        ("keys", "", False, False),
-        ("everyone", "", True, True),
+        ("none", "keys", True, False, ""),
+        ("keys", "keys", True, True, ""),
+        ("keys", "", False, False, ""),
+        ("everyone", "", True, True, ""),
+        ("everyone", "", True, True, "http://collector:4318"),
     ],
 )
-def test_explained_requests_get_the_spans_of_the_sidecar(explain: str, keys: str, receives: bool, traces: bool) -> None:
-    values = {"tracing": {"explain": explain}, "gateway": {"apiKeys": {"secretName": keys}}}
+def test_explained_requests_get_the_spans_of_the_sidecar(
+    explain: str, keys: str, receives: bool, traces: bool, collector: str
+) -> None:
+    """The gateway forwards them to a collector."""
+    values = {"tracing": {"explain": explain, "otlpEndpoint": collector}, "gateway": {"apiKeys": {"secretName": keys}}}
     settings, arguments = settings_of(render(values)), triton_container(render(values))["args"]
     assert (settings.explain, settings.receives_spans) == (explain == "everyone", receives)
     url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
-    assert (url in arguments) == traces
-
-
-def test_with_a_collector_the_gateway_forwards_the_spans() -> None:
-    documents = render({"tracing": {"explain": "everyone", "otlpEndpoint": "http://collector:4318"}})
-    urls = [argument for argument in triton_container(documents)["args"] if "url=" in argument]
-    assert urls == ["--trace-config=opentelemetry,url=http://127.0.0.1:8081/v1/traces"]
-    assert settings_of(documents).traces_url == "http://collector:4318/v1/traces"
+    assert [each for each in arguments if "url=" in each] == [url] * traces
+    assert settings.traces_url == (f"{collector}/v1/traces" if collector else None)
 
 
 def test_both_containers_log_shapes() -> None:

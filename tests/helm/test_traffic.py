@@ -1,5 +1,7 @@
 """Routes that support streams, and access to the ports."""
 
+import pytest
+
 from tests.helm.rendering import Document, render, render_text, the
 
 HOSTS = {"ingress": {"enabled": True, "hosts": ["a.example", "b.example"]}}
@@ -41,12 +43,6 @@ def test_every_host_is_served_and_tls_is_optional() -> None:
     spec = the(render(HOSTS), "Ingress")["spec"]
     assert [rule["host"] for rule in spec["rules"]] == ["a.example", "b.example"]
     assert "tls" not in spec
-
-
-def test_an_http_route_sets_no_timeout() -> None:
-    route = the(render({"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute")
-    (rule,) = route["spec"]["rules"]
-    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
 
 
 AFFINE = {
@@ -96,23 +92,12 @@ def test_only_named_clients_and_the_test_pod_reach_the_api() -> None:
     assert allowed == [peer, {"podSelector": {"matchLabels": test_labels}}]
 
 
-def test_restricted_egress_allows_dns_and_an_external_triton() -> None:
+@pytest.mark.parametrize(("tritons", "ports"), [("triton:9001", [9001]), ("a:9001,b:9001,c:9002", [9001, 9002])])
+def test_restricted_egress_allows_dns_and_external_tritons(tritons: str, ports: list[int]) -> None:
     values = {
         "networkPolicy": {"restrictEgress": True},
-        "triton": {"enabled": False, "external": {"grpcUrl": "triton:9001"}},
+        "triton": {"enabled": False, "external": {"grpcUrl": tritons}},
     }
     spec = the(render(values), "NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001]
-
-
-def test_restricted_egress_allows_several_tritons() -> None:
-    external = {"grpcUrl": "a:9001,b:9001,c:9002"}
-    values = {"networkPolicy": {"restrictEgress": True}, "triton": {"enabled": False, "external": external}}
-    spec = the(render(values), "NetworkPolicy")["spec"]
-    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001, 9002]
-
-
-def test_the_service_exposes_only_the_api() -> None:
-    (port,) = the(render({"service": {"port": 8000}}), "Service")["spec"]["ports"]
-    assert (port["port"], port["targetPort"]) == (8000, "http")
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, *ports]

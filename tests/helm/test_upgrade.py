@@ -1,14 +1,14 @@
 """An upgrade keeps the ``gateway.yaml`` of running pods."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import yaml
 
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, helm, of_kind, pod_spec, render, the
+from tests.toolkit.http_server import answering
 
 VERBS = ["get", "list"]
 DISCOVERY: dict[str, Document] = {
@@ -84,23 +84,14 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     made = Cluster()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = made.answer(self.path.partition("?")[0])
-            body = json.dumps(answer or {"kind": "Status", "code": 404, "reason": "NotFound"}).encode()
-            self.send_response(200 if answer else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str, bytes]:
+        found = made.answer(request.path.partition("?")[0])
+        body = json.dumps(found or {"kind": "Status", "code": 404, "reason": "NotFound"}).encode()
+        return 200 if found else 404, "application/json", body
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        made.url = f"http://127.0.0.1:{server.server_port}"
+    with answering(answer) as port:
+        made.url = f"http://127.0.0.1:{port}"
         yield made
-        server.shutdown()
 
 
 def config_maps(documents: list[Document]) -> dict[str, str]:

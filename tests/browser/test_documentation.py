@@ -10,7 +10,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.browser.page import WAIT_S
 from tests.browser.pages import served
 from tests.conftest import Require
-from tests.docs.site import built_site
+from tests.docs.test_site import built_site
 
 PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"

@@ -1,10 +1,7 @@
 """The setup installs a Python with the real uv, from a local mirror of uv's address."""
 
-import functools
-import http.server
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +10,7 @@ import pytest
 
 from app.launcher import machine
 from deploy.python_mirror import write_mirror
-
-
-class _Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Without the log on standard error."""
+from tests.toolkit.http_server import served
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +23,8 @@ def folder(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     """The address of ``folder`` on an HTTP server."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(folder) as origin:
+        yield origin
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""The reference pages match the code: generated tables, and the keys of gateway.yaml."""
+"""The reference pages match the code: generated tables, the command line, and the keys of gateway.yaml."""
 
+import argparse
 import re
 import types
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from app.cli import command_parser
 from app.pipelines import llm_spec as spec_module
 from app.pipelines import spec
 from app.pipelines.spec import GatewaySpec
 from app.sessions.session_terms import SessionSpec
 from app.settings import PREFIX, Settings
-from deploy.reference import default_text, pages
+from deploy.reference import arguments_of, commands_of, default_text, pages, section_of
 from tests.docs.pages import ROOT, rows_under
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -114,3 +116,33 @@ def has_value(values: Any, path: list[str]) -> bool:
     if not path or values == {}:
         return True
     return isinstance(values, dict) and path[0] in values and has_value(values[path[0]], path[1:])
+
+
+COMMANDS = list(commands_of(command_parser()))
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert {command.prog for command, _ in COMMANDS} == {
+        f"triton-gateway {name}" for name in ("serve", "check", "init", "triton", "models", "key new")
+    }
+
+
+def test_every_command_and_argument_has_a_help_text() -> None:
+    arguments = [(command.prog, each) for command, _ in COMMANDS for each in arguments_of(command)]
+    assert len(arguments) > 40
+    assert [(prog, each.dest) for prog, each in arguments if not each.help] == []
+    assert [command.prog for command, text in COMMANDS if not text] == []
+
+
+def test_an_option_is_a_row_with_its_choices() -> None:
+    parser = argparse.ArgumentParser(prog="triton-gateway dance")
+    parser.add_argument("--tempo", choices=["slow", "fast"], help="100 %% | more")
+    assert section_of(parser, "dance alone").splitlines() == [
+        "## triton-gateway dance",
+        "",
+        "Dance alone.",
+        "",
+        "| argument | meaning |",
+        "|---|---|",
+        "| `--tempo` (slow, fast) | 100 % &#124; more |",
+    ]

@@ -1,4 +1,4 @@
-"""The documentation site that ``make docs`` builds has no broken links and loads no external files."""
+"""The site that ``make docs`` builds, once for all tests, has no broken links and loads no external files."""
 
 import json
 from functools import cache
@@ -8,10 +8,20 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from deploy.documentation import reachable
+from deploy.bootstrap import CACHE
+from deploy.documentation import build, reachable
 from tests.conftest import Require
 from tests.docs.pages import PAGES, ROOT
-from tests.docs.site import built_site
+from tests.toolkit.environments import locked_environment, once_in
+
+
+def built_site(require: Require) -> Path:
+    try:
+        locked_environment("docs", require)
+    except SystemExit as stopped:
+        require(None, f"the generator of the site cannot be installed here: {stopped}")
+    return once_in(CACHE / "docs-site", build)
+
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "object": "data"}
 """The attribute whose address a browser loads, by element."""

@@ -1,0 +1,208 @@
+"""The pages name what exists: links, tests, versions of clients, messages, measured figures."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from app.api.error_table import ERROR_BY_CODE
+from deploy.documentation import links_of
+from tests.docs.pages import ALL_PAGES, ROOT, Row, rows_under
+
+HEADINGS_IN_TWO_CLICKS = {
+    "how-to/install.md#with-pip": "install",
+    "how-to/install.md#compose": "compose",
+    "reference/command-line.md#command-line": "command line",
+    "reference/models.md#kinds-of-models": "vLLM",
+    "how-to/react.md#react-and-typescript": "React",
+    "../CHANGELOG.md#changelog": "release notes",
+    "how-to/install.md#change-the-port": "changing the port",
+    "how-to/scaling.md#what-limits-a-pod": "sizing",
+    "how-to/alerts.md#alerts": "alerts",
+    "how-to/keys.md#api-keys": "keys",
+    "how-to/troubleshooting.md#in-an-answer": "an error by its message",
+}
+"""Where a reader of the index must arrive with at most two links, and what the reader looks for."""
+
+
+def slug_of(heading: str) -> str:
+    """Returns the anchor that GitHub gives a heading."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text.strip()).replace(" ", "-")
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    return {slug_of(heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def is_broken(page: Path, link: str) -> bool:
+    address, _, anchor = link.partition("#")
+    target = page.parent / address if address else page
+    if not target.exists():
+        return True
+    return bool(anchor) and anchor not in anchors_of(target.resolve())
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_points_to_a_file_and_a_heading(page: Path) -> None:
+    assert [link for link in links_of(page) if "://" not in link and is_broken(page, link)] == []
+
+
+@pytest.mark.parametrize("heading", HEADINGS_IN_TWO_CLICKS, ids=HEADINGS_IN_TWO_CLICKS.get)
+def test_a_heading_is_two_clicks_from_the_index(heading: str) -> None:
+    first = targets_of(ROOT / "docs" / "README.md")
+    page, _, anchor = heading.partition("#")
+    target = ((ROOT / "docs" / page).resolve(), anchor)
+    assert target in first.union(*(targets_of(page) for page, _ in first if page.suffix == ".md"))
+
+
+def targets_of(page: Path) -> set[tuple[Path, str]]:
+    """Returns the file and the heading of each link; without an anchor, the first heading of the file."""
+    found = set()
+    for link in links_of(page):
+        address, _, anchor = link.partition("#")
+        target = (page.parent / address).resolve() if address else page
+        if "://" not in link and target.suffix == ".md":
+            found.add((target, anchor or first_heading_of(target)))
+    return found
+
+
+@cache
+def first_heading_of(page: Path) -> str:
+    return slug_of(page.read_text().partition("\n")[0].lstrip("# "))
+
+
+def test_one_of_two_indices_links_each_page_once() -> None:
+    """README.md is for users, contributors.md for contributors. benchmarks/README.md links the pages of benchmarks."""
+    docs = ROOT / "docs"
+    links = links_of(docs / "README.md") + links_of(docs / "contributors.md")
+    linked = [link for link in links if not link.startswith(("#", ".."))]
+    indexed = [page for page in docs.rglob("*.md") if page.parent.name != "benchmarks"]
+    assert len(linked) == len(set(linked))
+    pages = {str(page.relative_to(docs)) for page in indexed} - {"README.md"}
+    assert set(linked) == pages | {"benchmarks/README.md"}
+
+
+NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
+
+
+def test_every_named_test_exists() -> None:
+    named = NAMED.findall((ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
+LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain", "pydantic-ai-slim": "pydantic-ai"}
+"""Lock file in requirements/ by package; all other packages are in dev.txt."""
+NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
+CLIENTS = rows_under("docs/how-to/migration.md", "Clients")
+
+
+def locked_version(client: str) -> str:
+    if "JavaScript" in client:
+        version: str = json.loads(NPM_LOCK.read_text())["packages"]["node_modules/openai"]["version"]
+        return version
+    package = client.split("`")[1].split(".", maxsplit=1)[0]
+    lock = (ROOT / "requirements" / f"{LOCKS.get(package, 'dev')}.txt").read_text()
+    return re.findall(rf"^{package}==(\S+)", lock, re.M)[0]
+
+
+@pytest.mark.parametrize("row", CLIENTS, ids=[row[0] for row in CLIENTS])
+def test_each_client_has_its_locked_version_and_its_test(row: Row) -> None:
+    client, version, _called, test = row
+    assert version == locked_version(client)
+    path = ROOT / test.split("`")[1]
+    assert path.exists()
+    assert ("(full)" in test) == ("pytestmark = pytest.mark.full" in path.read_text())
+
+
+MESSAGES = [
+    message
+    for heading in ("At start", "In the log", "In an answer")
+    for row in rows_under("docs/how-to/troubleshooting.md", heading)
+    for message in re.findall(r"`([^`]+)`", row[0])
+]
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    """Returns every string of the gateway's code, with ``...`` for the variable parts."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "app").rglob("*.py")]
+    return tuple(text for tree in trees for node in ast.walk(tree) if (text := text_of(node)))
+
+
+def text_of(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "..." for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_on_the_page_is_in_the_code(message: str) -> None:
+    parts = [part.strip() for part in message.split("...") if part.strip()]
+    assert message in ERROR_BY_CODE or any(all(part in text for part in parts) for text in texts())
+
+
+def test_the_page_has_many_messages() -> None:
+    assert len(MESSAGES) > 40
+
+
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+FIGURE_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+BENCHMARK_LINK = re.compile(r"benchmarks/([A-Za-z0-9-]+\.md)")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+UNIT = r"(?:(?:ms|µs|times|requests/s|KiB)\b|%)"
+FIGURE = re.compile(rf"(?<![\w.,-])({NUMBER})(?=(?:(?: (?:to|and|or|instead of)|,) {NUMBER})? ?{UNIT})")
+"""A number with a unit, and the first of two numbers that share a unit."""
+COLUMN = re.compile(r"requests/s|, ms\b|, µs\b")
+"""The head of a column whose cells are figures without a unit."""
+CALCULATED = re.compile(r"at most|an estimate")
+"""A line that says that it calculates its figures."""
+
+
+def sections_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yields the heading and the text of each section that links a benchmark page, without blocks of code."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    for section in re.split(r"(?m)^(?=## )", text):
+        if BENCHMARK_LINK.search(section):
+            yield section.splitlines()[0], section
+
+
+def figures_of(section: str) -> list[str]:
+    lines = [line for line in section.splitlines() if not CALCULATED.search(line)]
+    return [figure for line in [*lines, *cells_of(section)] for figure in FIGURE.findall(line)]
+
+
+def cells_of(section: str) -> Iterator[str]:
+    """Yields the cells of the columns that have a unit in their head, each number with a unit."""
+    for table in re.findall(r"(?m)^\|.*\n\|[-| ]+\|\n(?:\|.*(?:\n|\Z))+", section):
+        head, _, *rows = [line.strip("|").split("|") for line in table.splitlines()]
+        for place in (place for place, name in enumerate(head) if COLUMN.search(name)):
+            yield from (re.sub(rf"({NUMBER})", r"\1 requests/s", row[place]) for row in rows)
+
+
+def is_measured(figure: str, measured: frozenset[float]) -> bool:
+    """Whether a measured number has this value after rounding, or a thousand times this value: µs given as ms."""
+    digits = len(figure.partition(".")[2])
+    value = float(figure.replace(",", ""))
+    step = (
+        10.0**-digits
+        if digits
+        else 10.0 ** (len(figure) - len(figure.replace(",", "").rstrip("0")) - figure.count(","))
+    )
+    return any(abs(each / unit - value) <= step / 2 for each in measured for unit in (1, 1000))
+
+
+@pytest.mark.parametrize("page", FIGURE_PAGES, ids=lambda page: page.stem)
+def test_a_figure_is_on_the_page_that_its_section_links(page: Path) -> None:
+    for heading, section in sections_of(page):
+        pages = "\n".join((BENCHMARKS / name).read_text() for name in set(BENCHMARK_LINK.findall(section)))
+        measured = frozenset(float(each.replace(",", "")) for each in re.findall(NUMBER, pages))
+        missing = [figure for figure in figures_of(section) if not is_measured(figure, measured)]
+        assert missing == [], f"{page.name}, {heading}"

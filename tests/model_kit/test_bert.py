@@ -1,10 +1,12 @@
 """The encoder's numerics. tests/triton_models/test_embedding.py compares the whole network with the original."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 from model_kit.bert import Bert, erf, gelu, softmax
+from model_kit.safetensors import mapped
 
 WIDTH, INNER, WORDS = 8, 16, 20
 
@@ -62,3 +64,30 @@ def test_a_state_depends_on_the_whole_text_and_the_position(network):
     first, changed_end, moved = (network.states_of([np.array(ids)])[0] for ids in ([1, 2, 3], [1, 2, 4], [2, 1, 3]))
     assert not np.allclose(first[0], changed_end[0], atol=1e-3)
     assert not np.allclose(first[0], moved[1], atol=1e-3)
+
+
+def write(path, entries, data, header_bytes=200):
+    header = json.dumps(entries).encode().ljust(header_bytes)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_tensors_are_views_of_the_file(tmp_path):
+    floats, integers = np.arange(6, dtype="<f4").reshape(2, 3), np.arange(2, dtype="<i8")
+    entries = {
+        "__metadata__": {"format": "pt"},
+        "integers": {"dtype": "I64", "shape": [1, 2], "data_offsets": [0, 16]},
+        "floats": {"dtype": "F32", "shape": [2, 3], "data_offsets": [16, 40]},
+    }
+    tensors = mapped(write(tmp_path / "weights", entries, integers.tobytes() + floats.tobytes(), 400))
+    assert list(tensors) == ["integers", "floats"]
+    np.testing.assert_array_equal(tensors["floats"], floats)
+    np.testing.assert_array_equal(tensors["integers"], [[0, 1]])
+    assert not tensors["floats"].flags.writeable
+    assert not tensors["floats"].flags.owndata
+
+
+def test_an_unknown_data_type_is_rejected(tmp_path):
+    entries = {"half": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
+    with pytest.raises(KeyError, match="BF16"):
+        mapped(write(tmp_path / "weights", entries, b"\0\0"))

@@ -1,5 +1,6 @@
-"""Generation of a text: chunks, end, sampling and cancellation."""
+"""Generation of a text: parameters, sampling, chunks, end, cancellation and threads."""
 
+import threading
 from itertools import islice
 
 import numpy as np
@@ -94,3 +95,156 @@ def test_a_long_prompt_is_cut_to_the_window(generation, network):
 def test_a_prompt_outside_the_vocabulary_is_an_error(generation, network, prompt):
     with pytest.raises(Exception, match="TOKEN_IDS"):
         generation.checked_prompt(np.array(prompt, np.int32), network)
+
+
+@pytest.fixture(scope="module")
+def parameters(load):
+    return load("tokens_generate", "tokens_parameters")
+
+
+def test_defaults(parameters):
+    assert parameters.wishes_of({}) == parameters.Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1)
+
+
+def test_known_parameters_are_read_and_others_ignored(parameters):
+    sent = {"max_tokens": 512, "temperature": 0, "seed": -4, "chunk_tokens": 64, "traceparent": "00-1"}
+    assert parameters.wishes_of(sent) == parameters.Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 513),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", "8"),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("temperature", False),
+        ("seed", 1.0),
+        ("seed", "secret"),
+        ("chunk_tokens", 0),
+        ("chunk_tokens", 65),
+    ],
+)
+def test_the_error_names_the_parameter_but_not_its_value(parameters, name, value):
+    with pytest.raises(Exception, match=f"^{name} must be") as caught:
+        parameters.wishes_of({name: value})
+    assert type(caught.value).__name__ == "InvalidInput"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def sampling(load):
+    return load("tokens_generate", "tokens_sampling")
+
+
+LOGITS = np.log(np.array([0.1, 0.6, 0.3], np.float32))
+
+
+def shares(sampling, temperature):
+    chance = sampling.generator_of(0)
+    drawn = [sampling.pick(LOGITS, temperature, chance) for _ in range(4000)]
+    return np.bincount(drawn, minlength=3) / 4000
+
+
+def test_temperature_one_draws_by_likelihood(sampling):
+    np.testing.assert_allclose(shares(sampling, 1.0), [0.1, 0.6, 0.3], atol=0.03)
+
+
+def test_temperature_two_flattens_the_distribution(sampling):
+    expected = np.sqrt([0.1, 0.6, 0.3])
+    np.testing.assert_allclose(shares(sampling, 2.0), expected / expected.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-300, 5e-324])
+def test_a_very_low_temperature_picks_the_most_likely_token(sampling, temperature):
+    assert sampling.pick(LOGITS, temperature, sampling.generator_of(1)) == 1
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**80])
+def test_any_integer_is_a_seed(sampling, seed):
+    assert sampling.generator_of(seed).random() == sampling.generator_of(seed).random()
+
+
+def test_without_a_seed_every_generator_differs(sampling):
+    assert sampling.generator_of(None).random() != sampling.generator_of(None).random()
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def cancellations(load, clock):
+    return load("tokens_generate", "tokens_cancellation").Cancellations(clock)
+
+
+def test_only_the_named_request_is_cancelled(cancellations):
+    mine, other = cancellations.watch("mine"), cancellations.watch("other")
+    cancellations.cancel("mine")
+    assert mine.is_set()
+    assert not other.is_set()
+
+
+def test_an_early_cancellation_is_kept_for_a_minute(cancellations, clock):
+    cancellations.cancel("early")
+    clock.now_s += 59
+    assert cancellations.watch("early").is_set()
+    clock.now_s += 1
+    assert not cancellations.watch("early").is_set()
+
+
+def test_a_waiting_request_stays_cancelled(cancellations, clock):
+    waiting = cancellations.watch("waiting")
+    cancellations.cancel("waiting")
+    clock.now_s += 600
+    cancellations.cancel("another")
+    assert waiting.is_set()
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 257])
+def test_an_invalid_request_id_is_an_error(cancellations, request_id):
+    with pytest.raises(Exception, match="CANCEL must be"):
+        cancellations.cancel(request_id)
+
+
+@pytest.fixture
+def workers_of(load):
+    return load("tokens_generate", "tokens_workers").Workers
+
+
+def test_excess_tasks_wait_in_order(workers_of):
+    workers, gate, ran = workers_of(1), threading.Event(), []
+    workers.submit(gate.wait)
+    for number in range(5):
+        workers.submit(lambda number=number: ran.append(number))
+    assert ran == []
+    gate.set()
+    workers.close(5.0)
+    assert ran == [0, 1, 2, 3, 4]
+
+
+def test_each_thread_runs_one_task(workers_of):
+    workers, together = workers_of(3), threading.Barrier(3, timeout=5)
+    for _ in range(3):
+        workers.submit(together.wait)
+    workers.close(5.0)
+    assert not together.broken
+
+
+def test_close_waits_for_a_limited_time(workers_of):
+    workers, gate = workers_of(1), threading.Event()
+    workers.submit(gate.wait)
+    workers.close(0.05)
+    gate.set()

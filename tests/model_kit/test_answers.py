@@ -1,0 +1,228 @@
+"""How models answer: responses and FINAL, errors of children, deadlines, early exits, the log of tensors."""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from model_kit.child_errors import exception_of
+from model_kit.deadline import PARAMETER, deadline_check
+from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
+from model_kit.signed_exit import key_of, signed_exit
+
+from app.core.errors import UpstreamError
+from app.pipelines.model_errors import EarlyExitRules
+from app.pipelines.spec import EarlyExitRule, ErrorMatch
+
+FINAL = 1
+
+
+class Sender:
+    """Triton's response sender. Like the real sender, it rejects every call after FINAL."""
+
+    def __init__(self, is_gone=False):
+        self.sent = []
+        self._is_gone = is_gone
+
+    def send(self, response=None, flags=0):
+        if self.sent and self.sent[-1][1] == FINAL:
+            raise RuntimeError("Response sender has been closed")
+        self.sent.append((response, flags))
+
+    def is_cancelled(self):
+        return self._is_gone
+
+
+@pytest.fixture
+def streaming(monkeypatch):
+    """``model_kit.streaming`` over a fake of the Python backend."""
+    backend = ModuleType("triton_python_backend_utils")
+    backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
+    backend.Tensor = lambda name, array: (name, array.tolist())
+    backend.InferenceResponse = lambda tensors=(), error=None: error or list(tensors)
+    backend.TritonError = type("TritonError", (str,), {"__new__": lambda cls, text, code: str.__new__(cls, code)})
+    for code in ("INVALID_ARG", "CANCELLED", "INTERNAL"):
+        setattr(backend.TritonError, code, code)
+    backend.Logger = SimpleNamespace(log_error=lambda text: None)
+    backend.get_model_dir = lambda: "/models/some_model/1"
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "model_kit/src"))
+    for module in ("model_kit", "model_kit.serving", "model_kit.streaming"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return importlib.import_module("model_kit.streaming")
+
+
+@pytest.fixture
+def sent(streaming):
+    """Returns the sent responses for one request whose parts ``accept`` creates."""
+
+    def sent(accept):
+        sender = Sender()
+        streaming.stream_each([SimpleNamespace(get_response_sender=lambda: sender)], accept, lambda task: task())
+        return sender.sent
+
+    return sent
+
+
+def test_final_is_sent_once_at_the_end(streaming, sent):
+    last = [streaming.Part({"X": np.array([1])}), streaming.Part({"X": np.array([2])}, is_last=True)]
+    assert sent(lambda request, is_gone: iter(last)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
+    assert sent(lambda request, is_gone: [streaming.Part({})]) == [([], 0), (None, FINAL)]
+    assert sent(lambda request, is_gone: None) == [(None, FINAL)]
+
+
+def test_final_is_sent_with_the_error(streaming, sent):
+    outcomes = importlib.import_module("model_kit.outcomes")
+
+    def failing(error):
+        def accept(request, is_gone):
+            raise error
+
+        return accept
+
+    def parts():
+        yield streaming.Part({})
+        raise outcomes.Cancelled
+
+    assert sent(failing(outcomes.InvalidInput("no"))) == [("INVALID_ARG", FINAL)]
+    assert sent(failing(ZeroDivisionError("text of the caller"))) == [("INTERNAL", FINAL)]
+    assert sent(lambda request, is_gone: parts()) == [([], 0), ("CANCELLED", FINAL)]
+
+
+def test_a_failing_sender_does_not_end_the_thread(streaming):
+    closed = Sender()
+    closed.send(flags=FINAL)
+    streaming.relay(closed, [streaming.Part({}, is_last=True)])
+    assert len(closed.sent) == 1
+
+
+def test_final_is_delayed_after_a_disconnect(streaming, monkeypatch):
+    waits = []
+    monkeypatch.setattr(streaming.time, "sleep", waits.append)
+    for error in (None, "no"):
+        here, gone = Sender(), Sender(is_gone=True)
+        streaming.send_final(here, error)
+        assert waits == []
+        streaming.send_final(gone, error)
+        assert waits.pop() == streaming.SETTLE_S
+        assert here.sent == gone.sent == [(error, FINAL)]
+    gone = Sender(is_gone=True)
+    streaming.relay(gone, [streaming.Part({}), streaming.Part({}, is_last=True)])
+    assert waits == [streaming.SETTLE_S]
+    assert [flags for _, flags in gone.sent] == [0, FINAL]
+
+
+FAULTS = {"IMAGE is truncated or corrupt"}
+
+
+def test_a_known_message_is_invalid_input():
+    assert isinstance(exception_of("IMAGE is truncated or corrupt", FAULTS), InvalidInput)
+
+
+@pytest.mark.parametrize("message", ["x IMAGE is truncated or corrupt", "IMAGE is truncated or corrupt\n", "IMAGE", ""])
+def test_a_similar_message_is_a_runtime_error(message):
+    assert isinstance(exception_of(message, FAULTS), RuntimeError)
+
+
+def test_a_cancelled_child_raises_cancelled():
+    assert isinstance(exception_of("cancelled", FAULTS), Cancelled)
+
+
+@pytest.mark.parametrize("message", ["[request id: 5] Exceeds maximum queue size", "Request timeout expired"])
+def test_a_full_queue_of_a_child_raises_overloaded(message):
+    assert isinstance(exception_of(message, FAULTS), Overloaded)
+
+
+class Request:
+    def __init__(self, **parameters):
+        self._parameters = parameters
+
+    def parameters(self):
+        return json.dumps(self._parameters)
+
+
+def test_after_the_deadline_the_work_is_cancelled():
+    with pytest.raises(Cancelled):
+        deadline_check(Request(**{PARAMETER: time.time() * 1000 - 1}))()
+
+
+def test_work_continues_before_the_deadline_and_without_one():
+    deadline_check(Request(**{PARAMETER: time.time() * 1000 + 10_000}))()
+    deadline_check(Request())()
+
+
+KEY = b"a key of sixteen bytes or more"
+
+
+def reason(message, request_id="r1", key=KEY):
+    rule = EarlyExitRule(reason="no_text", error=ErrorMatch(code="any", signed=True))
+    return EarlyExitRules((rule,), frozenset({"ocr"}), key).reason_of_error(UpstreamError(None, message), request_id)
+
+
+def test_a_signed_exit_is_accepted_from_an_ensemble():
+    marker = str(signed_exit("decide", "no_text", "r1", KEY))
+    assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
+
+
+def test_a_marker_with_a_wrong_signature_is_rejected():
+    """That of another request, of another reason and of another key."""
+    assert reason(str(signed_exit("decide", "no_text", "r2", KEY))) is None
+    assert reason(str(signed_exit("decide", "no_face", "r1", KEY))) is None
+    assert reason(str(signed_exit("decide", "no_text", "r1", b"another key of sixteen bytes"))) is None
+
+
+def test_a_signed_exit_is_an_early_exit():
+    exit_ = signed_exit("decide", "no_text", "r1", KEY)
+    assert type(exit_) is EarlyExit
+    assert exit_.reason == "no_text"
+
+
+def test_the_key_is_read_from_the_environment_of_triton():
+    assert key_of({"EARLY_EXIT_KEY": "ä" * 8}) == ("ä" * 8).encode()
+
+
+@pytest.mark.parametrize("environment", [{}, {"EARLY_EXIT_KEY": ""}])
+def test_a_model_without_the_key_names_the_missing_variable(environment):
+    with pytest.raises(RuntimeError, match=r"EARLY_EXIT_KEY is not set.*GATEWAY_EARLY_EXIT_KEY"):
+        key_of(environment)
+
+
+@pytest.fixture
+def tensor_log(monkeypatch):
+    """Returns ``model_kit.tensor_log`` for a value of GATEWAY_LOG_TENSORS, and the list of its log lines."""
+
+    def tensor_log(value):
+        lines = []
+        backend = ModuleType("triton_python_backend_utils")
+        backend.Logger = SimpleNamespace(log_info=lines.append)
+        monkeypatch.setitem(sys.modules, backend.__name__, backend)
+        monkeypatch.setenv("GATEWAY_LOG_TENSORS", value)
+        monkeypatch.delitem(sys.modules, "model_kit.tensor_log", raising=False)
+        return importlib.import_module("model_kit.tensor_log"), lines
+
+    return tensor_log
+
+
+OUTPUTS = {
+    "TEXT": np.array([b"a secret"], dtype=np.object_),
+    "BOXES": np.zeros((0, 4, 2), np.float32),
+    "IDS": np.array([7, 8], np.int32),
+    "FLAG": np.array(True),
+}
+
+
+def test_a_line_has_names_datatypes_and_shapes(tensor_log):
+    module, lines = tensor_log("shapes")
+    module.notes_on(SimpleNamespace(request_id=lambda: "r1"))(OUTPUTS)
+    assert lines == ["tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"]
+
+
+@pytest.mark.parametrize("value", ["off", ""])
+def test_no_lines_without_the_setting(tensor_log, value):
+    module, lines = tensor_log(value)
+    module.notes_on(SimpleNamespace())(OUTPUTS)
+    assert lines == []

@@ -11,10 +11,8 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.browser.firefox import Firefox, running_firefox
 from tests.browser.page import WAIT_S, ConsolePage
-from tests.browser.pages import served
-from tests.browser.tab import ChromiumTab, Tab
+from tests.browser.tab import ChromiumTab, Firefox, Tab, running_firefox
 from tests.conftest import Require
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.processes import GatewayProcess
@@ -156,12 +154,3 @@ def prefer(chromium: Chrome) -> Iterator[Callable[[str], None]]:
 
     yield prefer
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-@pytest.fixture(scope="session")
-def other_origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The origin of an empty page on another server."""
-    folder = tmp_path_factory.mktemp("other-origin")
-    (folder / "index.html").write_text("<!doctype html><title>elsewhere</title>")
-    with served(folder) as origin:
-        yield origin

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.browser.pages import served
 from tests.browser.tab import Tab
 from tests.conftest import Require
 from tests.docs.pages import ROOT
 from tests.toolkit.certificates import Authority
 from tests.toolkit.environments import npm_environment
+from tests.toolkit.http_server import served
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.nginx import documented_server, running_nginx
 from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway

@@ -1,7 +1,8 @@
-"""The graph and the waterfall of the console, drawn in a real Chromium."""
+"""The graph of the console, and an explained request: its phases, its waterfall and the marks on the graph."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, running_gateway
 
 HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()
@@ -134,3 +136,91 @@ def test_only_who_may_explain_is_offered_it(console: Callable[..., ConsolePage])
     page = console("embed")
     page.wait_for("#run")
     assert page.texts("#explain") == []
+
+
+OpenExplained = Callable[[str], ConsolePage]
+SAMPLES = Path(__file__).parents[2] / "samples"
+EXPLAIN_AS = """
+const [explanation] = arguments;
+const send = window.fetch;
+window.fetch = (path, options) => {
+  const [, id] = /^\\/v1\\/requests\\/(.+)\\/explain$/.exec(path) ?? [];
+  return id ? Promise.resolve(Response.json({ ...explanation, request_id: id })) : send(path, options);
+};
+"""
+"""The page receives this explanation for every request, because the test's Triton sends no spans."""
+
+
+@pytest.fixture(scope="module")
+def explaining(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway that explains requests. Its Triton sends no spans."""
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "explain": "true"}
+    with running_gateway(tmp_path_factory.mktemp("explaining"), **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def open_explained(console: Callable[..., ConsolePage], explaining: GatewayProcess) -> OpenExplained:
+    """``open_explained("embed")`` opens a pipeline whose requests will be explained."""
+
+    def opened(pipeline: str) -> ConsolePage:
+        page = console(pipeline, at=explaining.url)
+        page.wait_for("#explain")
+        page.click("#explain")
+        return page
+
+    return opened
+
+
+def explained(page: ConsolePage, url: str) -> tuple[float, dict[str, Any]]:
+    """The sum of the shown shares in milliseconds, and the explanation from the gateway."""
+    page.wait_for(".waterfall h3")
+    request_id = re.search(r"request (\S+)", page.one(".answer > .code").text)
+    assert request_id is not None
+    shown = page.browser.execute_script(
+        "return [...document.querySelectorAll('.legend li')].reduce((sum, item) => sum + Number(item.dataset.ms), 0)"
+    )
+    return float(shown), httpx.get(f"{url}/v1/requests/{request_id[1]}/explain").json()
+
+
+def test_an_explained_request_shows_its_phases(open_explained: OpenExplained, explaining: GatewayProcess) -> None:
+    """Without spans only the gateway's phases are known."""
+    page = open_explained("embed")
+    page.click("#run")
+    sum_ms, explanation = explained(page, explaining.url)
+    assert sum_ms == pytest.approx(explanation["total_ms"])
+    assert [row.split()[0] for row in page.texts(".waterfall .phase .name")] == ["read", "gateway's", "call", "write"]
+    assert "Triton has sent no spans yet" in page.texts(".waterfall p")[-1]
+
+
+def test_axe_finds_nothing(open_explained: OpenExplained, axe_in_both_schemes: Callable[[], list[list[str]]]) -> None:
+    page = open_explained("ocr")
+    page.browser.execute_script(EXPLAIN_AS, EXPLAINED)
+    page.one("input[type=file]").send_keys(str(SAMPLES / "blank.png"))
+    page.wait_for(".node[data-state=early_exit]")
+    page.wait_for(".waterfall .not-run")
+    for selected, title in ((".node[data-id='step text_detect']", "text_detect"), (".link", "request")):
+        page.one(selected).send_keys(Keys.ENTER)
+        page.wait_for(".details h2", title)
+        assert axe_in_both_schemes() == []
+
+
+def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained) -> None:
+    page = open_explained("ocr")
+    page.browser.execute_script(EXPLAIN_AS, EXPLAINED)
+    page.wait_for(".drop", "samples/sign.png")
+    page.click("#run")
+    page.wait_for(".axis", "0 ms")
+    assert page.texts(".axis .track span") == ["0 ms", "10", "20", "30", "40"]
+    page.click("[data-span=text_gate] summary")
+    facts = dict(text.split("\n") for text in page.texts("[data-span=text_gate] .facts div"))
+    assert (facts["model"], facts["start"], facts["end"]) == ("text_gate, version 1", "38.2 ms", "39.7 ms")
+    assert (facts["queue"], facts["compute"], facts["share of the request"]) == ("0.20 ms", "0.90 ms", "4 %")
+    page.click("[data-phase=read] summary")
+    assert page.texts("[data-phase=read] .facts div")[-1].endswith("<1 %")
+    assert page.texts("[data-phase=triton] .name") == ["call Triton"], "no other request shared the call"
+    page.browser.execute_script(EXPLAIN_AS, {**EXPLAINED, "shared_with": 22})
+    page.click("#run")
+    page.wait_for("[data-phase=triton] .name", "call Triton in a batch of 23")

@@ -13,8 +13,8 @@ from app.api.sockets import RequestReason
 from app.http1.websocket import CloseReason
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.conftest import running_chromium
-from tests.browser.firefox import Firefox
 from tests.browser.page import ConsolePage
+from tests.browser.tab import Firefox
 from tests.conftest import Require
 from tests.live.speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
 from tests.toolkit.keys import entry, key_text, write_keys

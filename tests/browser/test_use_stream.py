@@ -14,9 +14,9 @@ from selenium.webdriver import Chrome
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.browser.pages import served
 from tests.conftest import Require
 from tests.toolkit.environments import ROOT
+from tests.toolkit.http_server import served
 from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
 from tests.typescript.building import built_client

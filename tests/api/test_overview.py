@@ -186,3 +186,14 @@ async def test_the_admin_port_is_ready_when_all_workers_are_ready() -> None:
                 answer = await admin.get("/health/ready")
             assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)
         assert "workers" not in (await one.admin.get("/health/ready")).json()
+
+
+@pytest.mark.parametrize(("needs_restart", "status"), [(False, 200), (True, 503)])
+async def test_a_triton_that_needs_a_restart_fails_its_liveness(needs_restart: bool, status: int) -> None:
+    """Any worker may say so."""
+    workers = States(w1="ready")
+    workers.needs_restart = needs_restart
+    async with served(FakeEngine.of(PLAIN)) as one:
+        app = create_admin_app(one.gateway, api_port=8080, processes=workers)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(connected(app)), base_url="http://gateway") as admin:
+            assert (await admin.get("/health/triton")).status_code == status

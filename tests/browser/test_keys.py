@@ -10,6 +10,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
+from tests.browser.test_speak import wait_for_the_sample
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import GatewayProcess, running_gateway
 
@@ -84,6 +85,14 @@ def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProc
     page.click("#key button[type=button]")
     page.wait_for("main h1", "Enter your API key")
     assert page.texts("main .problem") == []
+
+
+def test_a_key_opens_a_session_over_a_websocket(page: ConsolePage, locked: GatewayProcess) -> None:
+    page.browser.get(f"{locked.url}/#listen")
+    type_key(page, key_text("all"))
+    page.wait_for(".speak")
+    page.click("#use-sample")
+    wait_for_the_sample(page)
 
 
 def test_docs_work_with_an_entered_key(page: ConsolePage, locked: GatewayProcess, axe: Axe) -> None:

@@ -11,14 +11,12 @@ from selenium.webdriver import Chrome
 from app.api.sessions.session_steps import SessionReason
 from app.api.sockets import RequestReason
 from app.http1.websocket import CloseReason
-from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.conftest import running_chromium
 from tests.browser.page import ConsolePage
 from tests.browser.tab import Firefox
 from tests.conftest import Require
 from tests.live.speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
-from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 
 PHRASES = ("good morning how are you", "we are going to the market tomorrow")
@@ -196,19 +194,3 @@ def test_the_form_runs_one_step_of_a_session(console: Callable[..., ConsolePage]
     page.click("#run")
     page.wait_for("[data-output=text]", SAMPLE_TEXT)
     eventually(lambda: has_no_session(gateway))
-
-
-def test_a_key_opens_the_session(browser: Chrome, triton: EmbeddedTriton, config_path: Path, tmp_path: Path) -> None:
-    keys = write_keys(tmp_path / "keys.yaml", entry("speaker", pipelines=["listen"]))
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "api_keys_file": str(keys)}
-    with running_gateway(tmp_path / "gateway", **settings) as locked:
-        browser.get(locked.url)
-        page = ConsolePage(browser)
-        page.wait_for("#key:not([hidden])")
-        page.enter(page.one("#key input"), key_text("speaker"))
-        page.click("#key button")
-        page.wait_for(".speak")
-        browser.execute_script(RECORD)
-        page.click("#use-sample")
-        wait_for_the_sample(page)
-        browser.execute_script("sessionStorage.clear()")

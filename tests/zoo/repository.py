@@ -12,9 +12,9 @@ from tests.zoo.kinds import KINDS, Kind, Step
 
 SCRIPT = Path(__file__).parent / "model.py"
 BATCHED = "_batch"
+"""The suffix of the second pipeline of a model with batches, for lists of items."""
 SILENCE_S = 300
 """A model that answers several long streams in turn is silent for a while on a busy machine."""
-"""The suffix of the second pipeline of a model with batches, for lists of items."""
 
 
 def write_models(folder: Path, kinds: Iterable[Kind]) -> None:

@@ -1,6 +1,7 @@
 """The commands of README.md work as printed, in a folder that looks like the checkout."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.test_documented_commands import environment_without_proxies
 from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
@@ -76,10 +78,18 @@ def test_make_run_serves_the_reference_pipelines(checkout: Path) -> None:
 
 
 @pytest.mark.usefixtures("models_venv")
-def test_the_starter_is_written_checked_and_served(checkout: Path) -> None:
+def test_the_starter_is_written_checked_and_served(checkout: Path, require: Require) -> None:
+    """The working directory has another gateway.yaml. The requests of the README in the folder work too."""
+    require(shutil.which("curl"), "curl is not installed")
     with served_by(checkout, block_with("triton-gateway init my_models")) as url:
+        listed = httpx.get(f"{url}/v1/pipelines").json()["pipelines"]
         answer = httpx.post(f"{url}/v1/pipelines/report", json={"text": "two words"}, timeout=30)
+        (_, requests) = [text for language, text in blocks_of(checkout / "my_models" / "README.md") if language == "sh"]
+        printed = run_in(checkout, requests.replace("http://127.0.0.1:8080", url))
+    assert sorted(each["name"] for each in listed) == ["count", "report", "words"]
     assert answer.json() == {"count": 2, "longest": "words", "early_exit": None}
+    assert '"early_exit":"no_text"' in printed
+    assert (printed.count("event: output"), printed.count("event: done")) == (5, 1)
     assert "no findings" in (checkout / "log").read_text()
 
 

@@ -24,7 +24,7 @@ from tests.live.test_documented_commands import commands, snippets
 LANGUAGES = {"sh", "python", "js", "html", "yaml", "nginx"}
 RUN_BY = {
     ("README.md", "sh"): "tests/docs/test_readme.py",
-    ("app/starter/README.md", "sh"): "tests/live/test_starter.py",
+    ("app/starter/README.md", "sh"): "tests/docs/test_readme.py",
     ("docs/explanation/early-exit.md", "python"): "tests/docs/test_recipes.py",
     ("docs/how-to/javascript.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",

@@ -262,7 +262,7 @@ def oip_calls(client: httpx.Client, model: str, sequence_id: Any) -> Iterator[ht
 
 OF_SESSIONS = "the gateway makes itself for this model"
 NO_IDS = (0, -1, 2**64, 2**200, 1.5, True, None, [1], {"a": 1}, "", "\u00fc" * 65, "x" * 129, "a\0b")
-"""Ids that no model takes. `tests/core/test_sequence.py` has those of each datatype."""
+"""Ids that no model takes. `tests/core/test_model.py` has those of each datatype."""
 IDS: dict[str, tuple[tuple[int | str, ...], tuple[int | str, ...], tuple[int | str, ...]]] = {
     "uint64_direct": ((2**62, 2**63 - 1, 2**30), (7, 2**62 - 1, 2**64 - 1), ("x", "x" * 126)),
     "int64_oldest": ((2**62, 2**63 - 1), (7, 2**30), (2**63, "7")),

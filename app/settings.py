@@ -281,6 +281,12 @@ class Settings(BaseSettings):
         return self.workers == 1 and (self.explain or self.api_keys_file is not None)
 
     @property
+    def without_effect(self) -> str:
+        """What is set but has no effect with this number of workers, for the log; empty if nothing is."""
+        is_ignored = self.explain and self.workers > 1
+        return "GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1" if is_ignored else ""
+
+    @property
     def models_venv(self) -> Path:
         """The models' environment; falls back to that of the gateway's checkout, then to the current environment."""
         own = Path(sys.prefix)

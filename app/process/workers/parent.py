@@ -51,8 +51,8 @@ async def run_workers(settings: Settings, supervisor: Supervisor, stack: AsyncEx
     check_shares(settings)
     if settings.redis_url is None:
         _log.warning("/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL")
-    if settings.explain:
-        _log.warning("GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1")
+    if settings.without_effect:
+        _log.warning(settings.without_effect)
     folder = stack.enter_context(TemporaryDirectory(prefix="triton-gateway-"))
     port = stack.enter_context(reserved(settings.host, settings.port, f"{PREFIX}PORT"))
     admin_port = stack.enter_context(reserved(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))

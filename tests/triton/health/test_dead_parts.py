@@ -284,6 +284,8 @@ class Server(FakeTriton):
         self.count: int | None = 1
         """None: statistics without results, as of another server than Triton."""
         self.is_live = True
+        self.checks = 0
+        """The number of liveness checks."""
         self.goes_on = asyncio.Event()
 
     async def _streamed(
@@ -295,6 +297,7 @@ class Server(FakeTriton):
         yield piece(final=True)
 
     async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
+        self.checks += 1
         return pb.ServerLiveResponse(live=self.is_live)
 
     async def ModelStatistics(  # noqa: N802
@@ -420,10 +423,12 @@ async def test_the_watch_goes_on_after_statistics_that_it_cannot_read(
 
 
 async def test_a_silent_stream_of_a_working_triton_goes_on(reading: Reading) -> None:
+    """It is examined again only after twice the silence."""
     async with reading.triton.watching():
         await reading.begun()
         await asyncio.sleep(0.6)
         assert reading.is_running
+        assert 0 < reading.server.checks <= 4
         reading.server.goes_on.set()
         await eventually(lambda: not reading.is_running)
 

@@ -151,6 +151,18 @@ def session_client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     eventually(lambda: gateway.metric("open_sessions") == 0)
 
 
+class OpenedSession:
+    """One session, and the sum that its answers must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+        assert answer.status_code == 201, answer.text
+        self.opened = answer.json()
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
+
 def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]
 

@@ -16,6 +16,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.sessions import (
     MODELS,
     STREAMED,
+    OpenedSession,
     code,
     kill_triton,
     session_client,
@@ -48,16 +49,7 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-class Caller:
-    """One session, and the sum that its outputs must have."""
-
-    def __init__(self, client: httpx.Client, pipeline: str) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
-        assert answer.status_code == 201, answer.text
-        self.url = answer.headers["Location"]
-        self.client = client
-        self.steps = self.sum = 0
-
+class Caller(OpenedSession):
     def send(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.client.post(f"{self.url}/stream", json=body_of(number, count, sleep_s), headers=named)

@@ -343,9 +343,8 @@ class HttpConnection(ClosingProtocol):
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(data[:end])
         except httptools.HttpParserError as exc:
-            cause = exc.__context__
             # a variable for the refusal would be a circle: its traceback leads to this frame
-            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP."))
+            self._refuse(_refusal_of(exc))
         if not self._is_in_head:
             self.state_timer.stop()
         elif begins and not self.is_ending:
@@ -522,3 +521,8 @@ class HttpConnection(ClosingProtocol):
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
         self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet
         self.end(lingers=lingers)
+
+
+def _refusal_of(error: httptools.HttpParserError) -> GatewayError:
+    cause = error.__context__
+    return cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP.")

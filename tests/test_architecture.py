@@ -91,29 +91,29 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 MOST_LINES = {
-    "admission": 1260,
-    "api": 10130,
-    "codecs": 865,
-    "coalescing": 700,
-    "config": 430,
-    "console": 30,
-    "core": 1960,
-    "grpc": 1480,
-    "http1": 1380,
-    "launcher": 1170,
-    "lint": 730,
-    "llm": 1560,
-    "observability": 1120,
-    "pipelines": 4600,
-    "process": 1630,
-    "sessions": 600,
-    "shared_memory": 790,
+    "admission": 1180,
+    "api": 9170,
+    "codecs": 860,
+    "coalescing": 680,
+    "config": 390,
+    "console": 10,
+    "core": 1810,
+    "grpc": 1310,
+    "http1": 1300,
+    "launcher": 1090,
+    "lint": 650,
+    "llm": 1470,
+    "observability": 1040,
+    "pipelines": 4180,
+    "process": 1520,
+    "sessions": 450,
+    "shared_memory": 740,
     "starter": 70,
-    "streams": 1750,
-    "triton": 3960,
+    "streams": 1550,
+    "triton": 3790,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1320
+MOST_LINES_OUTSIDE_PACKAGES = 1260
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

@@ -110,7 +110,7 @@ MOST_LINES = {
     "shared_memory": 740,
     "starter": 70,
     "streams": 1550,
-    "triton": 3790,
+    "triton": 3800,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
 MOST_LINES_OUTSIDE_PACKAGES = 1260

@@ -286,12 +286,25 @@ def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:
 
 
 _OF_TLS = re.compile(r"\bssl\b|\btls|handshake|certificate|verification", re.IGNORECASE)
+_CAUSES = (
+    (r"has expired|certificate_expired", "the certificate of the server or of the gateway has expired"),
+    (
+        r"mismatch|hostname verification",
+        "the certificate of the server does not match the name in GATEWAY_TRITON_URL",
+    ),
+    (r"certificate.?required|bad.?certificate|handshake.?failure", "set GATEWAY_TRITON_CERT and GATEWAY_TRITON_KEY"),
+    (r"wrong.?version", "the server does not speak TLS at this port"),
+    (r"unknown.?ca", "the server does not trust the certificate in GATEWAY_TRITON_CERT"),
+    (r"verify.?failed", "no authority in GATEWAY_TRITON_CA signed the certificate of the server"),
+    ("", "the TLS connection failed"),
+)
+"""Error texts of OpenSSL and grpcio, most specific first -> the cause or the remedy."""
 
 
 def cause_of_refusal(error: RpcError) -> str:
     """Why Triton, or a proxy in front of it, refuses the gateway's connection or token; empty for another error."""
     if error.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
         return "the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
-    if error.code == "UNAVAILABLE" and _OF_TLS.search(error.details):
-        return "TLS failed; check GATEWAY_TRITON_CA, _CERT and _KEY, and the name and the port in GATEWAY_TRITON_URL"
-    return ""
+    if error.code != "UNAVAILABLE" or not _OF_TLS.search(error.details):
+        return ""
+    return next(cause for pattern, cause in _CAUSES if re.search(pattern, error.details, re.IGNORECASE))

@@ -82,7 +82,7 @@ def _cancellable(connection_class: Any) -> Any:
     redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
     result. A task that runs until it is cancelled would then run forever.
 
-    uvloop raises RuntimeError for a connection that Redis has closed, where asyncio writes into nothing. It is a
+    uvloop raises RuntimeError for a connection that Redis has closed, where asyncio writes into nothing. It is
     redis-py's ConnectionError here, after which the command is sent again on a new connection.
     """
 

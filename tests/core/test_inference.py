@@ -1,7 +1,9 @@
 """The values of a request: its id, its deadline, its arrays, and its trace by the rules of W3C Trace Context."""
 
+import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,10 +22,25 @@ from app.core.inference import (
 )
 
 
-def test_ids_are_32_hexadecimal_digits_and_never_repeat() -> None:
-    ids = {new_request_id() for _ in range(1000)}
-    assert len(ids) == 1000
+def test_ids_are_32_hexadecimal_digits_and_never_repeat_in_any_thread() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        batches = pool.map(lambda _: [new_request_id() for _ in range(500)], range(16))
+    ids = [each for batch in batches for each in batch]
+    assert len(set(ids)) == len(ids) == 8000
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
+
+
+def test_a_forked_process_gets_other_ids() -> None:
+    new_request_id()  # fills the buffer of unused ids
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write_end, new_request_id().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read_end, 64).decode() != new_request_id()
+    os.close(read_end)
+    os.close(write_end)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, 1e-9, FLOOR_S / 2])

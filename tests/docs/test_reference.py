@@ -10,6 +10,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from app.api.browser_rules import EXPOSED_HEADERS, READ_HEADERS
+from app.api.explain.explanations import Explanations
+from app.api.idempotency.idempotency_layer import Idempotency
+from app.api.sessions.session_layer import Sessions
 from app.cli import command_parser
 from app.pipelines import llm_spec as spec_module
 from app.pipelines import spec
@@ -146,3 +150,18 @@ def test_an_option_is_a_row_with_its_choices() -> None:
         "|---|---|",
         "| `--tempo` (slow, fast) | 100 % &#124; more |",
     ]
+
+
+def test_the_tables_of_headers_are_those_that_pages_of_a_browser_may_use() -> None:
+    layers = (Idempotency, Explanations, Sessions)
+    text = (ROOT / "docs/reference/http.md").read_text().partition("## Headers")[2]
+    _, requests, answers = text.split("|---|---|", 2)
+    read, exposed = ({*READ_HEADERS} - {"Content-Type"}, {*EXPOSED_HEADERS} - {"X-Should-Retry"})
+    assert _names_in(requests.partition("| answer |")[0]) == read.union(*(layer.headers for layer in layers))
+    assert _names_in(answers.partition("\n\n")[0]) == exposed.union(*(layer.answer_headers for layer in layers))
+
+
+def _names_in(table: str) -> set[str]:
+    """The names of headers in the first column."""
+    cells = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    return {name for cell in cells for name in re.findall(r"`([A-Za-z-]+)", cell)}

@@ -92,7 +92,7 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 MOST_LINES = {
     "admission": 1180,
-    "api": 9170,
+    "api": 9190,
     "codecs": 860,
     "coalescing": 680,
     "config": 390,

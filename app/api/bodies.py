@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -270,26 +270,50 @@ async def off_loop(
         return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
 
 
-async def inflated(exchange: Exchange, body: memoryview, limits: Limits) -> memoryview:
-    """Inflates one gzip or deflate stream in the thread, since a short one may have a long content.
+READ_BYTES = 64 * 1024
+"""Compressed bytes that are read at once. A larger body is inflated in a thread."""
+PIECE_BYTES = 128 * 1024
+"""Size of one piece. The pieces after the first one are inflated in a thread."""
+MAX_SILENT_BYTES = 2 * READ_BYTES
+"""Limit of compressed bytes without content: more than the longest header of a block or of gzip's extra field."""
+_ANY_HEADER = zlib.MAX_WBITS | 32
+"""Accepts gzip (RFC 1952) and zlib, which HTTP calls deflate (RFC 1950)."""
 
-    Raises InvalidRequest, PayloadTooLarge, TooManyRequests or ClientClosedRequest.
-    """
-    content = await off_loop(partial(_inflated, limits), body, exchange, is_slow=True)
-    exchange.hold(len(content))
+
+async def inflated(exchange: Exchange, body: memoryview, limits: Limits) -> memoryview:
+    """Inflates one gzip or deflate stream. Raises InvalidRequest, PayloadTooLarge or TooManyRequests."""
+    pieces, content = _pieces_of(body), bytearray()
+    piece = next(pieces, b"") if len(body) <= READ_BYTES else await asyncio.to_thread(next, pieces, b"")
+    while piece:
+        exchange.hold(len(piece))
+        content += piece
+        if len(content) > limits.max_body_bytes:
+            raise _too_large(limits, "The inflated body has more")
+        piece = await asyncio.to_thread(next, pieces, b"")
     return memoryview(content)
 
 
-def _inflated(limits: Limits, body: memoryview) -> bytes:
-    # gzip (RFC 1952), or zlib, which HTTP calls deflate (RFC 1950).
-    decompress = zlib.decompressobj(zlib.MAX_WBITS | 32)
+def _pieces_of(body: memoryview) -> Iterator[bytes]:
+    """Raises InvalidRequest."""
+    decompress = zlib.decompressobj(_ANY_HEADER)
+    silent_bytes = 0
     try:
-        content = decompress.decompress(body, limits.max_body_bytes + 1)
-        is_whole = decompress.eof and not decompress.unused_data
-    except zlib.error:
-        content, is_whole = b"", False
-    if len(content) > limits.max_body_bytes:
-        raise _too_large(limits, "The inflated body has more")
-    if not is_whole:
-        raise InvalidRequest("The body does not match its Content-Encoding.")
-    return content
+        for start in range(0, len(body), READ_BYTES):
+            rest: bytes | memoryview = body[start : start + READ_BYTES]
+            silent_bytes += len(rest)
+            while piece := decompress.decompress(rest, PIECE_BYTES):
+                silent_bytes = 0
+                yield piece
+                rest = decompress.unconsumed_tail
+            if silent_bytes > MAX_SILENT_BYTES:
+                raise _malformed()
+            if decompress.eof and (decompress.unused_data or start + READ_BYTES < len(body)):
+                raise _malformed()
+    except zlib.error as exc:
+        raise _malformed() from exc
+    if not decompress.eof:
+        raise _malformed()
+
+
+def _malformed() -> InvalidRequest:
+    return InvalidRequest("The body does not match its Content-Encoding.")

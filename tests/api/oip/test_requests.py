@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.api.bodies import Limits, inflated
+from app.api.bodies import MAX_SILENT_BYTES, READ_BYTES, Limits, inflated
 from app.api.body_memory import ByteBudget
 from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
 from app.core.inference import RequestedOutput
@@ -268,6 +269,23 @@ async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
     assert error_of(await api.client.post("/v2/models/later/infer", json={}))[0] == 503
 
 
+class WatchedInflater:
+    """zlib's, which notes the thread and the size of each call."""
+
+    calls: list[tuple[threading.Thread, int]]
+    new = zlib.decompressobj
+
+    def __init__(self, wbits: int) -> None:
+        self._inflater = WatchedInflater.new(wbits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inflater, name)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        WatchedInflater.calls.append((threading.current_thread(), len(data)))
+        return self._inflater.decompress(data, max_length)
+
+
 def empty_blocks(size: int) -> memoryview:
     """Returns a zlib stream of blocks without content (RFC 1951, section 3.2.4), without its end."""
     return memoryview((zlib.compress(b"")[:2] + b"\x00\x00\x00\xff\xff" * (size // 5 + 1))[:size])
@@ -320,11 +338,25 @@ class TestInflating:
         ticking = asyncio.create_task(tick())
         await inflated(self.exchange(), memoryview(gzip.compress(bytes(1_000_000))), LIMITS)
         ticking.cancel()
-        assert turns > 0
+        assert turns > 3
 
-    async def test_a_body_without_content_is_400(self) -> None:
+    @pytest.mark.parametrize("size", [READ_BYTES, READ_BYTES + 1])
+    async def test_a_large_compressed_body_is_inflated_in_a_thread_from_the_start(
+        self, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        monkeypatch.setattr("app.api.bodies.zlib.decompressobj", WatchedInflater)
+        WatchedInflater.calls = []
+        with pytest.raises(InvalidRequest):
+            await inflated(self.exchange(), empty_blocks(size), LIMITS)
+        threads = {thread is threading.main_thread() for thread, _ in WatchedInflater.calls}
+        assert threads == {size <= READ_BYTES}
+
+    async def test_a_body_without_content_is_400_before_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.api.bodies.zlib.decompressobj", WatchedInflater)
+        WatchedInflater.calls = []
         with pytest.raises(InvalidRequest):
             await inflated(self.exchange(), empty_blocks(8 * 1024 * 1024), LIMITS)
+        assert sum(size for _, size in WatchedInflater.calls) <= MAX_SILENT_BYTES + READ_BYTES
 
     async def test_a_long_gzip_header_is_accepted(self) -> None:
         extra = b"\xff\xff" + bytes(65_535)

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.api.error_table import ROW_BY_ERROR
-from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.api.sessions.open_sessions import metrics_of_sessions
 from app.cli import command_parser
 from app.coalescing.shared_calls import SharedCallMetrics

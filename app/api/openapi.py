@@ -18,14 +18,12 @@ from app import __version__
 from app.api.error_table import MEDIA_TYPE, ROW_BY_ERROR, Problem
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import TEXT, Schema, const_of, with_types
+from app.core.json import COUNT, TEXT, Schema, const_of, object_of, with_types
 from app.core.model import ModelConfig
 from app.pipelines.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from app.api.endpoint import Endpoint, EndpointGroup, Layer
-
-COUNT: Schema = {"type": "integer", "minimum": 0}
 
 
 def answer_headers(*headers: tuple[str, str, bool, Schema]) -> Schema:
@@ -98,6 +96,10 @@ class Named(NamedTuple):
 
     name: str
     schema: Callable[[], Schema]
+
+
+def named(name: str, properties: Schema, *optional: str) -> Named:
+    return Named(name, lambda: object_of(properties, *optional))
 
 
 class Visible(NamedTuple):

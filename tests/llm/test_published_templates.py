@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.api.openai.chat_messages import take_messages
+from app.api.openai.chat_request import take_messages
 from app.core.errors import InvalidInput
 from app.llm import template
 from app.llm.template import ChatTemplate

@@ -26,6 +26,7 @@ from app.api.openapi import (
     answer,
     in_path,
     json_answer,
+    named,
 )
 from app.codecs.kinds import LARGEST_BY_DATATYPE
 from app.core import errors
@@ -34,20 +35,15 @@ from app.core.inference import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
 from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of
 from app.core.model import ModelConfig, TensorSpec
 
-
-def _named(name: str, properties: Schema, *optional: str) -> Named:
-    return Named(name, lambda: object_of(properties, *optional))
-
-
-_ERROR = _named("OipError", {"error": TEXT})
-_SERVER = _named("OipServer", {"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)})
+_ERROR = named("OipError", {"error": TEXT})
+_SERVER = named("OipServer", {"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)})
 _STATE = enum_of(["READY", "UNAVAILABLE"])
 _INDEX = Named("OipIndex", lambda: list_of(object_of({"name": TEXT, "version": TEXT, "state": _STATE})))
 _TENSOR = object_of({"name": TEXT, "datatype": TEXT, "shape": list_of({"type": "integer", "minimum": -1})})
 _TENSORS = {"inputs": list_of(_TENSOR), "outputs": list_of(_TENSOR)}
-_MODEL = _named("OipModel", {"name": TEXT, "versions": list_of(TEXT), "platform": TEXT, **_TENSORS})
-_CONFIG = _named("OipConfig", {"name": TEXT, "max_batch_size": COUNT, "input": list_of({}), "output": list_of({})})
-_STATISTICS = _named("OipStatistics", {"model_stats": list_of(object_of({"name": TEXT, "version": TEXT}))})
+_MODEL = named("OipModel", {"name": TEXT, "versions": list_of(TEXT), "platform": TEXT, **_TENSORS})
+_CONFIG = named("OipConfig", {"name": TEXT, "max_batch_size": COUNT, "input": list_of({}), "output": list_of({})})
+_STATISTICS = named("OipStatistics", {"model_stats": list_of(object_of({"name": TEXT, "version": TEXT}))})
 _VALUE: Schema = {"type": ["boolean", "number", "string", "null"]}
 _OUTPUT = object_of(
     {
@@ -60,7 +56,7 @@ _OUTPUT = object_of(
     *("data", "parameters"),
 )
 _RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}
-_INFERRED = _named("OipInferResult", _RESULT, "id")
+_INFERRED = named("OipInferResult", _RESULT, "id")
 ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Of errors of a model."""
@@ -130,8 +126,8 @@ def generate_request(config: ModelConfig) -> Schema:
     optional = [spec.name for spec in config.inputs if spec.optional]
     members = {**fields, "id": {**TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}
     schema = object_of(members, *optional, "id", "parameters") | _PARAMETERS
-    named = "|".join(re.sub(r"[\\^$.*+?()\[\]{}|]", r"\\\g<0>", name) for name in members)
-    return schema | {"patternProperties": {f"^(?!({named})$)": schema.pop("additionalProperties")}}
+    names = "|".join(re.sub(r"[\\^$.*+?()\[\]{}|]", r"\\\g<0>", name) for name in members)
+    return schema | {"patternProperties": {f"^(?!({names})$)": schema.pop("additionalProperties")}}
 
 
 def _generated(config: ModelConfig) -> Schema:

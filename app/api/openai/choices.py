@@ -9,10 +9,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 import msgspec
-from msgspec import Struct
 
-from app.api.openai.chat_fields import NO_TOOLS, ToolUse
-from app.api.openai.chat_messages import Image
+from app.api.openai.chat_request import NO_TOOLS, Image, ToolUse
 from app.api.openai.requests import openai_names
 from app.core.answer import Tokens, Values
 from app.core.errors import ContractViolation, FormatMismatch, GatewayError, ToolCallMissing
@@ -64,23 +62,10 @@ class TextOptions:
     schema: AnswerSchema | None = None
     """Checks the answer."""
 
-    def count_prompt(self, text: str) -> None:
-        if self.counter is not None:
-            self.prompt_tokens = self.counter(text, add_special_tokens=True)
-
 
 Alternatives = Mapping[str, Values]
 """A token as vLLM's ``Logprob`` describes it: token id -> ``{"logprob", "rank", "decoded_token"}``, the chosen token
 first, then the most probable ones."""
-
-
-class CallPart(Struct):
-    """A part of a call. ``id`` and ``name``: empty after the first part."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = []
 
 
 class StopMatcher:
@@ -159,7 +144,8 @@ class Choice(ABC):
         self._texts: list[str] = []
         self._tokens: list[Alternatives] | None = None
         self._reasoning: list[str] = []
-        self._calls: list[CallPart] = []
+        self._calls: list[Values] = []
+        """With the pieces of their arguments. Only the first part of a call has an id, a type and a name."""
         self.has_stopped = False
         """Whether a stop text was found."""
         self.finish_reason = "stop"
@@ -307,7 +293,9 @@ class Choice(ABC):
                 self._arguments.append([])
                 if self._call_count == 1 or tools.is_parallel:
                     id_ = secrets.token_hex(5)[:9] if tools.has_short_ids else f"call_{secrets.token_hex(12)}"
-                    self._calls.append(CallPart(self._call_count - 1, id_, part.text))
+                    index = {"index": self._call_count - 1} if self._options.stream else {}
+                    function = {"name": part.text, "arguments": []}
+                    self._calls.append({**index, "id": id_, "type": "function", "function": function})
             else:
                 if tools.is_required:
                     self._arguments_length += len(part.text)
@@ -315,8 +303,8 @@ class Choice(ABC):
                         self._arguments[-1].append(part.text)
                 if self._call_count == 1 or tools.is_parallel:
                     if not self._calls:
-                        self._calls.append(CallPart(self._call_count - 1))
-                    self._calls[-1].arguments.append(part.text)
+                        self._calls.append({"index": self._call_count - 1, "function": {"arguments": []}})
+                    self._calls[-1]["function"]["arguments"].append(part.text)
 
 
 class CompletionChoice(Choice):
@@ -338,14 +326,9 @@ class ChatChoice(Choice):
 
         The first chunk of a choice has the role, and a text unless it may have calls or reasoning.
         """
-        streams, text, calls = self._options.stream, "".join(self._texts), list[Values]()
-        for call in self._calls:
-            function = {"name": call.name, "arguments": "".join(call.arguments)}
-            if not call.id:
-                calls.append({"index": call.index, "function": {"arguments": function["arguments"]}})
-            else:
-                index = {"index": call.index} if streams else {}
-                calls.append({**index, "id": call.id, "type": "function", "function": function})
+        streams, text, calls = self._options.stream, "".join(self._texts), self._calls
+        for call in calls:
+            call["function"]["arguments"] = "".join(call["function"]["arguments"])
         message: Values = {"role": "assistant"} if self._is_first else {}
         if not streams:
             message["content"] = text or (None if calls else "")

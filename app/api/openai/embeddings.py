@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -15,8 +15,7 @@ from app.api.bodies import off_loop
 from app.api.call import InferenceCall
 from app.api.endpoint import Found
 from app.api.exchange import JSON, Exchange
-from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, required, take
-from app.api.openai.requests import Door, NamedRequest, openai_names
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, Door, NamedRequest, openai_names, required, take
 from app.codecs.kinds import declared_shape
 from app.core.answer import Answer, Batch, BatchPart, Ending, Tokens, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError
@@ -36,24 +35,6 @@ Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 _TextsOrTokens = Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKENS)]
 _VECTORS_AT_ONCE = 64
 """Number of vectors that are rendered in one step of the event loop."""
-
-
-class OpenAIEmbedding(TypedDict):
-    object: Literal["embedding"]
-    index: Annotated[int, Meta(ge=0)]
-    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of little-endian 32-bit floats")]
-
-
-class OpenAIInputUsage(TypedDict):
-    prompt_tokens: Annotated[int, Meta(ge=0)]
-    total_tokens: Annotated[int, Meta(ge=0)]
-
-
-class OpenAIEmbeddings(TypedDict):
-    object: Literal["list"]
-    model: str
-    usage: NotRequired[OpenAIInputUsage]
-    data: list[OpenAIEmbedding]
 
 
 class EmbeddingsRoute(Door[EmbeddingsForm]):

@@ -8,37 +8,108 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from app.api.openai import text_routes as texts
-from app.api.openai.chat_fields import ReasoningEffort, ResponseFormat, ToolChoice, ToolList
-from app.api.openai.chat_messages import CallMessage, PlainMessage, TextPart
-from app.api.openai.embeddings import MAX_INPUTS, EmbeddingsRoute, OpenAIEmbeddings, Texts
-from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
-from app.api.openai.requests import Door, OpenAIError, OpenAIModel, OpenAIModelList, ids_of, openai_status_of
-from app.api.openai.text_answers import (
-    OpenAIChatCompletion,
-    OpenAIChatCompletionChunk,
-    OpenAICompletion,
-    OpenAICompletionChunk,
+from app.api.openai.chat_request import (
+    CallMessage,
+    PlainMessage,
+    ReasoningEffort,
+    ResponseFormat,
+    TextPart,
+    ToolChoice,
+    ToolList,
 )
+from app.api.openai.embeddings import MAX_INPUTS, EmbeddingsRoute, Texts
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Door, ids_of, openai_status_of
 from app.api.openapi import (
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,
     ErrorAnswers,
+    Named,
     Operation,
     Visible,
     answer,
     in_path,
     json_answer,
+    named,
 )
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import TEXT, Schema, const_of, enum_of, one_of, schema_of
+from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of, schema_of
 from app.pipelines.examples import example_of
 from app.pipelines.fields import TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 
-ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": OpenAIError}}, openai_status_of)
+_NULL: Schema = {"type": "null"}
+_PROBLEM = {"message": TEXT, "type": TEXT, "param": one_of([TEXT, _NULL], "anyOf"), "code": TEXT}
+_ERROR = named("OpenAIError", {"error": named("OpenAIProblem", _PROBLEM)})
+ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": _ERROR}}, openai_status_of)
+_MODEL = named("OpenAIModel", {"id": TEXT, "object": enum_of(["model"]), "created": COUNT, "owned_by": TEXT})
+_MODELS = named("OpenAIModelList", {"object": enum_of(["list"]), "data": list_of(_MODEL)})
+
+_DETAILS = "completion_tokens_details"
+_REASONING = named("OpenAIReasoning", {"reasoning_tokens": COUNT})
+_COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+_USAGE = named("OpenAIUsage", {**_COUNTS, _DETAILS: _REASONING}, _DETAILS)
+_FUNCTION = {"name": TEXT, "arguments": TEXT}
+_CALL = {"id": TEXT, "type": enum_of(["function"]), "function": named("OpenAIFunction", _FUNCTION)}
+_CALL_DELTA = {"index": COUNT, **_CALL, "function": named("OpenAIFunctionDelta", _FUNCTION, "name")}
+_REASONED = {"reasoning": TEXT, "reasoning_content": TEXT}
+_MESSAGE = {
+    "role": enum_of(["assistant"]),
+    "content": one_of([TEXT, _NULL], "anyOf"),
+    "refusal": _NULL,
+    "tool_calls": list_of(named("OpenAICall", _CALL)),
+    **_REASONED,
+}
+_DELTA = {
+    "role": enum_of(["assistant"]),
+    "content": TEXT,
+    "tool_calls": list_of(named("OpenAICallDelta", _CALL_DELTA, "id", "type")),
+    **_REASONED,
+}
+_WRITTEN = {"message": named("OpenAIMessage", _MESSAGE, "tool_calls", *_REASONED)}
+_OF_DELTA: Schema = {"description": "The members of a message that a chunk has."}
+_WRITTEN_DELTA = {"delta": Named("OpenAIDelta", lambda: object_of(_DELTA, *_DELTA) | _OF_DELTA)}
+
+
+def _answer(name: str, choice: str, object_: str, written: Schema, *reasons: str, is_chunk: bool = False) -> Named:
+    """Only the last chunk of a choice has a finish reason, and only the last one of a stream has the usage."""
+    reason = enum_of(["stop", "length", *reasons])
+    members = {
+        "index": COUNT,
+        "logprobs": one_of([{"type": "object"}, _NULL], "anyOf"),
+        "finish_reason": one_of([reason, _NULL], "anyOf") if is_chunk else reason,
+        **written,
+    }
+    head = {"id": TEXT, "created": COUNT, "model": TEXT, "object": enum_of([object_])}
+    usage = {"usage": one_of([_USAGE, _NULL], "anyOf") if is_chunk else _USAGE}
+    return named(name, {**head, "choices": list_of(named(choice, members)), **usage}, "usage")
+
+
+_TEXT = _answer("OpenAICompletion", "OpenAITextChoice", "text_completion", {"text": TEXT})
+_TEXT_CHUNK = _answer(
+    "OpenAICompletionChunk", "OpenAITextChunkChoice", "text_completion", {"text": TEXT}, is_chunk=True
+)
+_CHAT = _answer("OpenAIChatCompletion", "OpenAIChatChoice", "chat.completion", _WRITTEN, "tool_calls")
+_CHAT_CHUNK = _answer(
+    *("OpenAIChatCompletionChunk", "OpenAIChunkChoice", "chat.completion.chunk"),
+    _WRITTEN_DELTA,
+    "tool_calls",
+    is_chunk=True,
+)
+_VECTOR = {
+    "anyOf": [list_of({"type": "number"}), TEXT],
+    "description": "Numbers, or base64 of little-endian 32-bit floats",
+}
+_EMBEDDING = {"object": enum_of(["embedding"]), "index": COUNT, "embedding": _VECTOR}
+_INPUT_USAGE = named("OpenAIInputUsage", {"prompt_tokens": COUNT, "total_tokens": COUNT})
+_EMBEDDINGS = {
+    "object": enum_of(["list"]),
+    "model": TEXT,
+    "usage": _INPUT_USAGE,
+    "data": list_of(named("OpenAIEmbedding", _EMBEDDING)),
+}
 Form = TypeVar("Form", TextForm, EmbeddingsForm)
 Described = tuple[Schema, Schema]
 """The schema of a body, and an example without its ``model``."""
@@ -55,7 +126,7 @@ def completions(visible: Visible) -> Iterator[Operation]:
         example = {"prompt": example_of(pipeline).get(form.prompt, "text")}
         return schema | {"dependentSchemas": {"stream_options": _NEEDS_STREAM}}, example
 
-    ok = _text_answer(visible, texts.CompletionsRoute, OpenAICompletion, OpenAICompletionChunk)
+    ok = _text_answer(visible, texts.CompletionsRoute, _TEXT, _TEXT_CHUNK)
     yield from _inference(visible, texts.CompletionsRoute, ("create_completion", "Continue a text"), ok, described)
 
 
@@ -79,7 +150,7 @@ def chat(visible: Visible) -> Iterator[Operation]:
         conditions = {"max_completion_tokens": one_limit, "stream_options": _NEEDS_STREAM}
         return schema | {"dependentSchemas": conditions}, {"messages": [{"role": "user", "content": "Hello"}]}
 
-    ok = _text_answer(visible, texts.ChatRoute, OpenAIChatCompletion, OpenAIChatCompletionChunk)
+    ok = _text_answer(visible, texts.ChatRoute, _CHAT, _CHAT_CHUNK)
     further = (errors.ToolCallMissing, errors.FormatMismatch)
     yield from _inference(
         visible, texts.ChatRoute, ("create_chat_completion", "Answer a message"), ok, described, *further
@@ -99,7 +170,7 @@ def embeddings(visible: Visible) -> Iterator[Operation]:
         example = {"input": [example_of(pipeline).get(form.input, "text")]}
         return _schema(pipeline, form, {"input": {"anyOf": forms}}, fields), example
 
-    ok = json_answer("A vector for each text", OpenAIEmbeddings)
+    ok = json_answer("A vector for each text", named("OpenAIEmbeddings", _EMBEDDINGS, "usage"))
     yield from _inference(visible, EmbeddingsRoute, ("create_embedding", "Texts as vectors"), ok, described)
 
 
@@ -133,13 +204,13 @@ def _inference(
         )
 
 
-def _text_answer(visible: Visible, door: type[texts.TextRoute], whole: type, chunk: type) -> Schema:
+def _text_answer(visible: Visible, door: type[texts.TextRoute], whole: Named, chunk: Named) -> Schema:
     """``x-event-data`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
     content: Schema = {"application/json": {"schema": whole}}
     if any(each.spec.stream is not None and door.form_of(each) is not None for each in visible.pipelines):
         content["text/event-stream"] = {
             "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
-            "x-event-data": {"anyOf": [chunk, OpenAIError]},
+            "x-event-data": {"anyOf": [chunk, _ERROR]},
         }
     return answer("The text, as one answer or, with `stream: true`, in chunks", content)
 
@@ -194,12 +265,12 @@ def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema,
 
 
 LIST_MODELS = Operation(
-    "list_models", "openai", {200: json_answer("The models", OpenAIModelList)}, (errors.UpstreamUnavailable,)
+    "list_models", "openai", {200: json_answer("The models", _MODELS)}, (errors.UpstreamUnavailable,)
 )
 GET_MODEL = Operation(
     "get_model",
     "openai",
-    {200: json_answer("The model", OpenAIModel)},
+    {200: json_answer("The model", _MODEL)},
     (errors.UnknownPipeline, errors.ModelNotReady, errors.UpstreamUnavailable),
     [in_path("name", TEXT)],
 )

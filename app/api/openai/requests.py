@@ -1,17 +1,18 @@
-"""What all addresses of this dialect share: the models, requests whose body names one of them, and errors.
+"""What all addresses share: the models, requests whose body names one of them, the members of bodies, and errors.
 
 Every POST begins with :meth:`Door.open`. A new address is a subclass of ``Door``: its part of ``openai:``, how its
-members become requests to the pipeline, and its answer.
+members become requests to the pipeline, and its answer. The gateway reads some members itself, and checks and ignores
+others (``Neutral``); the rest are fields of the pipeline.
 
 Source: OpenAI's clients. The classes of their errors depend on the status; for retries they first read
 ``X-Should-Retry``.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -25,13 +26,140 @@ from app.api.call import Inference
 from app.api.endpoint import Found
 from app.api.error_table import ROW_BY_ERROR, headers_of, problem_of
 from app.api.exchange import Exchange, JsonResponse
-from app.api.openai.members import Members, Neutral, problems_of, read_members, required, take
+from app.codecs.json_scan import has_more_elements, malformed, members_of
+from app.core.answer import Values
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, UnknownPipeline
-from app.core.text import nearest
-from app.pipelines.body import Body, refused
+from app.core.json import enum_of, only, schema_of
+from app.core.text import nearest, shown
+from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.catalog import Catalog
 from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
+
+MAX_TEXT_CHARACTERS = 1024
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+_Key = Annotated[str, Meta(max_length=64)]
+_Value = Annotated[str, Meta(max_length=512)]
+Labels = Annotated[dict[_Key, _Value], Meta(max_length=16)]
+"""The limits are OpenAI's."""
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+NOT_SUPPORTED = "is not supported by this model"
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that does not change the answer, with the accepted values: those of a type, or a few.
+
+    No model has these fields: the gateway checks their type and ignores them. A field that the pipeline declares under
+    the same name is the pipeline's. docs/reference/openai.md lists these fields, and
+    docs/decisions/0019-openai-dialect.md has the reasons.
+
+    ``meaning``: for docs/reference/openai.md.
+    """
+
+    meaning: str
+    type: Any = None
+    values: Sequence[Any] = ()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the accepted values."""
+        if self.type is not None:
+            schemas = [schema_of(self.type), {"type": "null"}]
+        elif isinstance(self.values[0], (list, dict)):
+            schemas = [*map(only, self.values), {"type": "null"}]
+        else:
+            return {**enum_of([*self.values, None]), "description": self.meaning}
+        return {"anyOf": schemas, "description": self.meaning}
+
+
+_BOOKKEEPING = {
+    "metadata": Neutral("up to 16 labels, texts of up to 64 characters with texts of up to 512", type=Labels),
+    "prompt_cache_key": Neutral("a text; the gateway has no cache of prompts", type=_Text),
+    "prompt_cache_options": Neutral("an object like `metadata`", type=Labels),
+    "prompt_cache_retention": Neutral("a text", type=_Text),
+    "safety_identifier": Neutral("a text", type=_Text),
+    "service_tier": Neutral("a text; priorities come from the API key", type=_Text),
+    "store": Neutral("true or false; nothing is stored", type=bool),
+    "user": Neutral("a text", type=_Text),
+}
+"""Fields about the caller, the price and the storage of a request."""
+
+NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
+NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
+    "best_of": Neutral("only 1", values=[1]),
+    "echo": Neutral("only `false`; of chats", values=[False]),
+    "frequency_penalty": Neutral("only 0", values=[0]),
+    "function_call": Neutral("only `none` and `auto`", values=["none", "auto"]),
+    "functions": Neutral("only `[]`", values=[[]]),
+    "ignore_eos": Neutral("only `false`", values=[False]),
+    "logit_bias": Neutral("only `{}`", values=[{}]),
+    "logprobs": Neutral("only `false`", values=[False]),
+    "min_tokens": Neutral("only 0", values=[0]),
+    "modalities": Neutral('only `["text"]`', values=[["text"]]),
+    "parallel_tool_calls": Neutral("true or false; there are no tools", type=bool),
+    "prediction": Neutral("an object; the answer is generated without it", type=dict[str, Any]),
+    "presence_penalty": Neutral("only 0", values=[0]),
+    "reasoning_effort": Neutral("only `none`", values=["none"]),
+    "response_format": Neutral('only `{"type": "text"}`; of completions', values=[{"type": "text"}]),
+    "suffix": Neutral("only an empty text", values=[""]),
+    "tool_choice": Neutral("only `none` and `auto`", values=["none", "auto"]),
+    "tools": Neutral("only `[]`", values=[[]]),
+    "top_logprobs": Neutral("only 0", values=[0]),
+    "top_p": Neutral("only 1", values=[1]),
+    "verbosity": Neutral("`low`, `medium` or `high`", type=Literal["low", "medium", "high"]),
+}
+
+
+Members = dict[str, memoryview]
+"""The members that are not null, as JSON."""
+Value = TypeVar("Value")
+
+MAX_MEMBERS = 256
+MAX_ELEMENTS = 64
+"""Limit of the values and members nested in one member, because each uses more memory than its text."""
+
+
+def read_members(body: Body) -> Members:
+    """Reads the members of a body in OpenAI's form.
+
+    Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice.
+    """
+    members: Members = {}
+    for name, text in members_of(memoryview(body)):
+        if name in members:
+            raise refused([FieldProblem(shown(name), "is given twice")])
+        if len(members) == MAX_MEMBERS:
+            raise refused([FieldProblem("body", f"has more than {MAX_MEMBERS} fields")])
+        members[name] = text
+    return {name: text for name, text in members.items() if not is_null(text)}
+
+
+def check_size_of(members: Members, name: str, max_bytes: int) -> None:
+    """Raises InvalidInput."""
+    if len(members.get(name, b"")) > max_bytes:
+        raise refused([FieldProblem(name, f"has more than {max_bytes} bytes")])
+
+
+def take(members: Members, name: str, type_: Any, default: Value, *, max_elements: int = MAX_ELEMENTS) -> Value:
+    """Takes a member out. Raises InvalidInput or InvalidJson."""
+    text = members.pop(name, None)
+    if text is None:
+        return default
+    if len(text) > 2 * max_elements and has_more_elements(text, max_elements):
+        raise refused([FieldProblem(name, f"has more than {max_elements} elements")])
+    try:
+        value: Value = msgspec.json.decode(text, type=type_)
+    except msgspec.ValidationError as exc:
+        raise refused([problem_of_value(name, str(exc))]) from exc
+    except (ValueError, RecursionError) as exc:
+        raise malformed() from exc
+    return value
+
+
+def required(name: str) -> InvalidInput:
+    return refused([FieldProblem(name, "is required")])
+
 
 Form = TypeVar("Form", bound=TextForm | EmbeddingsForm)
 
@@ -59,14 +187,24 @@ class NamedRequest(Generic[Form]):
         problems: list[FieldProblem] = []
         found: dict[str, Body] = dict(fields)
         for name, text in self.members.items():
-            field = self.form.field_by_parameter.get(name)
-            if field is None:
-                problems += problems_of(name, text, neutral.get(name))
-            elif field in found:
-                problems.append(FieldProblem(name, "is given twice, under two names"))
+            if (field := self.form.field_by_parameter.get(name)) is not None:
+                if field in found:
+                    problems.append(FieldProblem(name, "is given twice, under two names"))
+                else:
+                    found[field], self.name_by_field[field] = text, name
+            elif (known := neutral.get(name)) is None:
+                problems.append(FieldProblem(shown(name), NOT_SUPPORTED))
+            elif known.type is None:
+                value = take({name: text}, name, Any, None, max_elements=len(text)) if len(text) <= 256 else None
+                if not any(
+                    isinstance(value, bool) == isinstance(each, bool) and value == each for each in known.values
+                ):
+                    problems.append(FieldProblem(name, NOT_SUPPORTED))
             else:
-                found[field] = text
-                self.name_by_field[field] = name
+                try:
+                    take({name: text}, name, known.type, None)
+                except InvalidInput as exc:
+                    problems += exc.errors
         if problems:
             raise refused(problems)
         pieces: list[Body] = []
@@ -123,18 +261,6 @@ class Door(Generic[Form]):
         return NamedRequest(pipeline, form, model, body, members, names)
 
 
-class OpenAIModel(TypedDict):
-    id: str
-    object: Literal["model"]
-    created: Annotated[int, Meta(ge=0)]
-    owned_by: str
-
-
-class OpenAIModelList(TypedDict):
-    object: Literal["list"]
-    data: list[OpenAIModel]
-
-
 class OpenAIModels:
     """``/v1/models``: the pipelines that declare ``openai:``, and their adapters, as models."""
 
@@ -149,7 +275,7 @@ class OpenAIModels:
         """
         self._catalog.check_known()
         models = [self._model(name) for name in models_of(self._catalog, exchange.key)]
-        return JsonResponse(OpenAIModelList(object="list", data=models))
+        return JsonResponse({"object": "list", "data": models})
 
     async def get_model(self, exchange: Exchange, found: Found) -> Response:
         """One model.
@@ -164,7 +290,7 @@ class OpenAIModels:
             )
         return JsonResponse(self._model(name))
 
-    def _model(self, name: str) -> OpenAIModel:
+    def _model(self, name: str) -> Values:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "triton-gateway"}
 
 
@@ -195,17 +321,6 @@ def checked_model(exchange: Exchange, catalog: Catalog, model: str) -> str:
 _TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-class OpenAIProblem(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class OpenAIError(TypedDict):
-    error: OpenAIProblem
-
-
 @contextmanager
 def openai_names(name_by_field: Mapping[str, str]) -> Iterator[None]:
     """Gives the fields of an error in the block the caller's names. A path inside the value may follow a field."""
@@ -232,7 +347,7 @@ def openai_status_of(kind: type[GatewayError]) -> int:
     return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
 
 
-def openai_error_of(error: GatewayError, request_id: str) -> OpenAIError:
+def openai_error_of(error: GatewayError, request_id: str) -> Values:
     """The body of an error, and the last event of a failed stream. At most 4 KiB, as for problem objects."""
     problem, status = problem_of(error, request_id), openai_status_of(type(error))
     first = next(iter(problem.get("errors", ())), None)

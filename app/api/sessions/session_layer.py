@@ -15,7 +15,6 @@ from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
 from app.api.error_table import ErrorRow, add_rows
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.openapi import (
-    COUNT,
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,
     Operation,
@@ -34,7 +33,7 @@ from app.api.sessions.session_steps import StepHandler, StepRequest
 from app.api.streaming import StreamResponse
 from app.core import errors
 from app.core.errors import InvalidRequest
-from app.core.json import TEXT, Schema, enum_of, one_of
+from app.core.json import COUNT, TEXT, Schema, enum_of, one_of
 from app.core.share import Share
 from app.observability.record import hide_ids_after
 from app.pipelines.pipeline import Pipeline

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.openai.chat_fields import ToolUse
+from app.api.openai.chat_request import ToolUse
 from app.api.openai.choices import MAX_CHECKED_CHARACTERS, ChatChoice, StopMatcher, TextOptions, completion_logprobs
-from app.api.openai.text_answers import TextAnswer
+from app.api.openai.text_routes import TextAnswer
 from app.core.errors import ToolCallMissing
 from app.core.inference import InferenceResponse
 from app.llm.tool_calls import parser_of

@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
 
-from app.api.openai.members import NEUTRAL_OF_TEXTS
+from app.api.openai.requests import NEUTRAL_OF_TEXTS
 from app.core.inference import InferenceRequest
 from app.pipelines.llm_spec import NAMES, preset_of
 from tests.api.openai.conftest import engine_step, step

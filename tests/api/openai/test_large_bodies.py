@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from app.api.openai.embeddings import EmbeddingsRoute, batch_of
-from app.api.openai.members import read_members
-from app.api.openai.requests import Door, NamedRequest
+from app.api.openai.requests import Door, NamedRequest, read_members
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.core.errors import InvalidInput
 from app.pipelines.pipeline import Pipeline

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
-from app.api.openai.members import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from tests.api.openai.conftest import ECHO, Api, refusal
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import response, tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.api.openai import chat_fields
+from app.api.openai import chat_request
 from app.core.inference import InferenceResponse
 from app.llm.answer_schema import AnswerSchema
 from tests.api.openai.conftest import (
@@ -146,7 +146,7 @@ class TestChecked:
     async def test_without_the_extra_only_objects_can_be_checked(
         self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(chat_fields, "CAN_CHECK", False)
+        monkeypatch.setattr(chat_request, "CAN_CHECK", False)
         assert message_of(await checked(gateways, ADA, OBJECT))["content"] == ADA
         api = await gateways.of(preset=CHECKED)
         answered = await ask(api, response_format=PERSONS)

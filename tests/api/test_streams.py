@@ -23,7 +23,7 @@ from app.streams.events import Event, EventName, LiveLog, ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
 from tests.api.openai.conftest import ask
-from tests.api.openai.test_backends import CONFIG, HELLO, VLLM, complete
+from tests.api.openai.test_texts import CONFIG, HELLO, VLLM, complete
 from tests.toolkit.exchange import FakeConnection, connected, exchange_with, nothing
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor

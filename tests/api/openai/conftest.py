@@ -65,7 +65,12 @@ WRITER = model(
 )
 ECHO = model("LINE BYTES [1]", "ANSWER BYTES [1]", name="echo")
 EMBEDDER = model("TEXT BYTES [1]", ["VECTOR FP32 [2]", "TOKENS INT32 [1]"], name="embedder", max_batch_size=4)
-FINAL = InferenceResponse({}, is_final=True)
+EMBEDS = model(
+    ["text_input BYTES [1]", "embedding_request BYTES [1] optional", "return_num_input_tokens BOOL [1] optional"],
+    ["text_output BYTES [-1]", "num_input_tokens UINT32 [1]"],
+    decoupled=True,
+)
+"""vLLM with a model of vectors."""
 
 Api = Served
 
@@ -141,6 +146,17 @@ def engine_step(text: bytes, *, is_final: bool) -> InferenceResponse:
     )
 
 
+ASKED = [{"role": "user", "content": "Hi"}]
+ADDRESSES = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
+BODIES: dict[str, Any] = {"chat": {"messages": ASKED}, "completions": {"prompt": "Hi"}, "embeddings": {"input": "a"}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names or ("weather",)]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 LLAMA = """
 pipelines:
   llama:
@@ -156,7 +172,6 @@ pipelines:
       tools: FORMAT
       reasoning: REASONING
 """
-ASKED = [{"role": "user", "content": "Hi"}]
 
 
 def steps_of(preset: str, *pieces: str) -> list[InferenceResponse]:

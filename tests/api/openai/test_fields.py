@@ -11,21 +11,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
 
-from app.api.openai.requests import NEUTRAL_OF_TEXTS
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.core.inference import InferenceRequest
 from app.pipelines.llm_spec import NAMES, preset_of
-from tests.api.openai.conftest import engine_step, step
-from tests.api.openai.test_backends import TOKEN
-from tests.api.openai.test_neutral import OF_TEXTS
+from tests.api.openai.conftest import ADDRESSES, ASKED, BODIES, ECHO, Api, engine_step, refusal, step
+from tests.api.openai.test_texts import TOKEN
 from tests.docs.pages import Row, rows_under
 from tests.pipelines.test_presets import CONFIGS, answer
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
+from tests.toolkit.models import response, tensor
 
+OF_EMBEDDINGS: dict[str, Any] = {
+    "metadata": {"team": "search"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "hash",
+    "service_tier": "flex",
+    "store": True,
+    "user": "me",
+}
+OF_TEXTS: dict[str, Any] = OF_EMBEDDINGS | {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "function_call": "auto",
+    "functions": [],
+    "ignore_eos": False,
+    "logit_bias": {},
+    "logprobs": False,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "def"},
+    "presence_penalty": 0,
+    "reasoning_effort": "none",
+    "response_format": {"type": "text"},
+    "suffix": "",
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1,
+    "verbosity": "low",
+}
+"""Values without an effect."""
 PAGE = "docs/reference/openai-fields.md"
 CONFIG = """
 pipelines:
@@ -44,11 +81,6 @@ ANSWERS = {
     "tensorrt_llm_api": [answer("Hel", is_final=False), answer("Hello", is_final=True)],
 }
 PRESETS = [name for name in NAMES if "completions" in preset_of(name).pipeline["openai"]]
-ADDRESSES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-BODIES: dict[str, Any] = {
-    "chat": {"model": "llm", "messages": [{"role": "user", "content": "Hi"}]},
-    "completions": {"model": "llm", "prompt": "Hi"},
-}
 FIELDS = {
     "chat": ChatParams.__required_keys__ | ChatParams.__optional_keys__,
     "completions": CompletionParams.__required_keys__ | CompletionParams.__optional_keys__,
@@ -142,7 +174,7 @@ class Outcome:
 async def outcome(api: Served, address: str, fields: Mapping[str, Any]) -> Outcome | None:
     """Returns None if the gateway refuses a field by its name."""
     api.engine.requests.clear()
-    answered = await api.client.post(ADDRESSES[address], json=BODIES[address] | dict(fields))
+    answered = await api.client.post(ADDRESSES[address], json={"model": "llm"} | BODIES[address] | dict(fields))
     if answered.status_code == 400:
         assert answered.json()["error"]["param"] in fields
         return None
@@ -225,7 +257,7 @@ async def tables_of(presets: list[Served]) -> dict[str, list[Row]]:
         for name in row[0].split(", ")
     }
     assert all(generated[row[0]] == row[2] for row in neutral)
-    everywhere = dict.fromkeys(ADDRESSES, own_fields())
+    everywhere = dict.fromkeys(FIELDS, own_fields())
     own = [row for field in sorted(own_fields()) for row in await rows_of(presets, field, everywhere)]
     assert {row[1] for row in own} == {"both"}
     return {
@@ -237,9 +269,54 @@ async def tables_of(presets: list[Served]) -> dict[str, list[Row]]:
 
 def test_every_field_has_a_value() -> None:
     assert FIELDS["chat"] | FIELDS["completions"] | own_fields() == VALUES.keys()
+    assert (OF_TEXTS.keys(), OF_EMBEDDINGS.keys()) == (NEUTRAL_OF_TEXTS.keys(), NEUTRAL_OF_EMBEDDINGS.keys())
+    read = {"model", "input", "dimensions", "encoding_format"}
+    assert EmbeddingCreateParams.__annotations__.keys() <= read | NEUTRAL_OF_EMBEDDINGS.keys()
 
 
 async def test_the_page_says_what_each_field_becomes(presets: list[Served]) -> None:
     for heading, rows in (await tables_of(presets)).items():
         lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         assert rows_under(PAGE, heading) == rows, f"{heading}:\n{lines}"
+
+
+async def test_the_openapi_document_has_the_accepted_values(api: Api) -> None:
+    document = (await api.client.get("/openapi.json")).json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["title"] == "write"
+    request = {"model": "write", "messages": ASKED}
+    jsonschema.validate(request | OF_TEXTS, body)
+    for wrong in ({"user": 5}, {"metadata": {"a": "x" * 513}}, {"verbosity": "loud"}, {"ignore_eos": True}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(request | wrong, body)
+
+
+IGNORED = {"frequency_penalty": 0.5, "logit_bias": {"0": 1}, "logprobs": True, "temperature": 0.7, "top_logprobs": 2}
+PLAIN = """
+pipelines:
+  plain:
+    model: echo
+    inputs: {line: {tensor: LINE, kind: text}}
+    outputs: {answer: {tensor: ANSWER, kind: text}}
+    parameters: {top_p: {type: number, maximum: 1, optional: true}}
+    openai:
+      completions: {prompt: line, text: answer}
+      chat: {prompt: line, text: answer, template_text: "{{ messages[0].content }}"}
+      ignored: [frequency_penalty, logit_bias, logprobs, temperature, top_logprobs, top_p]
+"""
+
+
+plain = gateway_fixture(PLAIN, ECHO, answers=[response(tensor("ANSWER", "BYTES", [b"Hello"]))])
+
+
+@pytest.mark.parametrize("address", ["completions", "chat"])
+async def test_ignored_fields_are_accepted_and_others_are_400(plain: Served, address: str) -> None:
+    async def asked(**body: Any) -> httpx.Response:
+        return await plain.client.post(ADDRESSES[address], json={"model": "plain"} | BODIES[address] | body)
+
+    for body in (IGNORED, {"stop": []}):
+        answer = await asked(**body)
+        assert (answer.status_code, "Hello" in answer.text) == (200, True)
+    assert refusal(await asked(seed=1))[::2] == (400, "seed")
+    # A field of the pipeline keeps its effect.
+    assert refusal(await asked(top_p=1.5))[::2] == (400, "top_p")

@@ -22,7 +22,7 @@ from tests.api.openai.conftest import (
     step,
     steps_of,
 )
-from tests.api.openai.test_tools import NAMED, TOOLS, Message, guided_schema, nested, read
+from tests.api.openai.test_tools import TOOLS, Message, guided_schema, read
 from tests.llm.test_tool_calls import CALLS, written
 from tests.toolkit.waiting import PATIENCE_S
 
@@ -73,13 +73,6 @@ class TestGuided:
         api.engine.answers = steps_of("vllm", ADA)
         assert message_of(await ask(api, response_format=PERSONS, tools=TOOLS, tool_choice="none"))["content"] == ADA
         assert guided_schema(api, "vllm") == PERSON
-
-    @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "name"])
-    async def test_a_required_call_excludes_a_format(self, gateways: Gateways, choice: Any) -> None:
-        api = await gateways.of()
-        answered = await ask(api, response_format=OBJECT, tools=TOOLS, tool_choice=choice)
-        assert refusal(answered) == (400, "invalid_input", "response_format")
-        assert "tool_choice" in answered.json()["error"]["message"]
 
     async def test_the_type_text_changes_nothing(self, gateways: Gateways) -> None:
         api = await gateways.of(says=["Hello"])
@@ -151,37 +144,6 @@ class TestChecked:
         api = await gateways.of(preset=CHECKED)
         answered = await ask(api, response_format=PERSONS)
         assert refusal(answered) == (400, "invalid_input", "response_format")
-
-
-@pytest.mark.parametrize(
-    ("format_", "param", "problem"),
-    [
-        ({"type": "xml"}, "response_format.type", ""),
-        ({"type": "json_schema"}, "response_format", "must have the field 'json_schema'"),
-        ({"type": "json_object", "schema": {}}, "response_format", "has a field that is not supported"),
-        (schema_of(nested(20)), "response_format.json_schema.schema", "has more than 32 levels"),
-        (schema_of({"enum": ["x" * 200_000]}), "response_format", "has more than 131072 bytes"),
-        (schema_of({"enum": [1] * 20_000}), "response_format", "has more than 16384 elements"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-@pytest.mark.parametrize("preset", ["vllm", CHECKED])
-async def test_wrong_formats_are_refused(
-    gateways: Gateways, format_: Any, param: str, problem: str, preset: str
-) -> None:
-    api = await gateways.of(preset=preset)
-    answered = await ask(api, response_format=format_)
-    assert refusal(answered) == (400, "invalid_input", param)
-    assert problem in answered.json()["error"]["message"]
-    assert not api.engine.requests
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a", "file:///etc/hostname", "other.json"])
-async def test_a_schema_leads_nowhere_outside(gateways: Gateways, url: str) -> None:
-    api = await gateways.of(preset=CHECKED)
-    answered = await ask(api, response_format=schema_of({"$ref": url}))
-    assert refusal(answered) == (400, "invalid_input", "response_format.json_schema.schema")
-    assert "must refer only to itself" in answered.json()["error"]["message"]
 
 
 async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tools and reasoning at OpenAI's chat address, over the presets of LLM backends."""
+"""Tools and reasoning in chats, and the output ``reasoning`` of a pipeline, over the presets of LLM backends."""
 
 import asyncio
 import json
@@ -9,9 +9,12 @@ import jsonschema
 import pytest
 
 from app.api.openai.choices import AT_ONCE
+from tests.api.conftest import events
 from tests.api.openai.conftest import (
     ASKED,
+    NAMED,
     Gateways,
+    allowed,
     ask,
     chunks,
     inputs,
@@ -22,6 +25,7 @@ from tests.api.openai.conftest import (
     step,
     steps_of,
 )
+from tests.api.openai.test_refusals import tool
 from tests.llm.test_tool_calls import CALLS, FORMATS, written
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.gateway import Served
@@ -36,14 +40,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "time"}},
 ]
 NO_PARAMETERS = {"type": "object", "properties": {}}
-NAMED = {"type": "function", "function": {"name": "weather"}}
-
-
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": name}} for name in names or ("weather",)]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
 ARGUMENTS = {"city": 'Sao "P" {x}\n', "days": 3}
 
 
@@ -94,22 +90,19 @@ EXPECTED = [("weather", ARGUMENTS), ("time", {})]
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-class TestEachFormat:
-    async def test_whole_and_as_a_stream(self, gateways: Gateways, format_: str) -> None:
-        api = await gateways.of(format_, says=[*pieces_of("Wait.\n" + written(format_, *CALLS[format_]))])
-        answered = await ask(api, tools=TOOLS)
-        ids = [call["id"] for call in message_of(answered)["tool_calls"]]
-        assert len(set(ids)) == 2
-        assert all(len(each) == 9 if format_ == "mistral" else each.startswith("call_") for each in ids)
-        for each in (answered, await ask(api, tools=TOOLS, stream=True)):
-            assert read(each) == Message("Wait.", EXPECTED, "tool_calls")
-
-    async def test_special_tokens_are_kept_where_the_format_needs_them(self, gateways: Gateways, format_: str) -> None:
-        api = await gateways.of(format_, says=["Hello"])
-        assert message_of(await ask(api)) == {"role": "assistant", "content": "Hello", "refusal": None}
-        assert sampling(api).get("skip_special_tokens") == (False if format_ in ("mistral", "gpt_oss") else None)
-        assert message_of(await ask(api, skip_special_tokens=True))
-        assert sampling(api)["skip_special_tokens"] is True
+async def test_calls_in_each_format_and_its_special_tokens(gateways: Gateways, format_: str) -> None:
+    api = await gateways.of(format_, says=[*pieces_of("Wait.\n" + written(format_, *CALLS[format_]))])
+    answered = await ask(api, tools=TOOLS)
+    ids = [call["id"] for call in message_of(answered)["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(len(each) == 9 if format_ == "mistral" else each.startswith("call_") for each in ids)
+    for each in (answered, await ask(api, tools=TOOLS, stream=True)):
+        assert read(each) == Message("Wait.", EXPECTED, "tool_calls")
+    api.engine.answers = steps_of("vllm", "Hello")
+    assert message_of(await ask(api)) == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert sampling(api).get("skip_special_tokens") == (False if format_ in ("mistral", "gpt_oss") else None)
+    assert message_of(await ask(api, skip_special_tokens=True))
+    assert sampling(api)["skip_special_tokens"] is True
 
 
 LARGE = 40 * AT_ONCE
@@ -152,115 +145,23 @@ class TestLargeAnswers:
         assert max(map(len, contents)) <= AT_ONCE
 
 
-class TestMessages:
-    async def test_the_template_gets_tools_and_calls(self, gateways: Gateways) -> None:
-        api = await gateways.of(says=["It is hot."])
-        called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
-        messages = [
-            *ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [called]},
-            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "31"}]},
-        ]
-        assert message_of(await ask(api, messages=messages, tools=TOOLS))["content"] == "It is hot."
-        got = prompt(api)
-        function = {"name": "weather", "arguments": {"city": "Lima"}}
-        assert got["messages"][1:] == [
-            {"role": "assistant", "content": "", "tool_calls": [{**called, "function": function}]},
-            {"role": "tool", "content": "31", "tool_call_id": "c1"},
-        ]
-        assert got["tools"][0] == TOOLS[0]
-        assert got["tools"][1]["function"] == {"name": "time", "description": "", "parameters": NO_PARAMETERS}
-
-    @pytest.mark.parametrize(
-        ("message", "problem"),
-        [
-            ({"role": "tool", "content": "31"}, "'messages[1].tool_call_id' is required."),
-            ({"role": "assistant", "content": None}, "'messages[1].content' is required."),
-            ({"role": "user", "content": "a", "tool_calls": ["CALL"]}, "'messages[1].tool_calls' is only allowed with"),
-            ({"role": "assistant", "tool_calls": ["["]}, "'messages[...].tool_calls[...].function.arguments' must be"),
-            ({"role": "assistant", "tool_calls": ["1"]}, "'messages[...].tool_calls[...].function.arguments' must be"),
-            ({"role": "assistant", "tool_calls": ["{},{}"]}, "'messages[...].tool_calls[...].function.arguments' must"),
-            (
-                {"role": "assistant", "tool_calls": ['{"a": [' + "1," * 20_000 + "1]}"]},
-                "'messages[...].tool_calls[...].function.arguments' have more than 16384 elements.",
-            ),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    async def test_wrong_messages_are_refused(self, gateways: Gateways, message: Any, problem: str) -> None:
-        api = await gateways.of()
-        if "tool_calls" in message:
-            functions = [{"name": "f", "arguments": text} for text in message["tool_calls"]]
-            message = {**message, "tool_calls": [{"id": "c", "function": each} for each in functions]}
-        answered = await ask(api, messages=[*ASKED, message])
-        assert refusal(answered)[:2] == (400, "invalid_input")
-        assert answered.json()["error"]["message"].startswith(problem)
-
-
-def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-def nested(levels: int) -> dict[str, Any]:
-    return {"properties": {"a": nested(levels - 1)}} if levels else {}
-
-
-class TestFields:
-    @pytest.mark.parametrize(
-        ("body", "param", "problem"),
-        [
-            ({"tools": [{"type": "function"}]}, "tools[0]", "must have the field"),
-            ({"tools": [tool("a b")]}, "tools[0].function.name", "must"),
-            ({"tools": [tool(), tool()]}, "tools[1].function.name", "is given twice"),
-            ({"tools": [tool(type="string")]}, "tools[0].function.parameters", "must describe an object"),
-            ({"tools": [tool(**nested(20))]}, "tools[0].function.parameters", "has more than 32 levels"),
-            ({"tools": [tool(f"f{index}") for index in range(129)]}, "tools", "must be a list of length <= 128"),
-            ({"tools": [tool(description="x" * 200_000)]}, "tools", "has more than 131072 bytes"),
-            ({"tools": [tool(enum=[1] * 20_000)]}, "tools", "has more than 16384 elements"),
-            ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-            ({"tools": [tool("g")], "tool_choice": NAMED}, "tool_choice", "names a function that is not in tools"),
-            ({"tools": [tool()], "tool_choice": "all"}, "tool_choice", ""),
-            (
-                {"tools": [tool()], "tool_choice": allowed("auto", "f", "g")},
-                "tool_choice",
-                "names a function that is not in tools",
-            ),
-            ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false"),
-            ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported by this model"),
-            ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "is not supported by this model"),
-            (
-                {
-                    "tools": [tool("f", **{"$defs": {"A": {"type": "string"}}}), tool("g", **{"$defs": {"A": {}}})],
-                    "tool_choice": "required",
-                },
-                "tools",
-                "define different types under one name",
-            ),
-        ],
-        ids=lambda value: str(value)[:30],
-    )
-    async def test_wrong_fields_are_refused(self, gateways: Gateways, body: Any, param: str, problem: str) -> None:
-        api = await gateways.of()
-        answered = await ask(api, **body)
-        assert refusal(answered) == (400, "invalid_input", param)
-        assert problem in answered.json()["error"]["message"]
-        assert api.engine.requests == []
-
-    async def test_a_model_without_tools_refuses_them(self, gateways: Gateways) -> None:
-        api = await gateways.of("null", reasoning="qwen3")
-        called = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
-        for body, param in (
-            ({"tools": TOOLS}, "tools"),
-            ({"tool_choice": "required"}, "tool_choice"),
-            ({"messages": [{"role": "tool", "tool_call_id": "c", "content": "1"}]}, "messages[0].role"),
-            ({"messages": [{"role": "assistant", "tool_calls": [called]}]}, "messages[0].tool_calls"),
-        ):
-            assert refusal(await ask(api, **body)) == (400, "invalid_input", param)
-
-    async def test_the_fields_are_only_of_chats(self, gateways: Gateways) -> None:
-        api = await gateways.of()
-        body = {"model": "llama", "prompt": "Hi", "tools": TOOLS}
-        assert refusal(await api.client.post("/v1/completions", json=body)) == (400, "invalid_input", "tools")
+async def test_the_template_gets_tools_and_calls(gateways: Gateways) -> None:
+    api = await gateways.of(says=["It is hot."])
+    called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "31"}]},
+    ]
+    assert message_of(await ask(api, messages=messages, tools=TOOLS))["content"] == "It is hot."
+    got = prompt(api)
+    function = {"name": "weather", "arguments": {"city": "Lima"}}
+    assert got["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [{**called, "function": function}]},
+        {"role": "tool", "content": "31", "tool_call_id": "c1"},
+    ]
+    assert got["tools"][0] == TOOLS[0]
+    assert got["tools"][1]["function"] == {"name": "time", "description": "", "parameters": NO_PARAMETERS}
 
 
 CALL, TIME = CALLS["hermes"]
@@ -409,19 +310,60 @@ class TestReasoning:
         assert (got["effort"], got["deep"]) == ("high", {"a": [1]})
         assert got["messages"][1] == {"role": "assistant", "content": "A", "reasoning_content": "B", "thinking": "B"}
 
-    @pytest.mark.parametrize(
-        ("body", "param"),
-        [
-            ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-            ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
-            ({"chat_template_kwargs": {"fixed": 2}}, "chat_template_kwargs.fixed"),
-            ({"chat_template_kwargs": {"range": 2}}, "chat_template_kwargs.range"),
-            ({"chat_template_kwargs": {"a": [1] * 100}}, "chat_template_kwargs"),
-            ({"chat_template_kwargs": {"a": "x" * 5000}}, "chat_template_kwargs"),
-            ({"reasoning_effort": "much"}, "reasoning_effort"),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    async def test_wrong_variables_are_refused(self, gateways: Gateways, body: Any, param: str) -> None:
-        api = await gateways.of(reasoning="qwen3")
-        assert refusal(await ask(api, **body)) == (400, "invalid_input", param)
+
+LLAMA = "/v1/pipelines/llama"
+ANSWER = "Hm, é.\n</think>\n\nYes. "
+
+
+async def whole(api: Served, prompt: str = "Hi<think>") -> Any:
+    answered = await api.client.post(LLAMA, json={"prompt": prompt})
+    assert answered.status_code == 200, answered.text
+    return answered.json()
+
+
+async def streamed(api: Served, prompt: str = "Hi<think>") -> list[Any]:
+    answered = await api.client.post(f"{LLAMA}/stream", json={"prompt": prompt})
+    return [data for _, name, data in events(answered) if name == "output"]
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize("preset", CONFIGS)
+async def test_the_reasoning_is_an_output_of_its_own(gateways: Gateways, preset: str, size: int) -> None:
+    api = await gateways.of("null", preset, "qwen3", says=pieces_of(ANSWER, size))
+    answer = await whole(api)
+    assert (answer["reasoning"], answer["text"]) == ("Hm, é.", "Yes. ")
+    outputs = await streamed(api)
+    assert "".join(each["reasoning"] for each in outputs) == "Hm, é."
+    assert "".join(each["text"] for each in outputs) == "Yes. "
+
+
+async def test_the_end_of_the_prompt_decides_where_the_answer_begins(gateways: Gateways) -> None:
+    api = await gateways.of("null", reasoning="deepseek_r1", says=pieces_of("Yes. No."))
+    assert (await whole(api, "Hi"))["reasoning"] == "Yes. No."
+    answer = await whole(api, "Hi<think>\n\n</think>\n")
+    assert (answer["reasoning"], answer["text"]) == ("", "Yes. No.")
+
+
+async def test_the_channels_of_gpt_oss(gateways: Gateways) -> None:
+    api = await gateways.of("gpt_oss", reasoning="gpt_oss")
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    api.engine.answers = steps_of("vllm", *pieces_of(text))
+    answer = await whole(api)
+    assert (answer["reasoning"], answer["text"]) == ("Hm.", "Yes.")
+
+
+async def test_without_reasoning_the_text_stays_whole(gateways: Gateways) -> None:
+    api = await gateways.of("null", says=[ANSWER])
+    answer = await whole(api)
+    assert answer["text"] == ANSWER
+    assert "reasoning" not in answer
+
+
+async def test_the_schemas_and_the_description_have_the_output(gateways: Gateways) -> None:
+    api = await gateways.of("null", reasoning="qwen3", says=pieces_of(ANSWER))
+    document = (await api.client.get("/openapi.json")).json()
+    result = document["components"]["schemas"]["llama_result"]
+    assert "reasoning" in result["required"]
+    jsonschema.validate(await whole(api), {"components": document["components"], **result})
+    described = (await api.client.get(LLAMA)).json()["outputs"]
+    assert "reasoning" in [each["name"] for each in described]

@@ -1,0 +1,366 @@
+"""``/v1/completions`` and ``/v1/chat/completions``: the model's input and the answers, whole and as streams."""
+
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.errors import ModelError, UpstreamError
+from app.llm.tokenizer import TokenCounter
+from tests.api.openai.conftest import HELLO as WORDS
+from tests.api.openai.conftest import Api, ask, chunks, refusal, sampling, step
+from tests.pipelines.test_presets import LLM_API, VLLM
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, gateway_fixture, served
+from tests.toolkit.models import refusal as refused_by_model
+from tests.toolkit.models import response, tensor
+
+CONFIG = """
+pipelines:
+  llama:
+    model: model
+    preset: vllm
+    warmup: false
+    adapters: {french: {lora_name: fr-v2}}
+    openai: {chat: {template_text: "{{ messages[0].content }}"}}
+"""
+HELLO = [step(b"Hel"), step(b"lo", reason=b"length", count=2, is_final=True)]
+
+
+llama = gateway_fixture(CONFIG, VLLM, answers=HELLO)
+
+
+async def complete(api: Served, **body: Any) -> httpx.Response:
+    return await api.client.post("/v1/completions", json={"model": "llama", "prompt": "Hi"} | body)
+
+
+async def write(api: Api, **body: Any) -> httpx.Response:
+    return await complete(api, **{"model": "write", **body})
+
+
+async def chat(api: Api, **body: Any) -> httpx.Response:
+    return await ask(api, **{"model": "write", **body})
+
+
+def sent(api: Api) -> tuple[str, dict[str, Any]]:
+    """Returns the text and the parameters that the model received."""
+    request = api.engine.requests[0]
+    return request.inputs[0].array[0].decode(), dict(request.parameters)
+
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+
+class TestWhole:
+    async def test_a_completion(self, api: Api) -> None:
+        answer = (await write(api, prompt=["Hi"], max_tokens=9, temperature=0.5, top_p=0.9, seed=7)).json()
+        assert answer.pop("id").startswith("cmpl-")
+        assert answer.pop("created") > 1_700_000_000
+        assert answer == {
+            "object": "text_completion",
+            "model": "write",
+            "choices": [{"index": 0, "text": "Hello you", "logprobs": None, "finish_reason": "length"}],
+            "usage": USAGE,
+        }
+        assert sent(api) == ("Hi", {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 7})
+
+    async def test_a_chat_whose_answer_is_accepted_as_a_message(self, api: Api) -> None:
+        parts = [{"type": "text", "text": each, "prompt_cache_breakpoint": {"mode": "explicit"}} for each in "ab"]
+        messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts, "name": "A"}]
+        answer = (await chat(api, messages=messages, max_completion_tokens=9)).json()
+        assert (answer["id"][:9], answer["object"]) == ("chatcmpl-", "chat.completion")
+        message = {"role": "assistant", "content": "Hello you", "refusal": None}
+        assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+        assert sent(api) == ("system: Be kind.\nuser: ab\n", {"max_tokens": 9})
+        again = [*messages, message | {"tool_calls": None}, {"role": "user", "content": "And?"}]
+        assert (await chat(api, messages=again)).status_code == 200
+
+    async def test_own_field_names_and_no_declared_usage(self, api: Api) -> None:
+        api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
+        answer = (await write(api, model="echo", max_tokens=3)).json()
+        assert answer["choices"][0]["text"] == "yes"
+        assert "usage" not in answer
+        assert sent(api) == ("Hi", {"limit": 3})
+        *events, _done = chunks(await write(api, model="echo", stream=True, stream_options={"include_usage": True}))
+        assert [event["usage"] for event in events] == [None] * len(events)
+
+    async def test_null_means_absent(self, api: Api) -> None:
+        nulls = dict.fromkeys(("stop", "seed", "stream", "stream_options", "user", "logprobs"))
+        assert (await write(api, **nulls, presence_penalty=0.0)).status_code == 200
+
+    async def test_an_early_exit_is_an_empty_text(self, api: Api) -> None:
+        api.engine.answers = [refused_by_model("EXIT")]
+        answer = await write(api)
+        assert answer.headers["x-early-exit"] == "nothing"
+        assert answer.json()["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+        api.engine.answers = [refused_by_model("EXIT", None)]
+        last, done = chunks(await chat(api, stream=True))
+        assert last["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert (last["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
+
+
+class TestStop:
+    async def test_the_text_ends_before_stop_and_the_model_is_cancelled(self, api: Api) -> None:
+        answer = (await write(api, stop="lo")).json()
+        assert answer["choices"][0]["text"] == "Hel"
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == 2
+        await api.gateway.inference.canceller.close()
+        assert [request.model for request in api.engine.requests] == ["writer", "writer"]
+        assert api.engine.requests[1].inputs[0].name == "CANCEL"
+
+    async def test_a_stream_ends_at_the_stop_text(self, api: Api) -> None:
+        events = chunks(await write(api, stop=["o y"], stream=True))
+        texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
+        assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+    async def test_the_text_may_end_with_the_stop_text(self, llama: Served) -> None:
+        answer = (await ask(llama, stop=["l"], include_stop_str_in_output=True)).json()["choices"][0]
+        assert (answer["message"]["content"], answer["finish_reason"]) == ("Hel", "stop")
+        assert sampling(llama)["include_stop_str_in_output"] is True
+
+
+class TestStream:
+    async def test_chunks_of_a_completion(self, api: Api) -> None:
+        *events, done = chunks(await write(api, stream=True))
+        assert done == "[DONE]"
+        assert {event["object"] for event in events} == {"text_completion"}
+        assert len({event["id"] for event in events}) == 1
+        assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo", " you", ""]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, None, "length"]
+        assert not any("usage" in event for event in events)
+
+    async def test_chunks_of_a_chat_and_the_usage_in_the_last_one(self, api: Api) -> None:
+        *events, last, done = chunks(await chat(api, stream=True, stream_options={"include_usage": True}))
+        assert done == "[DONE]"
+        assert {event["object"] for event in (*events, last)} == {"chat.completion.chunk"}
+        assert [event["choices"][0]["delta"] for event in events] == [
+            {"role": "assistant", "content": "Hel"},
+            {"content": "lo"},
+            {"content": " you"},
+            {},
+        ]
+        assert all(event["usage"] is None for event in events)
+        assert (last["choices"], last["usage"]) == ([], USAGE)
+
+    async def test_an_error_has_a_status_or_is_the_last_event_after_a_text(self, api: Api) -> None:
+        api.engine.answers = [ModelError("It failed.")]
+        answer = await chat(api, stream=True)
+        assert refusal(answer) == (502, "model_error", None)
+        assert answer.headers["x-should-retry"] == "false"
+        api.engine.answers = [WORDS[0], ModelError("It failed.")]
+        first, last = chunks(await chat(api, stream=True))
+        assert first["choices"][0]["delta"]["content"] == "Hel"
+        problem = {"message": "It failed.", "type": "server_error", "param": None, "code": "model_error"}
+        assert last == {"error": problem}
+
+
+async def test_usage_is_the_sum_of_the_counts(llama: Served) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    answer = (await ask(llama)).json()
+    assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
+    *_, last, _done = chunks(await ask(llama, stream=True, stream_options={"include_usage": True}))
+    assert last["usage"] == usage
+
+
+async def test_max_completion_tokens_precede_max_tokens(llama: Served) -> None:
+    assert (await ask(llama, max_tokens=100, max_completion_tokens=1)).status_code == 200
+    assert sampling(llama)["max_tokens"] == 1
+
+
+class TestSeveralChoices:
+    async def test_each_choice_is_a_request_with_a_seed_of_its_own(self, llama: Served) -> None:
+        answer = (await complete(llama, n=3, seed=10)).json()
+        assert [(each["index"], each["text"]) for each in answer["choices"]] == [(each, "Hello") for each in range(3)]
+        assert sorted(sampling(llama, index)["seed"] for index in range(3)) == [10, 11, 12]
+        assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}
+        llama.engine.requests.clear()
+        assert (await complete(llama, n=2)).status_code == 200
+        assert ["seed" in sampling(llama, index) for index in range(2)] == [False, False], "the backend chooses"
+
+    async def test_the_chunks_name_their_choice(self, llama: Served) -> None:
+        *events, last, _done = chunks(await ask(llama, n=2, stream=True, stream_options={"include_usage": True}))
+        for index in range(2):
+            own = [each for event in events for each in event["choices"] if each["index"] == index]
+            assert "".join(each["delta"].get("content", "") for each in own) == "Hello"
+            assert [each["delta"].get("role") for each in own] == ["assistant"] + [None] * (len(own) - 1)
+            assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
+        assert last["usage"]["completion_tokens"] == 6
+
+    async def test_a_stop_text_ends_only_its_own_choice(self, llama: Served) -> None:
+        choices = (await complete(llama, n=2, stop="l")).json()["choices"]
+        assert [(each["text"], each["finish_reason"]) for each in choices] == [("He", "stop"), ("He", "stop")]
+
+    async def test_one_failing_choice_fails_the_request(self, llama: Served) -> None:
+        llama.engine.answers = [step(b"He"), ModelError("Model 'model' failed.")]
+        assert (await complete(llama, n=2)).status_code == 502
+        assert llama.engine.closed == 2
+
+
+async def test_echo_puts_the_prompt_before_the_text(llama: Served) -> None:
+    """The prompt is not searched for stop texts."""
+    assert (await complete(llama, echo=True)).json()["choices"][0]["text"] == "HiHello"
+    first, *_ = chunks(await complete(llama, echo=True, stream=True))
+    assert first["choices"][0]["text"] == "HiHel"
+    assert (await complete(llama, echo=True, prompt="lo", stop="lo")).json()["choices"][0]["text"] == "loHel"
+
+
+TOKEN = {
+    "11": {"logprob": -0.5, "rank": 2, "decoded_token": "Hel"},
+    "12": {"logprob": -0.25, "rank": 1, "decoded_token": "Hol"},
+}
+
+
+class TestLogprobs:
+    async def test_chat_has_the_tokens_with_their_alternatives(self, llama: Served) -> None:
+        llama.engine.answers = [step(b"Hel", logprobs=[TOKEN], reason=b"stop", is_final=True)]
+        choice = (await ask(llama, logprobs=True, top_logprobs=1)).json()["choices"][0]
+        hol = {"token": "Hol", "logprob": -0.25, "bytes": [72, 111, 108]}
+        hel = {"token": "Hel", "logprob": -0.5, "bytes": [72, 101, 108], "top_logprobs": [hol]}
+        assert choice["logprobs"] == {"content": [hel], "refusal": None}
+        assert sampling(llama)["logprobs"] == 1
+        assert (await ask(llama)).json()["choices"][0]["logprobs"] is None
+        assert "logprobs" not in sampling(llama)
+
+    async def test_completions_have_lists(self, llama: Served) -> None:
+        llama.engine.answers = [
+            step(b"Hel", logprobs=[TOKEN]),
+            step(b"lo", logprobs=[{"3": {"logprob": None, "decoded_token": "lo"}}], reason=b"stop", is_final=True),
+        ]
+        choice = (await complete(llama, logprobs=2)).json()["choices"][0]
+        assert choice["logprobs"] == {
+            "tokens": ["Hel", "lo"],
+            "token_logprobs": [-0.5, -9999.0],
+            "top_logprobs": [{"Hel": -0.5, "Hol": -0.25}, {"lo": -9999.0}],
+            "text_offset": [0, 3],
+        }
+
+    async def test_each_chunk_has_its_own_tokens(self, llama: Served) -> None:
+        llama.engine.answers = [step(b"Hel", logprobs=[TOKEN]), step(b"", logprobs=[], reason=b"stop", is_final=True)]
+        first, last, _done = chunks(await ask(llama, logprobs=True, stream=True))
+        assert [each["token"] for each in first["choices"][0]["logprobs"]["content"]] == ["Hel"]
+        assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_they_are_null_if_the_model_has_none(self, llama: Served, *, stream: bool) -> None:
+        for answer in (
+            await complete(llama, logprobs=0, stream=stream),
+            await ask(llama, logprobs=True, stream=stream),
+        ):
+            assert answer.status_code == 200, answer.text
+            events = chunks(answer)[:-1] if stream else [answer.json()]
+            assert [event["choices"][0]["logprobs"] for event in events] == [None] * len(events)
+
+    async def test_tokens_in_another_form_are_a_violation(self, llama: Served) -> None:
+        llama.engine.answers = [step(b"Hel", logprobs=[["Hel", -0.5]], reason=b"stop", is_final=True)]
+        assert (await ask(llama, logprobs=True)).status_code == 502
+
+
+async def test_an_adapter_is_a_model(llama: Served) -> None:
+    answer = (await ask(llama, model="llama:french")).json()
+    assert (answer["model"], sampling(llama)["lora_name"]) == ("llama:french", "fr-v2")
+
+
+GRAMMAR = "Grammar error: Invalid type: nonsense"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "code", "param"),
+    [
+        (
+            "The decoder prompt (length 4001) is longer than the maximum model length of 512",
+            {},
+            "context_length_exceeded",
+            "messages",
+        ),
+        ("'NoneType' object has no attribute 'lora_name'", {"min_tokens": 6, "max_tokens": 5}, "invalid_input", None),
+        (GRAMMAR, {"response_format": {"type": "json_object"}}, "invalid_input", "response_format"),
+        (GRAMMAR, {"tools": TOOLS, "tool_choice": "required"}, "invalid_input", "tools"),
+    ],
+    ids=["long_prompt", "parameters_that_do_not_fit", "schema_of_a_format", "schema_of_tools"],
+)
+async def test_what_the_backend_refuses_is_the_callers_error(
+    text: str, body: Any, code: str, param: str | None
+) -> None:
+    error = ModelError("Model 'model' failed.")
+    error.upstream = UpstreamError(None, f"Error generating stream: {text}")
+    config = f"{CONFIG.rstrip().removesuffix('}')}, tools: hermes}}\n"
+    async with served(FakeEngine.of(VLLM, answers=[error]), config) as api:
+        assert refusal(await ask(api, **body)) == (400, code, param)
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "Hi": 1, "there": 2}, "unk_token": "[UNK]"},
+    "pre_tokenizer": {"type": "Whitespace"},
+}
+
+
+def write_tokenizer(folder: Path, template: str) -> Path:
+    """Returns the folder's parent."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder.parent
+
+
+@pytest.fixture
+async def counting(tmp_path: Path) -> AsyncIterator[Served]:
+    """A backend that counts no tokens, with a folder of tokenizers and no gateway.yaml."""
+    tokenizers = write_tokenizer(tmp_path / "tokenizers" / "model", "{{ messages[0].content }}")
+    answers = [
+        response(
+            tensor("text_output", "BYTES", [text]), tensor("finish_reason", "BYTES", [why]), is_final=why != b"None"
+        )
+        for text, why in ((b"Hi", b"None"), (b"Hi there you", b"stop"))
+    ]
+    async with served(FakeEngine.of(LLM_API, answers=answers), None, tokenizers=tokenizers) as gateway:
+        yield gateway
+
+
+async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+    answer = (await ask(counting, model="model")).json()
+    assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("Hi there you", usage)
+    *_, last, _done = chunks(await ask(counting, model="model", stream=True, stream_options={"include_usage": True}))
+    assert last["usage"] == usage
+
+
+async def test_large_texts_are_counted_in_a_thread(counting: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, str] = {}
+    count = TokenCounter.__call__
+
+    def counted(self: TokenCounter, text: str, **options: Any) -> int:
+        threads[len(text)] = threading.current_thread().name
+        return count(self, text, **options)
+
+    monkeypatch.setattr(TokenCounter, "__call__", counted)
+    large = "there " * 3000
+    counting.engine.answers = [
+        response(tensor("text_output", "BYTES", [large.encode()]), tensor("finish_reason", "BYTES", [b"stop"]))
+    ]
+    messages = [{"role": "user", "content": large + "you"}]
+    answer = (await ask(counting, model="model", messages=messages)).json()
+    assert answer["usage"] == {"prompt_tokens": 3001, "completion_tokens": 3000, "total_tokens": 6001}
+    assert threads.keys() == {len(large), len(large) + 3}
+    assert threading.main_thread().name not in threads.values()
+
+
+async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "qwen", "{{ messages[0].content }}<think>")
+    config = "pipelines: {llama: {model: model, preset: vllm, warmup: false, openai: {chat: {tokenizer: qwen}"
+    (tmp_path / "gateway.yaml").write_text(f"{config}, reasoning: qwen3}}}}}}\n")
+    answers = [step(b"there Hi"), step(b"</think>"), step(b" Hi", reason=b"stop", is_final=True)]
+    async with served(FakeEngine.of(VLLM, answers=answers), tmp_path / "gateway.yaml") as api:
+        answer = (await ask(api)).json()
+        *_, last, _done = chunks(await ask(api, stream=True, stream_options={"include_usage": True}))
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("there Hi", "Hi")
+    for usage in (answer["usage"], last["usage"]):
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}

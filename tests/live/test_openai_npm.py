@@ -4,7 +4,6 @@ import json
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,19 +18,15 @@ from tests.toolkit.processes import GatewayProcess
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture
-def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> dict[str, Any]:
-    """Returns the result of each call of the JavaScript client."""
+def test_the_javascript_client(
+    gateway: GatewayProcess, client: httpx.Client, triton: EmbeddedTriton, require: Require
+) -> None:
     folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
     done = subprocess.run(
         ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_the_javascript_client(answers: dict[str, Any], client: httpx.Client, triton: EmbeddedTriton) -> None:
+    answers = json.loads(done.stdout)
     expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
     assert answers["models"] == ["write", "embed", "scripted_stream"]
     assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected

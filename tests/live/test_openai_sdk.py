@@ -40,53 +40,39 @@ def pipeline_answer(client: httpx.Client, pipeline: str, **body: Any) -> Any:
     return client.post(f"/v1/pipelines/{pipeline}", json=body).raise_for_status().json()
 
 
-class TestModels:
-    def test_models_are_the_pipelines_that_declare_openai(self, sdk: openai.OpenAI) -> None:
-        assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
-        assert sdk.models.retrieve("write").owned_by == "triton-gateway"
+def test_a_completion_matches_triton_whole_and_in_chunks(sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+    assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
+    expected = triton_text(triton.http_url, PROMPT)
+    answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
+    assert answer.usage is not None
+    tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
+    assert {"text": answer.choices[0].text, **tokens} == expected
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(sdk.completions.create(model="write", prompt=PROMPT, **options, **SAMPLING))
+    assert text_of(chunks) == expected["text"]
+    assert len(chunks) > 10
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == answer.usage
 
 
-class TestText:
-    def test_a_completion_matches_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
-        answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
-        assert answer.usage is not None
-        tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
-        assert {"text": answer.choices[0].text, **tokens} == triton_text(triton.http_url, PROMPT)
-
-    def test_a_chat_applies_the_template_to_the_messages(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
-        sampling = {**SAMPLING, "max_completion_tokens": SAMPLING["max_tokens"]}
-        del sampling["max_tokens"]
-        answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **sampling)
-        assert answer.choices[0].message.content == expected["text"]
-        assert answer.choices[0].message.role == "assistant"
+def test_a_chat_applies_the_template_to_the_messages(sdk: openai.OpenAI, client: httpx.Client) -> None:
+    expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
+    sampling = {"seed": 7, "temperature": 0.8, "max_completion_tokens": SAMPLING["max_tokens"]}
+    answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **sampling)
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", expected["text"])
 
 
-class TestStreams:
-    def test_chunks_match_the_text_of_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
-        chunks = list(
-            sdk.completions.create(
-                model="write", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **SAMPLING
-            )
+def test_the_client_raises_an_error_of_a_stream(sdk: openai.OpenAI) -> None:
+    script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
+    texts = []
+    with pytest.raises(openai.APIError) as caught:
+        texts.extend(
+            chunk.choices[0].text
+            for chunk in sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
         )
-        assert text_of(chunks) == expected
-        assert len(chunks) > 10
-        assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
-        assert chunks[-1].choices == []
-        assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == SAMPLING["max_tokens"]
-
-    def test_the_client_raises_an_error_of_a_stream(self, sdk: openai.OpenAI) -> None:
-        script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
-        texts = []
-        with pytest.raises(openai.APIError) as caught:
-            texts.extend(
-                chunk.choices[0].text
-                for chunk in sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
-            )
-        assert caught.value.code == "model_error"
-        assert type(caught.value) is openai.APIError
+    assert caught.value.code == "model_error"
+    assert type(caught.value) is openai.APIError
 
 
 def computed_tokens(triton: EmbeddedTriton, request: Callable[[], None]) -> int:
@@ -96,57 +82,49 @@ def computed_tokens(triton: EmbeddedTriton, request: Callable[[], None]) -> int:
     return settled_executions(triton, "text_detokenize") - before
 
 
-class TestStop:
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_ends_the_text_and_the_generator(
+    sdk: openai.OpenAI, client: httpx.Client, triton: EmbeddedTriton, stream: bool
+) -> None:
     """`write` is an ensemble, so only its cancel model stops the generator."""
+    sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+    full = pipeline_answer(client, "write", prompt=PROMPT, **{**sampling, "max_tokens": 40})["text"]
+    stop = full[21:27]
 
-    @pytest.mark.parametrize("stream", [False, True])
-    def test_stop_ends_the_text_and_the_generator(
-        self, sdk: openai.OpenAI, client: httpx.Client, triton: EmbeddedTriton, stream: bool
-    ) -> None:
-        sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
-        full = pipeline_answer(client, "write", prompt=PROMPT, **{**sampling, "max_tokens": 40})["text"]
-        stop = full[21:27]
+    def until_stop() -> None:
+        answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling)
+        chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
+        assert text_of(chunks) == full[: full.index(stop)]
+        assert chunks[-1].choices[0].finish_reason == "stop"
 
-        def until_stop() -> None:
-            answer = sdk.completions.create(
-                model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling
-            )
-            chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
-            assert text_of(chunks) == full[: full.index(stop)]
-            assert chunks[-1].choices[0].finish_reason == "stop"
-
-        check_usually_below(400, lambda: computed_tokens(triton, until_stop))
+    check_usually_below(400, lambda: computed_tokens(triton, until_stop))
 
 
-class TestCancellation:
-    async def test_abandoned_embeddings_are_not_computed(
-        self, async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton
-    ) -> None:
-        metric = "nv_inference_request_success"
-        before = settled_executions(triton, "text_embed", metric)
-        asked = asyncio.create_task(async_sdk.embeddings.create(model="embed", input=TEXTS * 25))
-        await asyncio.to_thread(eventually, lambda: executions(triton, "text_embed", metric) > before)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        left = await asyncio.to_thread(executions, triton, "text_embed", metric)  # about 25 more are in Triton's queue
-        settled = await asyncio.to_thread(settled_executions, triton, "text_embed", metric)
-        assert settled - left < 40, "the model computed most of the 63 batches of 1,000 texts"
+async def test_abandoned_embeddings_are_not_computed(async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton) -> None:
+    metric = "nv_inference_request_success"
+    before = settled_executions(triton, "text_embed", metric)
+    asked = asyncio.create_task(async_sdk.embeddings.create(model="embed", input=TEXTS * 25))
+    await asyncio.to_thread(eventually, lambda: executions(triton, "text_embed", metric) > before)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    left = await asyncio.to_thread(executions, triton, "text_embed", metric)  # about 25 more are in Triton's queue
+    settled = await asyncio.to_thread(settled_executions, triton, "text_embed", metric)
+    assert settled - left < 40, "the model computed most of the 63 batches of 1,000 texts"
 
 
-class TestErrors:
-    def test_the_client_does_not_retry_a_model_error(self, gateway: GatewayProcess) -> None:
-        """The client retries statuses from 500, unless the header X-Should-Retry is false."""
-        labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
-        before = gateway.metric("requests_total", **labels)
-        script = json.dumps({"outputs": 0, "then": "error"})
-        with (
-            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2) as sdk,
-            pytest.raises(openai.InternalServerError) as caught,
-        ):
-            sdk.completions.create(model="scripted_stream", prompt=script)
-        assert (caught.value.status_code, caught.value.code) == (502, "model_error")
-        eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+def test_the_client_does_not_retry_a_model_error(gateway: GatewayProcess) -> None:
+    """The client retries statuses from 500, unless the header X-Should-Retry is false."""
+    labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
+    before = gateway.metric("requests_total", **labels)
+    script = json.dumps({"outputs": 0, "then": "error"})
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2) as sdk,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        sdk.completions.create(model="scripted_stream", prompt=script)
+    assert (caught.value.status_code, caught.value.code) == (502, "model_error")
+    eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
 
 
 def text_of(chunks: list[Any]) -> str:

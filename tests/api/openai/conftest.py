@@ -1,7 +1,7 @@
 """A gateway whose pipelines declare ``openai:``, over an engine with scripted answers."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -87,23 +87,6 @@ HELLO = [word(b"Hel", prompt_tokens=5), word(b"lo"), word(b" you", why=b"length"
 
 
 api = gateway_fixture(CONFIG, WRITER, ECHO, EMBEDDER, answers=HELLO)
-
-
-@pytest.fixture
-def complete(api: Served) -> Callable[..., Any]:
-    async def post(path: str = "/v1/completions", **body: Any) -> httpx.Response:
-        return await api.client.post(path, json={"model": "write", "prompt": "Hi"} | body)
-
-    return post
-
-
-@pytest.fixture
-def chat(api: Served) -> Callable[..., Any]:
-    async def post(**body: Any) -> httpx.Response:
-        messages = [{"role": "user", "content": "Hi"}]
-        return await api.client.post("/v1/chat/completions", json={"model": "write", "messages": messages} | body)
-
-    return post
 
 
 def chunks(answer: httpx.Response) -> list[Any]:

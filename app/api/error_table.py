@@ -181,6 +181,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
 }
 
 
+def lenient_status_of(kind: type[GatewayError]) -> int:
+    """The status in the dialects that others define: they have no 422."""
+    return 400 if kind is errors.InvalidInput else ROW_BY_ERROR[kind].status
+
+
 def headers_of(error: GatewayError) -> dict[str, str]:
     """The headers of an answer with this error, in every dialect."""
     row = ROW_BY_ERROR[type(error)]

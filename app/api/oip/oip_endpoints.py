@@ -19,7 +19,7 @@ from app.api.access import allows_model, check_model
 from app.api.bodies import Limits, inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Answering, Found
-from app.api.error_table import ROW_BY_ERROR, headers_of
+from app.api.error_table import headers_of, lenient_status_of
 from app.api.exchange import Exchange, JsonResponse
 from app.api.oip.oip_bodies import (
     Generated,
@@ -77,11 +77,6 @@ _STATUS_BY_CODE = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMP
 """gRPC code of a model's error -> Triton's HTTP status. All other codes become 400, including early exits."""
 
 
-def status_of(kind: type[GatewayError]) -> int:
-    """The status of an error that is not an error of the model."""
-    return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
-
-
 def code_of_model(error: GatewayError) -> str | None:
     """The gRPC code with which the model failed or rejected its input; None for any other error."""
     is_failure = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
@@ -95,13 +90,13 @@ def error_object(error: GatewayError, _request_id: str = "") -> Values:
 
 def error_response(error: GatewayError, _request_id: str) -> Response:
     code = code_of_model(error)
-    status = status_of(type(error)) if code is None else _STATUS_BY_CODE.get(code, 400)
+    status = lenient_status_of(type(error)) if code is None else _STATUS_BY_CODE.get(code, 400)
     return JsonResponse(error_object(error), status, headers_of(error))
 
 
 def generate_error_response(error: GatewayError, _request_id: str) -> Response:
     """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
-    status = status_of(type(error)) if code_of_model(error) is None else 400
+    status = lenient_status_of(type(error)) if code_of_model(error) is None else 400
     return JsonResponse(error_object(error), status, headers_of(error))
 
 

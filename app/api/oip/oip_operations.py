@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from app.api.error_table import lenient_status_of
 from app.api.oip.oip_bodies import MAX_ID
-from app.api.oip.oip_endpoints import status_of
 from app.api.oip.signature import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
 from app.api.openapi import (
     INFERENCE_ERRORS,
@@ -57,11 +57,11 @@ _OUTPUT = object_of(
 )
 _RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}
 _INFERRED = named("OipInferResult", _RESULT, "id")
-ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, status_of, has_codes=False)
+ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, lenient_status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Of errors of a model."""
 _EVENT: Schema = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": _ERROR}}}
-_STREAM_ERRORS = ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, status_of, has_codes=False)
+_STREAM_ERRORS = ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, lenient_status_of, has_codes=False)
 _OF_PROTOCOL = "As the Open Inference Protocol and Triton's extensions describe it."
 _POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
 _DOWN = (errors.UpstreamUnavailable, errors.DeadlineExceeded)

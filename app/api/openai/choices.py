@@ -134,7 +134,8 @@ class Choice(ABC):
         self._length = 0
         """Of the text in earlier chunks, and ``_read_length`` of the model's."""
         self._read_length = 0
-        self._unread = deque[str]()
+        self.unread = deque[str]()
+        """Text that was not read yet. :meth:`catch_up` reads on."""
         self._call_count = 0
         self._arguments: list[list[str]] = []
         """Of each call, if a call is required."""
@@ -150,11 +151,6 @@ class Choice(ABC):
         """Whether a stop text was found."""
         self.finish_reason = "stop"
         self.early_exit: str | None = None
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is text that was not read yet. :meth:`catch_up` reads on."""
-        return bool(self._unread)
 
     @property
     def ends_slowly(self) -> bool:
@@ -180,12 +176,12 @@ class Choice(ABC):
     def catch_up(self) -> None:
         """Reads as much of the unread text as can be read at once."""
         left = AT_ONCE
-        while self._parser is not None and self._unread and len(self._unread[0]) <= left:
-            left -= len(self._unread[0])
-            self._divide(self._parser.add(self._unread.popleft()))
+        while self._parser is not None and self.unread and len(self.unread[0]) <= left:
+            left -= len(self.unread[0])
+            self._divide(self._parser.add(self.unread.popleft()))
 
     def finish(self, error: GatewayError | None = None) -> Sequence[Values]:
-        """Returns the rest, when the choice is not behind. The last chunk of a stream has only the finish reason.
+        """Returns the rest, when all text was read. The last chunk of a stream has only the finish reason.
 
         Raises ToolCallMissing, FormatMismatch, or the errors of :meth:`Collector.finish`.
         """
@@ -242,13 +238,12 @@ class Choice(ABC):
             raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
         if self._arguments_length > MAX_CHECKED_CHARACTERS:
             raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
-        if self.finish_reason != "length":
-            try:
-                for arguments in self._arguments:
-                    msgspec.json.decode("".join(arguments), type=dict[str, msgspec.Raw])
-            except (ValueError, RecursionError):
-                text = "The model called a function with arguments that are not a JSON object."
-                raise ToolCallMissing(text) from None
+        try:  # a call that the model did not end is not complete
+            for arguments in self._arguments if self.finish_reason != "length" else ():
+                msgspec.json.decode("".join(arguments), type=dict[str, msgspec.Raw])
+        except (ValueError, RecursionError):
+            text = "The model called a function with arguments that are not a JSON object."
+            raise ToolCallMissing(text) from None
 
     def _write(self, values: Values | None) -> None:
         """Writes the values of one response; None for the rest after the last one."""
@@ -274,7 +269,7 @@ class Choice(ABC):
                 if self._matcher.has_stopped:
                     self.has_stopped, self.finish_reason = True, "stop"
         if self._parser is not None:
-            self._unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
+            self.unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
             self.catch_up()
         elif text or self._echo:
             self._texts.append(self._echo + text)

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,7 +24,6 @@ from app.core.json import json_of
 from app.pipelines.body import refused
 from app.pipelines.fields import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm
-from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import WholeAnswer
 
 MAX_INPUTS = 2048
@@ -92,7 +91,7 @@ def batch_of(named: NamedRequest[EmbeddingsForm]) -> "EmbeddingsBatch":
             arrays[form.tensor] = bytes_array(texts, arrays[form.tensor].shape)
             inputs = tuple(replace(each, array=arrays[each.name]) for each in first.inputs)
             requests = [replace(first, inputs=inputs)]
-    return EmbeddingsBatch(pipeline, form, requests, named.name_by_field, encoding)
+    return EmbeddingsBatch(named, requests, encoding)
 
 
 def _items_of(members: dict[str, memoryview], form: EmbeddingsForm) -> Sequence[Any]:
@@ -115,23 +114,18 @@ class EmbeddingsBatch(Batch):
     """The vectors of all texts, in order."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        form: EmbeddingsForm,
-        requests: Sequence[InferenceRequest],
-        name_by_field: Mapping[str, str],
-        encoding: str,
+        self, named: NamedRequest[EmbeddingsForm], requests: Sequence[InferenceRequest], encoding: str
     ) -> None:
-        """``requests``: one with all texts, or one for each text of a model without batches."""
-        if form.tensor is None:
+        """``requests``: one with all texts, or one for each text of a model without batches.
+
+        ``named`` refers to the body, and is not kept.
+        """
+        self.pipeline, self.form, self.names = named.pipeline, named.form, named.name_by_field
+        self.requests, self.encoding = requests, encoding
+        if self.form.tensor is None:
             super().__init__(requests[0], 1, len(requests))
         else:
-            super().__init__(requests[0], pipeline.call_items)
-        self.pipeline = pipeline
-        self.form = form
-        self.requests = requests
-        self.names = name_by_field
-        self.encoding = encoding
+            super().__init__(requests[0], self.pipeline.call_items)
         self.vectors: dict[int, Array] = {}
         """By the number of the text."""
         self._early_exit: str | None = None

@@ -7,6 +7,7 @@ pipeline.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
+from app.api.error_table import lenient_status_of
 from app.api.openai import text_routes as texts
 from app.api.openai.chat_request import (
     CallMessage,
@@ -18,7 +19,7 @@ from app.api.openai.chat_request import (
     ToolList,
 )
 from app.api.openai.embeddings import MAX_INPUTS, EmbeddingsRoute, Texts
-from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Door, ids_of, openai_status_of
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Door, ids_of
 from app.api.openapi import (
     INFERENCE_ERRORS,
     TIMEOUT_HEADER,
@@ -43,7 +44,7 @@ from app.pipelines.schema import request_schema
 _NULL: Schema = {"type": "null"}
 _PROBLEM = {"message": TEXT, "type": TEXT, "param": one_of([TEXT, _NULL], "anyOf"), "code": TEXT}
 _ERROR = named("OpenAIError", {"error": named("OpenAIProblem", _PROBLEM)})
-ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": _ERROR}}, openai_status_of)
+ERRORS = ErrorAnswers("OpenAIError", {"application/json": {"schema": _ERROR}}, lenient_status_of)
 _MODEL = named("OpenAIModel", {"id": TEXT, "object": enum_of(["model"]), "created": COUNT, "owned_by": TEXT})
 _MODELS = named("OpenAIModelList", {"object": enum_of(["list"]), "data": list_of(_MODEL)})
 

@@ -24,7 +24,7 @@ from app.api.access import allows_pipeline, check_pipeline
 from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
 from app.api.call import Inference
 from app.api.endpoint import Found
-from app.api.error_table import ROW_BY_ERROR, headers_of, problem_of
+from app.api.error_table import headers_of, lenient_status_of, problem_of
 from app.api.exchange import Exchange, JsonResponse
 from app.codecs.json_scan import has_more_elements, malformed, members_of
 from app.core.answer import Values
@@ -343,13 +343,9 @@ def openai_names(name_by_field: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def openai_status_of(kind: type[GatewayError]) -> int:
-    return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
-
-
 def openai_error_of(error: GatewayError, request_id: str) -> Values:
     """The body of an error, and the last event of a failed stream. At most 4 KiB, as for problem objects."""
-    problem, status = problem_of(error, request_id), openai_status_of(type(error))
+    problem, status = problem_of(error, request_id), lenient_status_of(type(error))
     first = next(iter(problem.get("errors", ())), None)
     return {
         "error": {
@@ -364,4 +360,4 @@ def openai_error_of(error: GatewayError, request_id: str) -> Values:
 def openai_error_response(error: GatewayError, request_id: str) -> Response:
     headers = {"X-Should-Retry": "true" if error.retryable else "false"} | headers_of(error)
     body = orjson.dumps(openai_error_of(error, request_id))
-    return Response(body, openai_status_of(type(error)), headers, "application/json")
+    return Response(body, lenient_status_of(type(error)), headers, "application/json")

@@ -145,7 +145,7 @@ class TextAnswer(Answer):
         """Reads the rest of the text in pieces, and finishes in a thread if that takes long."""
         loop = asyncio.get_running_loop()
         for choice in self._choices:
-            while choice.is_behind:
+            while choice.unread:
                 async with _turns.setdefault(loop, asyncio.Lock()):
                     choice.catch_up()
                     await asyncio.sleep(0)

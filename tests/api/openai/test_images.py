@@ -33,6 +33,7 @@ pipelines:
   api: {{<<: *vllm, model: api, preset: tensorrt_llm_api}}
   tools: {{<<: *vllm, openai: {{tools: hermes, chat: *chat}}}}
   texts: {{<<: *vllm, openai: {{chat: {{template_text: "{TEXT}"}}}}}}
+  many: {{<<: *vllm, openai: {{chat: {{<<: *chat, max_images: 4}}}}}}
   small: {{<<: *vllm, limits: {{body_bytes: 100000}}}}
   bytes:
     model: captions
@@ -85,38 +86,30 @@ async def chat(api: Served, *messages: dict[str, Any], model: str = "vllm", **bo
     return await api.client.post("/v1/chat/completions", json={"model": model, "messages": messages, **body})
 
 
-def sent(api: Served) -> dict[str, Any]:
-    return {each.name: each.array.reshape(-1).tolist() for each in api.engine.requests[-1].inputs}
+def sent(api: Served, index: int = -1) -> dict[str, Any]:
+    return {each.name: each.array.reshape(-1).tolist() for each in api.engine.requests[index].inputs}
 
 
 TWO = user(text("Compare "), image(data_url(PNG), detail="low"), text(" and "), image(data_url(GIF, "image/gif")))
 
 
-async def test_vllm_gets_base64_and_a_marker_for_each_image(api: Served) -> None:
-    answered = await chat(api, {"role": "system", "content": "Be brief."}, TWO)
-    assert answered.json()["choices"][0]["message"]["content"] == "A cat"
-    assert sent(api)["image"] == [base64.b64encode(PNG), base64.b64encode(GIF)]
-    assert sent(api)["text_input"] == [b"<system>Be brief.<user>Compare <image> and <image>"]
+async def test_vllm_gets_base64_and_a_marker_for_each_image_of_each_choice(api: Served) -> None:
+    answered = await chat(api, {"role": "system", "content": "Be brief."}, TWO, n=2)
+    assert [each["message"]["content"] for each in answered.json()["choices"]] == ["A cat", "A cat"]
+    for index in range(2):
+        assert sent(api, index)["image"] == [base64.b64encode(PNG), base64.b64encode(GIF)]
+        assert sent(api, index)["text_input"] == [b"<system>Be brief.<user>Compare <image> and <image>"]
 
 
-async def test_the_llm_api_gets_data_urls_with_their_own_media_type(api: Served) -> None:
+async def test_other_models_get_data_urls_with_the_media_type_or_bytes(api: Served) -> None:
     api.engine.answers = [response(tensor("text_output", "BYTES", [b"A cat"]), is_final=True)]
     messages = [user(image(data_url(GIF, "application/octet-stream")), image(data_url(PNG)))]
     assert (await chat(api, *messages, model="api")).status_code == 200
     assert sent(api)["image_url"] == [data_url(GIF, "image/gif").encode(), data_url(PNG).encode()]
     assert sent(api)["text_input"] == [b"<user><image><image>"]
-
-
-async def test_another_model_gets_the_bytes(api: Served) -> None:
     api.engine.answers = [response(tensor("TEXT", "BYTES", [b"A cat"]), is_final=True)]
     assert (await chat(api, user(image(data_url(PNG))), model="bytes")).status_code == 200
     assert sent(api)["PICTURE"] == [PNG]
-
-
-async def test_each_choice_gets_the_images(api: Served) -> None:
-    assert (await chat(api, TWO, n=2)).status_code == 200
-    assert [len(each.inputs) for each in api.engine.requests] == [len(api.engine.requests[0].inputs)] * 2
-    assert len(sent(api)["image"]) == 2
 
 
 async def test_images_may_stand_beside_messages_of_tools(api: Served) -> None:
@@ -134,22 +127,18 @@ async def test_images_may_stand_beside_messages_of_tools(api: Served) -> None:
     assert sent(api)["image"] == [base64.b64encode(PNG)]
 
 
-async def test_texts_need_no_image(api: Served) -> None:
+HI = {"role": "user", "content": "Hi"}
+
+
+async def test_a_chat_without_images(api: Served) -> None:
+    """A required list of images may be empty, or a field of its own."""
     assert (await chat(api, {"role": "user", "content": "Write <image>"})).status_code == 200
     assert "image" not in sent(api)
-    assert refusal(await chat(api, {"role": "user", "content": "Hi"}, model="bytes"))[2] == "picture"
-
-
-async def test_a_required_list_of_images_may_be_empty(api: Served) -> None:
+    assert refusal(await chat(api, HI, model="bytes"))[2] == "picture"
     api.engine.answers = [response(tensor("TEXT", "BYTES", [b"Nothing"]), is_final=True)]
-    assert (await chat(api, {"role": "user", "content": "Hi"}, model="list")).status_code == 200
-    assert sent(api)["PICTURES"] == []
-    body = {"model": "list", "messages": [{"role": "user", "content": "Hi"}]}
-    answered = await api.client.post(
-        "/v1/chat/completions", json={**body, "pictures": [base64.b64encode(PNG).decode()]}
-    )
-    assert answered.status_code == 200
-    assert sent(api)["PICTURES"] == [PNG]
+    for more, pictures in (({}, []), ({"pictures": [base64.b64encode(PNG).decode()]}, [PNG])):
+        assert (await chat(api, HI, model="list", **more)).status_code == 200
+        assert sent(api)["PICTURES"] == pictures
 
 
 async def test_an_image_is_not_decoded(api: Served) -> None:
@@ -158,16 +147,15 @@ async def test_an_image_is_not_decoded(api: Served) -> None:
     assert sent(api)["image"] == [base64.b64encode(HUGE_PNG)]
 
 
+FIRST, URL = "messages[0].content[0]", "messages[0].content[0].image_url.url"
+
+
 @pytest.mark.parametrize(
     ("messages", "name", "param", "words"),
     [
         ([user(text("a")), user(image(data_url(PNG)))], "texts", "messages[1].content[0]", "takes only texts"),
-        (
-            [{"role": "system", "content": [image(data_url(PNG))]}],
-            "vllm",
-            "messages[0].content[0]",
-            "only a message of the role user",
-        ),
+        ([user(image(data_url(PNG)))], "texts", FIRST, "image_marker"),
+        ([{"role": "system", "content": [image(data_url(PNG))]}], "vllm", FIRST, "only a message of the role user"),
         ([user(*[image(data_url(PNG))] * 4)], "vllm", "messages[0].content[3]", "a request may have 3"),
         ([user(*[image(data_url(PNG))] * 2)], "bytes", "messages[0].content[1]", "a request may have 1"),
         (
@@ -176,15 +164,15 @@ async def test_an_image_is_not_decoded(api: Served) -> None:
             "messages[0].content[1].image_url.url",
             "does not download addresses",
         ),
-        ([user(image("HTTP://example.com/a.png"))], "vllm", "messages[0].content[0].image_url.url", "not download"),
-        ([user(image("a.png"))], "vllm", "messages[0].content[0].image_url.url", "must be a data: URL"),
-        ([user(image("data:image/png,abc"))], "vllm", "messages[0].content[0].image_url.url", "without base64"),
-        ([user(image("data:image/png;base64,%%"))], "vllm", "messages[0].content[0].image_url.url", "not base64"),
-        ([user(image(data_url(b"text")))], "vllm", "messages[0].content[0].image_url.url", "not an image"),
-        ([user(image(data_url(PNG, "text/html")))], "vllm", "messages[0].content[0].image_url.url", "media type"),
-        ([user(image(data_url(PNG), detail="x"))], "vllm", "messages[0].content[0].image_url.detail", "allowed values"),
-        ([user({"type": "input_audio"})], "vllm", "messages[0].content[0].type", "allowed values"),
-        ([user({"type": "image_url"})], "vllm", "messages[0].content[0]", "must have the field 'image_url'"),
+        ([user(image("HTTP://example.com/a.png"))], "vllm", URL, "not download"),
+        ([user(image("a.png"))], "vllm", URL, "must be a data: URL"),
+        ([user(image("data:image/png,abc"))], "vllm", URL, "without base64"),
+        ([user(image("data:image/png;base64,%%"))], "vllm", URL, "not base64"),
+        ([user(image(data_url(b"text")))], "vllm", URL, "not an image"),
+        ([user(image(data_url(PNG, "text/html")))], "vllm", URL, "media type"),
+        ([user(image(data_url(PNG), detail="x"))], "vllm", f"{FIRST}.image_url.detail", "allowed values"),
+        ([user({"type": "input_audio"})], "vllm", f"{FIRST}.type", "allowed values"),
+        ([user({"type": "image_url"})], "vllm", FIRST, "must have the field 'image_url'"),
         ([user(text("<image>"), image(data_url(PNG)))], "vllm", "messages", "marker of an image"),
     ],
 )
@@ -197,11 +185,6 @@ async def test_what_cannot_be_is_refused_at_its_place(
     assert api.engine.requests == []
 
 
-async def test_a_refusal_of_every_image_tells_the_operator_what_is_needed(api: Served) -> None:
-    answered = await chat(api, user(image(data_url(PNG))), model="texts")
-    assert "image_marker" in answered.json()["error"]["message"]
-
-
 async def test_the_field_of_the_images_is_not_allowed_beside_them(api: Served) -> None:
     answered = await chat(api, user(image(data_url(PNG))), images=[data_url(GIF)])
     assert refusal(answered) == (400, "invalid_input", "images")
@@ -212,8 +195,13 @@ async def test_the_schema_has_images_only_where_the_model_takes_them(api: Served
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     schemas = {each["title"]: each for each in body["content"]["application/json"]["schema"]["oneOf"]}
     has_images = {name: "image_url" in str(schema["properties"]["messages"]) for name, schema in schemas.items()}
-    assert has_images == dict.fromkeys(["vllm", "api", "tools", "small", "bytes", "list"], True) | {"texts": False}
+    assert has_images == dict.fromkeys(["vllm", "api", "tools", "many", "small", "bytes", "list"], True) | {
+        "texts": False
+    }
     assert "picture" not in schemas["bytes"]["required"]
+
+
+SEVERAL = ["FIRST BYTES [1] optional", "SECOND BYTES [-1] optional"]
 
 
 class TestStart:
@@ -236,29 +224,27 @@ class TestStart:
         assert compiled.openai.chat is not None
         return compiled.openai.chat.images
 
-    def test_a_model_that_needs_an_image_needs_a_place_for_it(self) -> None:
-        with pytest.raises(PipelineMismatch, match="no place for the images of 'picture'") as caught:
-            self.chat("PICTURE BYTES [1]")
-        assert caught.value.location == ("openai", "chat", "image_marker")
+    @pytest.mark.parametrize(
+        ("inputs", "keys", "problem", "key"),
+        [
+            (["PICTURE BYTES [1]"], {}, "no place for the images of 'picture'", "image_marker"),
+            (["PICTURE BYTES [1] optional"], {"images": "picture"}, "no place for the images", "image_marker"),
+            (SEVERAL, {"image_marker": "<image>"}, "not exactly one input", "images"),
+            (["PICTURE BYTES [-1]"], {"images": "prompt"}, "'prompt' is not an image or a list of images", "images"),
+            (["PICTURE BYTES [2,2]"], {"images": "picture"}, "is not an image or a list of images", "images"),
+        ],
+    )
+    def test_images_without_a_place_or_an_input_are_a_mismatch(
+        self, inputs: Sequence[str], keys: Any, problem: str, key: str
+    ) -> None:
+        with pytest.raises(PipelineMismatch, match=problem) as caught:
+            self.chat(*inputs, **keys)
+        assert caught.value.location == ("openai", "chat", key)
 
     def test_a_model_that_may_have_images_need_not_have_them_in_chats(self) -> None:
         assert self.chat("PICTURE BYTES [1] optional") is None
-        with pytest.raises(PipelineMismatch, match="no place for the images"):
-            self.chat("PICTURE BYTES [1] optional", images="picture")
-
-    def test_the_input_is_named_if_there_are_several(self) -> None:
-        inputs = ("FIRST BYTES [1] optional", "SECOND BYTES [-1] optional")
-        with pytest.raises(PipelineMismatch, match="not exactly one input") as caught:
-            self.chat(*inputs, image_marker="<image>")
-        assert caught.value.location == ("openai", "chat", "images")
-        found = self.chat(*inputs, image_marker="<image>", images="second", max_images=5)
+        found = self.chat(*SEVERAL, image_marker="<image>", images="second", max_images=5)
         assert (found.input, found.most, found.is_single) == ("second", 5, False)
-
-    def test_another_input_is_refused(self) -> None:
-        with pytest.raises(PipelineMismatch, match="'prompt' is not an image or a list of images"):
-            self.chat("PICTURE BYTES [-1]", images="prompt")
-        with pytest.raises(PipelineMismatch, match="is not an image or a list of images"):
-            self.chat("PICTURE BYTES [2,2]", images="picture")
 
     @pytest.mark.parametrize(("dims", "most"), [("[1]", 1), ("[-1]", 16), ("[4]", 4)])
     def test_the_dims_limit_the_number(self, dims: str, most: int) -> None:
@@ -293,26 +279,21 @@ class TestDownloads:
         return image(f"http://localhost:{host.port}{path}")
 
     async def test_images_keep_their_order(self, api: Served, host: ImageHost) -> None:
+        """An address that is given twice is downloaded once. Data URLs may stand beside addresses."""
         paths = ("/b.gif", "/a.png", "/b.gif")
-        answered = await chat(api, user(*(self._image(host, path) for path in paths)))
-        assert answered.status_code == 200
-        assert sent(api)["image"] == [base64.b64encode(each) for each in (GIF, PNG, GIF)]
+        messages = [user(image(data_url(PNG))), user(*(self._image(host, path) for path in paths))]
+        assert chunks(await chat(api, *messages, model="many", stream=True))[-1] == "[DONE]"
+        assert sent(api)["image"] == [base64.b64encode(each) for each in (PNG, GIF, PNG, GIF)]
         assert len(host.requests) == 2
 
-    async def test_addresses_and_data_urls_may_be_mixed(self, api: Served, host: ImageHost) -> None:
-        messages = [user(image(data_url(GIF, "image/gif"))), user(self._image(host, "/a.png"))]
-        assert chunks(await chat(api, *messages, stream=True))[-1] == "[DONE]"
-        assert sent(api)["image"] == [base64.b64encode(each) for each in (GIF, PNG)]
-
-    async def test_a_failed_download_is_the_callers_error(self, api: Served, host: ImageHost) -> None:
-        answered = await chat(api, user(self._image(host, "/a.png"), self._image(host, "/page")))
-        assert refusal(answered) == (400, "invalid_input", "messages[0].content[1].image_url.url")
+    async def test_a_refused_download_is_the_callers_error(self, api: Served, host: ImageHost) -> None:
+        """Other hosts are refused before any download."""
+        other = image("https://evil.example/a.png")
+        for second, requests in ((other, 0), (self._image(host, "/page"), 2)):
+            answered = await chat(api, user(self._image(host, "/a.png"), second))
+            assert refusal(answered) == (400, "invalid_input", "messages[0].content[1].image_url.url")
+            assert len(host.requests) == requests
         assert api.engine.requests == []
-
-    async def test_other_hosts_are_refused_before_any_download(self, api: Served, host: ImageHost) -> None:
-        answered = await chat(api, user(self._image(host, "/a.png"), image("https://evil.example/a.png")))
-        assert refusal(answered)[2] == "messages[0].content[1].image_url.url"
-        assert host.requests == []
 
     @pytest.mark.parametrize("path", ["/large", "/endless"])
     async def test_the_images_of_a_request_have_the_limit_of_its_body(

@@ -22,7 +22,6 @@ from tests.api.openai.conftest import (
     Gateways,
     ask,
     message_of,
-    refusal,
     steps_of,
 )
 from tests.api.openai.test_choices import bounded
@@ -160,14 +159,6 @@ def test_2048_texts_are_accepted_and_more_are_not() -> None:
     assert request.inputs[0].shape == (2048, 1)
     with pytest.raises(InvalidInput, match="has more than 2048 elements"):
         embed(json.dumps({"input": ["a"] * 3000}).encode())
-
-
-@pytest.mark.parametrize("count", [16_384, pytest.param(24_000, marks=pytest.mark.full)])
-async def test_many_messages_are_refused(gateways: Gateways, count: int) -> None:
-    llama = await gateways.of()
-    with bounded(f"{count} messages", seconds=5, mebibytes=64):
-        answered = await ask(llama, messages=[{"role": "user", "content": "Hi"}] * count)
-    assert refusal(answered) == (400, "invalid_input", "messages")
 
 
 @pytest.mark.parametrize("megabytes", [1, pytest.param(10, marks=pytest.mark.full)])

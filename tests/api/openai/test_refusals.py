@@ -12,7 +12,19 @@ from app.core import errors
 from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.pipelines.body import MAX_PROBLEMS
 from tests.api.openai import conftest
-from tests.api.openai.conftest import ADDRESSES, BODIES, ECHO, EMBEDDER, EMBEDS, NAMED, WRITER, Api, allowed, refusal
+from tests.api.openai.conftest import (
+    ADDRESSES,
+    ASKED,
+    BODIES,
+    ECHO,
+    EMBEDDER,
+    EMBEDS,
+    NAMED,
+    WRITER,
+    Api,
+    allowed,
+    refusal,
+)
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.gateway import gateway_fixture
 
@@ -117,6 +129,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ({"n": 17}, "n: must be an integer <= 16"),
     ],
     ("chat", "llm"): [
+        ({"messages": ASKED * 16_384}, "messages: has more than 16384 elements"),
         ({"temperature": 3}, "temperature: must be a number <= 2.0"),
         ({"max_tokens": 0}, "max_tokens: must be an integer >= 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens: must be an integer >= 1"),

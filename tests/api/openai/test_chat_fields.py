@@ -1,14 +1,20 @@
-"""Tools and reasoning in chats, and the output ``reasoning`` of a pipeline, over the presets of LLM backends."""
+"""What a chat says of its answer: tools, reasoning and ``response_format``, over the presets of LLM backends.
+
+Also the output ``reasoning`` of a pipeline.
+"""
 
 import asyncio
 import json
+import threading
 from typing import Any, NamedTuple
 
 import httpx
 import jsonschema
 import pytest
 
+from app.api.openai import chat_request
 from app.api.openai.choices import AT_ONCE
+from app.llm.answer_schema import AnswerSchema
 from tests.api.conftest import events
 from tests.api.openai.conftest import (
     ASKED,
@@ -29,6 +35,7 @@ from tests.api.openai.test_refusals import tool
 from tests.llm.test_tool_calls import CALLS, FORMATS, written
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.gateway import Served
+from tests.toolkit.waiting import PATIENCE_S
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -169,21 +176,16 @@ CALL, TIME = CALLS["hermes"]
 
 @pytest.mark.parametrize("preset", CONFIGS)
 class TestToolChoice:
-    async def test_none_is_a_text(self, gateways: Gateways, preset: str) -> None:
+    async def test_a_call_is_optional_unless_it_is_required(self, gateways: Gateways, preset: str) -> None:
         api = await gateways.of(preset=preset, says=[CALL])
         assert message_of(await ask(api, tools=TOOLS, tool_choice="none"))["content"] == CALL
         assert prompt(api)["tools"] is None
-
-    async def test_auto_is_a_call_or_a_text(self, gateways: Gateways, preset: str) -> None:
-        api = await gateways.of(preset=preset)
         for body in ({}, {"tool_choice": "auto"}):
             api.engine.answers = steps_of(preset, *pieces_of(CALL))
             assert read(await ask(api, tools=TOOLS, **body)) == Message("", EXPECTED[:1], "tool_calls")
             api.engine.answers = steps_of(preset, "Hel", "lo")
             assert message_of(await ask(api, tools=TOOLS, **body))["content"] == "Hello"
-
-    async def test_one_call_at_most(self, gateways: Gateways, preset: str) -> None:
-        api = await gateways.of(preset=preset, says=[CALL, TIME])
+        api.engine.answers = steps_of(preset, CALL, TIME)
         assert read(await ask(api, tools=TOOLS, parallel_tool_calls=False)).calls == EXPECTED[:1]
 
     async def test_required_is_a_call(self, gateways: Gateways, preset: str) -> None:
@@ -240,12 +242,9 @@ def guided_schema(api: Served, preset: str) -> Any:
     return json.loads(inputs(api)["guided_decoding_guide"])
 
 
-async def test_wrong_arguments_of_a_required_call_are_an_error(gateways: Gateways) -> None:
+async def test_a_required_call_is_wrong_unless_it_is_only_too_long(gateways: Gateways) -> None:
     api = await gateways.of("mistral", preset="tensorrt_llm_api", says=["[TOOL_CALLS]weather[ARGS]{city}"])
     assert refusal(await ask(api, tools=TOOLS, tool_choice="required"))[:2] == (502, "tool_call_missing")
-
-
-async def test_a_required_call_that_is_too_long_has_the_reason_length(gateways: Gateways) -> None:
     api = await gateways.of()
     api.engine.answers = [step(b'{"city": "Li', reason=b"length", is_final=True)]
     choice = (await ask(api, tools=TOOLS, tool_choice=NAMED)).json()["choices"][0]
@@ -292,12 +291,10 @@ async def test_the_openapi_document_describes_tools_and_reasoning(gateways: Gate
 
 
 class TestReasoning:
-    async def test_whole_and_as_a_stream(self, gateways: Gateways) -> None:
+    async def test_precedes_a_text_or_a_call(self, gateways: Gateways) -> None:
         api = await gateways.of(reasoning="qwen3", says=pieces_of("Hm.\n</think>\n\nYes."))
         for stream in (False, True):
             assert read(await ask(api, stream=stream)) == Message("Yes.", [], "stop", "Hm.")
-
-    async def test_with_a_call(self, gateways: Gateways) -> None:
         api = await gateways.of(reasoning="[<think>, </think>]", says=pieces_of(f"Hm.</think>{CALL}"))
         assert read(await ask(api, tools=TOOLS)) == Message("", EXPECTED[:1], "tool_calls", "Hm.")
 
@@ -367,3 +364,128 @@ async def test_the_schemas_and_the_description_have_the_output(gateways: Gateway
     jsonschema.validate(await whole(api), {"components": document["components"], **result})
     described = (await api.client.get(LLAMA)).json()["outputs"]
     assert "reasoning" in [each["name"] for each in described]
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+OBJECT = {"type": "json_object"}
+ADA = '{"name": "Ada", "age": 36}'
+CHECKED = "tensorrt_llm_api"
+
+
+def schema_of(schema: dict[str, Any] | None) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+
+
+PERSONS = schema_of(PERSON)
+
+
+class TestGuided:
+    @pytest.mark.parametrize("preset", ["vllm", "tensorrt_llm"])
+    async def test_the_backend_gets_the_schema(self, gateways: Gateways, preset: str) -> None:
+        """A guided answer has no reasoning."""
+        api = await gateways.of(preset=preset, reasoning="qwen3", says=pieces_of(ADA))
+        message = {"role": "assistant", "content": ADA, "refusal": None}
+        assert message_of(await ask(api, response_format=PERSONS)) == message
+        assert guided_schema(api, preset) == PERSON
+        assert read(await ask(api, response_format=OBJECT, stream=True)) == Message(ADA, [], "stop")
+        assert guided_schema(api, preset) == {"type": "object"}
+
+    async def test_tools_that_may_be_called_exclude_guiding(self, gateways: Gateways) -> None:
+        api = await gateways.of(says=[written("hermes", *CALLS["hermes"])])
+        assert read(await ask(api, response_format=PERSONS, tools=TOOLS)).calls
+        assert "structured_outputs" not in sampling(api)
+        api.engine.answers = steps_of("vllm", "Ada is 36.")
+        mismatch = refusal(await ask(api, response_format=PERSONS, tools=TOOLS))
+        assert mismatch[:2] == (502, "response_format_mismatch")
+        assert refusal(await ask(api, response_format=OBJECT, tools=TOOLS))[1] == "response_format_mismatch"
+        api.engine.answers = steps_of("vllm", ADA)
+        assert message_of(await ask(api, response_format=PERSONS, tools=TOOLS, tool_choice="none"))["content"] == ADA
+        assert guided_schema(api, "vllm") == PERSON
+        api.engine.answers = steps_of("vllm", "Hello")
+        assert message_of(await ask(api, response_format={"type": "text"}))["content"] == "Hello"
+        assert "structured_outputs" not in sampling(api)
+
+
+async def checked(gateways: Gateways, text: str, format_: Any, **body: Any) -> Any:
+    """The answer of a backend that cannot be guided."""
+    api = await gateways.of(preset=CHECKED, reasoning=body.pop("reasoning", "none"), says=pieces_of(text))
+    answered = await ask(api, response_format=format_, **body)
+    assert not any("guided" in name for name in inputs(api))
+    return answered
+
+
+class TestChecked:
+    async def test_an_answer_that_fits(self, gateways: Gateways) -> None:
+        assert message_of(await checked(gateways, ADA, PERSONS))["content"] == ADA
+        assert message_of(await checked(gateways, f" {ADA}\n", OBJECT))["content"].strip() == ADA
+        assert message_of(await checked(gateways, ADA, schema_of(None)))["content"] == ADA
+        assert read(await checked(gateways, ADA, PERSONS, stream=True)) == Message(ADA, [], "stop")
+        answered = await checked(gateways, ADA, PERSONS, n=2)
+        assert [each["message"]["content"] for each in answered.json()["choices"]] == [ADA, ADA]
+
+    @pytest.mark.parametrize(
+        ("text", "format_", "problem"),
+        [
+            ("Ada is 36.", OBJECT, "The model's answer is not JSON."),
+            ("[1]", OBJECT, "The model's answer is not an object."),
+            (f"```json\n{ADA}\n```", PERSONS, "The model's answer is not JSON."),
+            (
+                '{"name": "Ada"}',
+                PERSONS,
+                'The model\'s answer does not fit the schema at its root: "age" is a required',
+            ),
+            ('{"name": "ada", "age": 3}', PERSONS, "The model's answer does not fit the schema at name: "),
+            ("[" * 5000 + "]" * 5000, schema_of({}), "The model's answer is not JSON."),
+        ],
+        ids=lambda value: str(value)[:20],
+    )
+    async def test_an_answer_that_does_not_fit(self, gateways: Gateways, text: str, format_: Any, problem: str) -> None:
+        answered = await checked(gateways, text, format_)
+        assert refusal(answered)[:2] == (502, "response_format_mismatch")
+        assert answered.json()["error"]["message"].startswith(problem)
+        *_, last = chunks(await checked(gateways, text, format_, stream=True))
+        assert last["error"]["code"] == "response_format_mismatch"
+
+    async def test_only_the_content_of_a_complete_answer_is_checked(self, gateways: Gateways) -> None:
+        message = message_of(await checked(gateways, f"Who? Ada.</think>{ADA}", PERSONS, reasoning="qwen3"))
+        assert (message["content"], message["reasoning"]) == (ADA, "Who? Ada.")
+        api = await gateways.of()
+        api.engine.answers = [step(b'{"name": "A', reason=b"length", is_final=True)]
+        choice = (await ask(api, response_format=PERSONS, tools=TOOLS)).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "A', "length")
+
+    async def test_a_large_answer_is_refused(self, gateways: Gateways) -> None:
+        api = await gateways.of(preset=CHECKED, says=[json.dumps(["x" * 1000] * 1100)])
+        answered = await ask(api, response_format=schema_of({}))
+        assert answered.json()["error"]["message"].startswith("The model's answer is too large to be checked.")
+
+    async def test_without_the_extra_only_objects_can_be_checked(
+        self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(chat_request, "CAN_CHECK", False)
+        assert message_of(await checked(gateways, ADA, OBJECT))["content"] == ADA
+        api = await gateways.of(preset=CHECKED)
+        answered = await ask(api, response_format=PERSONS)
+        assert refusal(answered) == (400, "invalid_input", "response_format")
+
+
+async def test_a_long_check_does_not_stop_other_requests(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answered, check = threading.Event(), threading.Event(), AnswerSchema.problem_of
+
+    def waiting(schema: AnswerSchema, text: str) -> str | None:
+        begun.set()
+        assert answered.wait(PATIENCE_S)
+        return check(schema, text)
+
+    monkeypatch.setattr(AnswerSchema, "problem_of", waiting)
+    api = await gateways.of(preset=CHECKED, says=[json.dumps(["x"] * 200)])
+    checking = asyncio.create_task(ask(api, response_format=schema_of({"items": {"type": "string"}})))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert (await api.client.get("/v1/models")).status_code == 200
+    answered.set()
+    assert message_of(await checking)["content"]

@@ -7,7 +7,6 @@ describe the answer. Only pipelines that declare ``openai: tools`` or ``openai: 
 Source: OpenAI's reference of chat completions, function calling and structured outputs.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -15,13 +14,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from app.api.call import InferenceCall
 from app.api.downloads import ImageDownloads
-from app.api.exchange import Exchange
 from app.api.openai.requests import NOT_SUPPORTED, FunctionName, Labels, Members, check_size_of, required, take
 from app.codecs.json_scan import has_more_elements
 from app.codecs.kinds import bytes_of_base64, check_image
-from app.core.errors import DeadlineExceeded, FieldProblem, InvalidInput, InvalidJson
+from app.core.errors import FieldProblem, InvalidInput, InvalidJson
 from app.core.text import shown
 from app.llm.answer_parser import Tools
 from app.llm.answer_schema import CAN_CHECK, AnswerSchema, answer_schema_of, check_references
@@ -127,7 +124,11 @@ def take_messages(
     for message in given:
         # ``developer``, OpenAI's newer name, becomes ``system`` for open models.
         role = "system" if message.role == "developer" else message.role
-        turn: dict[str, Any] = {"role": role, "content": _content_of(message.content)}
+        content: Content = message.content or ""
+        if isinstance(content, list):  # one text, or parts if there are images
+            parts = [{"type": "text", "text": part.text} if isinstance(part, TextPart) else IMAGE for part in content]
+            content = parts if IMAGE in parts else "".join(part.text for part in content)
+        turn: dict[str, Any] = {"role": role, "content": content}
         if message.name is not None:
             turn["name"] = message.name
         if message.tool_calls:
@@ -221,57 +222,6 @@ def _image_of(at: str, url: str, downloads: ImageDownloads | None) -> Image:
     content = bytes_of_base64(url, "image")
     check_image(content)
     return Image(at, content)
-
-
-def _content_of(parts: str | Parts | None) -> Content:
-    """One text, or parts if there are images."""
-    if isinstance(parts, str) or parts is None:
-        return parts or ""
-    if any(isinstance(part, ImagePart) for part in parts):
-        return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else IMAGE for part in parts]
-    return "".join(part.text for part in parts if isinstance(part, TextPart))
-
-
-async def downloaded(
-    images: Sequence[Image], downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
-) -> Sequence[Image]:
-    """Returns all images with their bytes, which count as those of the body: at most ``most``.
-
-    An address that is given several times is downloaded once.
-
-    Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
-    """
-    call.claim.check(call.deadline)
-    found: dict[str, bytes] = {}
-    problems: list[FieldProblem] = []
-    size = 0
-
-    def count(piece: int) -> None:
-        nonlocal size
-        size += piece
-        if size > most:
-            raise ValueError(f"is too large: the images of a request may have {most} bytes")
-        exchange.hold(piece)
-
-    async def download(image: Image) -> None:
-        try:
-            found[image.address] = await downloads.download(image.address, count)
-        except ValueError as exc:
-            problems.append(FieldProblem(image.at, str(exc)))
-
-    try:
-        async with asyncio.timeout(call.deadline.remaining_s()):
-            with exchange.cancelled_on_disconnect():
-                async with asyncio.TaskGroup() as group:
-                    for image in {each.address: each for each in images if each.address}.values():
-                        group.create_task(download(image))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    except TimeoutError as exc:
-        raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
-    if problems:
-        raise refused(problems)
-    return [Image(each.at, found[each.address]) if each.address else each for each in images]
 
 
 MAX_TOOLS = 128

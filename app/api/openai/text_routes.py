@@ -27,7 +27,7 @@ from app.api.exchange import Exchange
 from app.api.openai.chat_request import (
     LONGEST_WITHOUT_SCHEMA,
     RESPONSE_FORMAT,
-    downloaded,
+    Image,
     take_format,
     take_messages,
     take_tools,
@@ -46,7 +46,7 @@ from app.api.openai.requests import (
 )
 from app.api.streaming import StreamResponse
 from app.core.answer import Answer, Ending, Tokens, Values
-from app.core.errors import FieldProblem, GatewayError
+from app.core.errors import DeadlineExceeded, FieldProblem, GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse, new_request_id
 from app.llm.tokenizer import COUNTED_AT_ONCE
 from app.llm.tool_calls import PROMPT_END, GuidedParser, parser_of
@@ -165,6 +165,48 @@ class ChunkResponse(StreamResponse):
     def frame_of(event: Event) -> bytes:
         """Events have no ids and names, because OpenAI's clients use neither. An error has the single key ``error``."""
         return _DONE if event.name == "done" else _FRAME % event.data
+
+
+async def downloaded(
+    images: Sequence[Image], downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
+) -> Sequence[Image]:
+    """Returns all images with their bytes, which count as those of the body: at most ``most``.
+
+    An address that is given several times is downloaded once.
+
+    Raises TooManyRequests if the model is busy, InvalidInput, DeadlineExceeded or ClientClosedRequest.
+    """
+    call.claim.check(call.deadline)
+    found: dict[str, bytes] = {}
+    problems: list[FieldProblem] = []
+    size = 0
+
+    def count(piece: int) -> None:
+        nonlocal size
+        size += piece
+        if size > most:
+            raise ValueError(f"is too large: the images of a request may have {most} bytes")
+        exchange.hold(piece)
+
+    async def download(image: Image) -> None:
+        try:
+            found[image.address] = await downloads.download(image.address, count)
+        except ValueError as exc:
+            problems.append(FieldProblem(image.at, str(exc)))
+
+    try:
+        async with asyncio.timeout(call.deadline.remaining_s()):
+            with exchange.cancelled_on_disconnect():
+                async with asyncio.TaskGroup() as group:
+                    for image in {each.address: each for each in images if each.address}.values():
+                        group.create_task(download(image))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    except TimeoutError as exc:
+        raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
+    if problems:
+        raise refused(problems)
+    return [Image(each.at, found[each.address]) if each.address else each for each in images]
 
 
 class TextRoute(Door[TextForm], ABC):

@@ -9,14 +9,12 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 
 from app.admission.keys import FollowedKeys
-from app.api.application import Application
 from app.api.bodies import Limits
-from app.api.body_memory import ByteBudget
-from app.api.browser_rules import BrowserRules, Cors
 from app.api.call import Inference
 from app.api.documentation import CONSOLE, DOCS, Documents
 from app.api.downloads import ImageDownloads
-from app.api.endpoint import Layer
+from app.api.endpoint import Application, BrowserRules, Cors, Layer
+from app.api.exchange import ByteBudget
 from app.api.probes import MetricsPages, Probes, Processes
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share

@@ -1,34 +1,175 @@
-"""Endpoints and layers. An endpoint answers one method of one address; ``app/routes.py`` lists all of them.
+"""The application of each port, with its endpoints, the layers of features, and what browsers may send to it.
 
-A route is Starlette's, and calls its endpoint as an ASGI application (decision 3). Files that are mounted and unknown
-addresses have no endpoint: what must hold for every request belongs in ``Application``.
+An endpoint answers one method of one address; ``app/routes.py`` lists all of them. A route is Starlette's, and calls
+its endpoint as an ASGI application (decision 3). Files that are mounted and unknown addresses have no endpoint: what
+must hold for every request belongs in ``Application``, which turns every exception of a route into an answer in the
+form of the route's dialect.
 
 A layer is a feature of requests: what it adds to the endpoints of others, besides its own. ``layers_of`` in
 ``app/process/gateway.py`` lists all of them.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from functools import lru_cache, partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from fastapi import APIRouter
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.keys import FollowedKeys, Key
 from app.api.access import HINT, hint_of, key_of
 from app.api.bodies import check_query
-from app.api.error_table import ErrorForm
-from app.api.exchange import Exchange, Header
+from app.api.call import Inference
+from app.api.error_table import ErrorForm, problem_response
+from app.api.exchange import ByteBudget, Exchange, Header
 from app.api.openapi import PROBLEMS, ErrorAnswers, Operation, Operations, Visible
-from app.api.sockets import MessageHandler
-from app.core.errors import Forbidden, Unauthenticated
+from app.core.aio import LeakyBucket
+from app.core.errors import (
+    Forbidden,
+    GatewayError,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TooManyRequests,
+    Unauthenticated,
+)
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import Schema
+from app.core.text import is_loopback
+from app.observability.tracing import SpanKind, end_request_span
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 from app.streams.store import StartedStream, StreamStore
+
+if TYPE_CHECKING:
+    from app.api.sockets import MessageHandler
+
+REFUSALS_PER_S = 1000
+"""Refusals that are answered in a second. Each takes about 0.2 ms of CPU, which callers that ask again at once would
+otherwise take from the models."""
+LONGEST_DELAY_S = 1.0
+
+_refusals = LeakyBucket(REFUSALS_PER_S, REFUSALS_PER_S // 10, LONGEST_DELAY_S)
+"""The refusals of this process."""
+_log = logging.getLogger(__name__)
+
+
+async def delay_refusal() -> None:
+    """Does not wait unless there are too many refusals. The connection is not read meanwhile."""
+    now = monotonic()
+    delay_s = _refusals.turn(now) - now
+    if delay_s > 0:
+        await asyncio.sleep(delay_s)
+
+
+@dataclass(eq=False)
+class Application:
+    """``scope["state"]["exchange"]`` is the request's :class:`Exchange`.
+
+    Answers domain errors, unexpected exceptions, addresses without a route, and requests that the drain ends. If the
+    answer has begun, the exception propagates and the server closes the connection.
+
+    ``hints``: path -> the hint of its 404, with "" for all other paths. ``error_forms``: by the beginning of the path.
+    """
+
+    routes: Sequence[BaseRoute]
+    inference: Inference
+    budget: ByteBudget
+    hints: Mapping[str, str]
+    error_forms: Sequence[tuple[str, ErrorForm]] = ()
+    rules: "BrowserRules | None" = None
+    cors: Callable[[ASGIApp], ASGIApp] | None = None
+
+    def __post_init__(self) -> None:
+        self._router = APIRouter(routes=list(self.routes), redirect_slashes=False)
+        posts = (each for each in self.routes if isinstance(each, Route) and "POST" in (each.methods or ()))
+        self._inference_routes = [each for each in posts if getattr(each.endpoint, "transport", None) is not None]
+        self._tracer = None if self.inference.tracer.is_noop else self.inference.tracer
+        self._app = self._route if self.cors is None else self.cors(self._route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, send, self.budget)
+        record, span = exchange.record, None
+        scope["state"]["exchange"] = exchange
+        if self._tracer is not None and record.method == "POST":  # every inference is a POST
+            span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
+            record.trace = span.trace
+        try:
+            if self.rules is not None:
+                self.rules.check(exchange)
+            await self._app(scope, receive, exchange.send)
+        except (Exception, asyncio.CancelledError) as exc:
+            error = self._error_of(exc, exchange)
+            if error is not None:
+                record.fail(error)
+            if error is None or exchange.is_answering:
+                raise
+            if error is not exc and isinstance(error, Internal):
+                _log.exception("unexpected error", extra={"request_id": record.request_id})
+            if isinstance(error, TooManyRequests):
+                await delay_refusal()
+            own_form = None if isinstance(exc, HTTPException) else getattr(scope.get("endpoint"), "error_form", None)
+            forms = (form for prefix, form in self.error_forms if record.path.startswith(prefix))
+            response = (own_form or next(forms, problem_response))(error, record.request_id)
+            if isinstance(error, MethodNotAllowed):
+                response.headers["Allow"] = self._methods_of(record.path)
+            await response(scope, receive, exchange.send)
+        finally:
+            if span is not None:
+                end_request_span(span, record, getattr(scope.get("endpoint"), "path", None))
+            record.count(self.inference.metrics)
+            exchange.connection.after_writing(partial(self._close, exchange))
+
+    def _close(self, exchange: Exchange) -> None:
+        self.inference.workload.remove(exchange)
+        exchange.close()
+        exchange.record.log()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Looks for a route of inference first, as the router would: the router takes 3 us more (decision 3)."""
+        scope["app"] = self._router  # Starlette then raises HTTPException if no route matches
+        app: ASGIApp = self._router.app
+        if scope["method"] == "POST":
+            for route in self._inference_routes:
+                if (found := route.path_regex.match(scope["path"])) is not None:
+                    scope["endpoint"], scope["path_params"], app = route.endpoint, found.groupdict(), route.app
+                    break
+        await app(scope, receive, send)
+
+    def _error_of(self, exc: BaseException, exchange: Exchange) -> GatewayError | None:
+        """Returns the error for the caller; None for a cancellation that is not caused by the drain."""
+        if isinstance(exc, GatewayError):
+            return exc
+        if isinstance(exc, asyncio.CancelledError):
+            return exchange.cause_of_cancellation()
+        if not isinstance(exc, HTTPException):
+            return Internal("The gateway failed. Its log shows the cause under the request's id.")
+        path = exchange.record.path
+        if exc.status_code == 405:
+            hint = f"Use one of: {self._methods_of(path)}."
+            return MethodNotAllowed("This address does not accept this method.", hint=hint)
+        if exc.status_code == 404:
+            return NotFound("The gateway serves nothing at this address.", hint=self.hints.get(path, self.hints[""]))
+        return InvalidRequest("The request is malformed.")
+
+    def _methods_of(self, path: str) -> str:
+        """All methods of the routes at the path. Mounts of files support GET and HEAD."""
+        routes = [each for each in self.routes if isinstance(each, Route) and each.path_regex.match(path)]
+        methods = {method for route in routes for method in route.methods or ()} or {"GET", "HEAD"}
+        return ", ".join(sorted(methods, key=METHODS.index))
+
 
 Found = Mapping[str, Any]
 """The parameters in the path of a request."""
@@ -152,7 +293,7 @@ class Layer:
         """Calls of the pipeline that work as pasted, if they differ from those of other pipelines."""
         return None
 
-    def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> MessageHandler | None:
+    def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> "MessageHandler | None":
         """What the messages of a WebSocket of the pipeline run, if no requests. Raises GatewayError."""
         return None
 
@@ -174,6 +315,113 @@ class Layer:
                 }
 
 
-def once_of(layers: Sequence[Layer]) -> Callable[[Exchange], Once | None]:
-    """Of the layer that has it."""
-    return next((layer.once_of for layer in layers if layer.once_of is not None), lambda _exchange: None)
+_HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::[0-9]*)?")
+_ADD_ORIGIN = "Add the page's origin to GATEWAY_CORS_ORIGINS."
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserRules:
+    """A guard without API keys: a page of another site could use a browser on a machine that can call the gateway.
+
+    It has two ways: a name of its own that resolves to the gateway's address (DNS rebinding), and a form, which needs
+    no preflight of CORS.
+
+    ``hosts``: served besides those of loopback. ``origins``: whose pages may send a POST.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    refuses_cross_site: bool = True
+
+    def check(self, exchange: Exchange) -> None:
+        """Raises InvalidRequest. A request without the headers of a browser passes."""
+        header, server = exchange.header(b"host"), exchange.scope["server"]
+        host = None if header is None else host_of(header)
+        # The address that the connection was made to is served too: probes use it, and a page cannot take it.
+        is_own = host is None or host in self.hosts or _is_loopback(host) or (server is not None and server[0] == host)
+        if not is_own:
+            raise InvalidRequest(
+                "The gateway does not answer for the host of this request.",
+                hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
+            )
+        if not self.refuses_cross_site or exchange.record.method != "POST":
+            return
+        if exchange.header(b"sec-fetch-site") == "cross-site" and not _allows(self.origins, exchange.header(b"origin")):
+            raise InvalidRequest("A page of another site sent this request.", hint=_ADD_ORIGIN)
+
+
+def check_socket_origin(exchange: Exchange, allowed: Collection[str]) -> None:
+    """Raises Forbidden for a page of another site that CORS does not allow.
+
+    A browser opens a WebSocket to any address, and sends the page's origin. Requests without an origin pass.
+    """
+    origin = exchange.header(b"origin")
+    if origin is None or _allows(allowed, origin):
+        return
+    if origin.partition("://")[2].lower() != (exchange.header(b"host") or "").lower():
+        raise Forbidden("Pages of this origin may not open a WebSocket.", hint=_ADD_ORIGIN)
+
+
+def _allows(allowed: Collection[str], origin: str | None) -> bool:
+    return origin in allowed or "*" in allowed
+
+
+@lru_cache(maxsize=128)
+def host_of(header: str) -> str:
+    """Returns the host of a Host header: in lower case, without port, brackets and final dot."""
+    found = _HOST.fullmatch(header)
+    return (found[1] or found[2] or "").lower().removesuffix(".") if found else header
+
+
+_is_loopback = lru_cache(maxsize=128)(is_loopback)
+
+EXPOSED_HEADERS = ("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry")
+READ_HEADERS = (
+    *("Authorization", "X-API-Key", "Content-Type", "Last-Event-ID"),
+    *("traceparent", "tracestate", "X-Request-Timeout", "X-Request-ID"),
+)
+IGNORED_HEADERS = (
+    "User-Agent",  # Vercel's AI SDK. Firefox asks for it; Chromium does not let a page set it.
+    *("baggage", "sentry-trace"),  # OpenTelemetry and Sentry, for every request of a page.
+    *("Cache-Control", "Pragma", "X-Requested-With"),  # Libraries for fetch and XMLHttpRequest.
+    *("OpenAI-Organization", "OpenAI-Project", "OpenAI-Beta"),  # OpenAI's client, if it is configured with them.
+    # Values that are longer than 128 bytes or have unusual characters need a preflight.
+    *("Accept", "Accept-Language", "Content-Language"),
+)
+"""Harmless headers that libraries add in a page. Without them in the list, the browser would send no request."""
+
+_OF_OPENAI = re.compile(r"x-stainless-[a-z0-9-]+")
+"""OpenAI's client adds headers of this family; each version adds others, and CORS knows no prefixes."""
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+
+class Cors(CORSMiddleware):
+    """The request's exchange adds the headers to its answer, whoever sends it. Source: the Fetch standard."""
+
+    def __init__(
+        self, app: ASGIApp, origins: Collection[str], headers: Iterable[str] = (), exposed: Iterable[str] = ()
+    ) -> None:
+        """``headers``: those of requests that are allowed besides the usual ones; ``exposed``: those of answers."""
+        allowed = (*READ_HEADERS, *IGNORED_HEADERS, *headers)
+        super().__init__(app, origins, METHODS, allowed, expose_headers=(*EXPOSED_HEADERS, *exposed))
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Is 204 also for a header that is not allowed: the browser then names it, which it cannot do for an error."""
+        headers = super().preflight_response(request_headers).headers
+        requested = map(str.strip, request_headers.get("access-control-request-headers", "").lower().split(","))
+        headers["access-control-allow-headers"] += "".join(
+            f", {name}" for name in requested if _OF_OPENAI.fullmatch(name)
+        )
+        del headers["content-length"], headers["content-type"]
+        return Response(status_code=204, headers=headers)
+
+    async def simple_response(self, scope: Scope, receive: Receive, send: Send, request_headers: Headers) -> None:
+        origin = request_headers.get("origin")
+        headers = MutableHeaders({"vary": "Origin"})
+        if origin is not None and self.is_allowed_origin(origin):
+            allowed = "*" if self.allow_all_origins else origin
+            headers.update(
+                {"timing-allow-origin": allowed, "access-control-allow-origin": allowed, **self.simple_headers}
+            )
+        scope["state"]["exchange"].cors_headers = headers.raw
+        await self.app(scope, receive, send)

@@ -19,8 +19,8 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from app.api.application import delay_refusal
 from app.api.call import Inference
+from app.api.endpoint import delay_refusal
 from app.api.error_table import problem_of, status_of
 from app.api.exchange import Exchange, Header
 from app.api.streaming import Events

@@ -15,10 +15,9 @@ from app import __version__
 from app.admission.admission import Admission
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
-from app.api.browser_rules import BrowserRules, host_of
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
-from app.api.endpoint import Layer
+from app.api.endpoint import BrowserRules, Layer, host_of
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.sessions.session_layer import Sessions

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from app import __version__
 from app.admission.keys import read_keys
-from app.api import body_memory
 from app.api.error_table import problem_of, problem_response
+from app.api.exchange import FreedMemory, keep_freed_memory, release_freed_memory
 from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
 from app.core.errors import Draining
@@ -176,7 +176,7 @@ async def _run_gateway(
         await running("state of this worker", worker.run(gateway))
     app = create_app(gateway, admin_port=admin_port)
     admin_app = create_admin_app(gateway, api_port=port, processes=worker)
-    body_memory.keep()
+    keep_freed_memory()
     # The garbage collector would otherwise look at everything made so far, which lives as long as the process: a full
     # collection stops every request for 26 ms, and collections take 5 % of the time under load.
     gc.collect()
@@ -228,7 +228,7 @@ def check_files(settings: Settings) -> None:
 def open_store(settings: Settings) -> StreamStore:
     limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
     if settings.redis_url is None:
-        return MemoryStore(limits, body_memory.FreedMemory(body_memory.release).add)
+        return MemoryStore(limits, FreedMemory(release_freed_memory).add)
     from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
 
     return RedisStore(settings.redis_url, problem_of, limits)

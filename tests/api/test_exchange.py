@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from app.admission.keys import ANYONE, Caller
-from app.api import body_memory
+from app.api import exchange as module
 from app.api.bodies import LONG_BYTES, BodyThread, off_loop
-from app.api.body_memory import LARGE_BYTES, ByteBudget, FreedMemory
-from app.api.exchange import Exchange
+from app.api.exchange import LARGE_BODY_BYTES, ByteBudget, Exchange, FreedMemory
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, InvalidRequest
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
@@ -132,14 +131,14 @@ class Releases:
 
 @pytest.fixture(autouse=True)
 def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_memory, "IDLE_S", 0.05)
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
 
 
 async def test_memory_is_released_once_after_the_last_large_request() -> None:
     releases = Releases()
     memory = FreedMemory(releases)
     for _ in range(3):
-        memory.add(LARGE_BYTES)
+        memory.add(LARGE_BODY_BYTES)
         await asyncio.sleep(0.01)
     assert not releases.threads
     await asyncio.sleep(0.1)
@@ -149,16 +148,16 @@ async def test_memory_is_released_once_after_the_last_large_request() -> None:
 
 async def test_small_requests_release_nothing() -> None:
     releases = Releases()
-    FreedMemory(releases).add(LARGE_BYTES - 1)
+    FreedMemory(releases).add(LARGE_BODY_BYTES - 1)
     await asyncio.sleep(0.1)
     assert not releases.threads
 
 
 async def test_a_large_body_is_released_after_its_exchange() -> None:
     releases = Releases()
-    with patch("app.api.body_memory.release", releases):
-        exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
-        exchange.hold(2 * LARGE_BYTES)
+    with patch("app.api.exchange.release_freed_memory", releases):
+        exchange = exchange_with(budget=ByteBudget(4 * LARGE_BODY_BYTES))
+        exchange.hold(2 * LARGE_BODY_BYTES)
         await asyncio.sleep(0.1)
         assert not releases.threads
         exchange.close()
@@ -167,33 +166,33 @@ async def test_a_large_body_is_released_after_its_exchange() -> None:
 
 
 async def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
-    budget = ByteBudget(4 * LARGE_BYTES)
-    first = budget.mapping(LARGE_BYTES)
-    budget.give_back(LARGE_BYTES, first)
-    assert budget.mapping(2 * LARGE_BYTES) is not first
-    assert budget.mapping(LARGE_BYTES) is not first, "memory that was too small is not kept"
-    budget.give_back(LARGE_BYTES, first)
-    assert budget.mapping(LARGE_BYTES - 1) is first, "a larger mapping is used for a pipeline with a smaller limit"
-    assert budget.mapping(LARGE_BYTES) is not first
+    budget = ByteBudget(4 * LARGE_BODY_BYTES)
+    first = budget.mapping(LARGE_BODY_BYTES)
+    budget.give_back(LARGE_BODY_BYTES, first)
+    assert budget.mapping(2 * LARGE_BODY_BYTES) is not first
+    assert budget.mapping(LARGE_BODY_BYTES) is not first, "memory that was too small is not kept"
+    budget.give_back(LARGE_BODY_BYTES, first)
+    assert budget.mapping(LARGE_BODY_BYTES - 1) is first, "a larger mapping is used for a pipeline with a smaller limit"
+    assert budget.mapping(LARGE_BODY_BYTES) is not first
 
 
 async def test_memory_with_references_is_not_reused() -> None:
-    budget = ByteBudget(4 * LARGE_BYTES)
-    body = budget.mapping(LARGE_BYTES)
+    budget = ByteBudget(4 * LARGE_BODY_BYTES)
+    body = budget.mapping(LARGE_BODY_BYTES)
     tensor = np.frombuffer(memoryview(body)[:8], np.uint8)
-    budget.give_back(LARGE_BYTES, body)
-    assert budget.mapping(LARGE_BYTES) is not body
+    budget.give_back(LARGE_BODY_BYTES, body)
+    assert budget.mapping(LARGE_BODY_BYTES) is not body
     del tensor
-    budget.give_back(LARGE_BYTES, body)
-    assert budget.mapping(LARGE_BYTES) is body
+    budget.give_back(LARGE_BODY_BYTES, body)
+    assert budget.mapping(LARGE_BODY_BYTES) is body
 
 
 async def test_kept_memory_is_released_when_idle() -> None:
-    with patch("app.api.body_memory.release"):
-        budget = ByteBudget(4 * LARGE_BYTES)
+    with patch("app.api.exchange.release_freed_memory"):
+        budget = ByteBudget(4 * LARGE_BODY_BYTES)
         exchange = exchange_with(budget=budget)
-        exchange.hold(LARGE_BYTES)
-        kept = weakref.ref(exchange.memory(LARGE_BYTES))
+        exchange.hold(LARGE_BODY_BYTES)
+        kept = weakref.ref(exchange.memory(LARGE_BODY_BYTES))
         exchange.close()
         assert kept() is not None
         await asyncio.sleep(0.1)
@@ -201,21 +200,21 @@ async def test_kept_memory_is_released_when_idle() -> None:
 
 
 async def test_the_memory_of_a_small_body_is_not_kept() -> None:
-    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
-    exchange.hold(LARGE_BYTES - 1)
-    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BODY_BYTES))
+    exchange.hold(LARGE_BODY_BYTES - 1)
+    freed = weakref.ref(exchange.memory(LARGE_BODY_BYTES))
     exchange.close()
     assert freed() is None
 
 
 async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collection() -> None:
-    budget = ByteBudget(4 * LARGE_BYTES)
+    budget = ByteBudget(4 * LARGE_BODY_BYTES)
     exchange = exchange_with(budget=budget)
-    exchange.hold(LARGE_BYTES)
-    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange.hold(LARGE_BODY_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BODY_BYTES))
 
     def rejected(exchange: Exchange, body: memoryview) -> None:
-        assert len(body) == LARGE_BYTES
+        assert len(body) == LARGE_BODY_BYTES
         exchange.record.fail(InvalidInput("The body is wrong."))
         assert exchange.record.error is not None
         raise exchange.record.error
@@ -225,23 +224,23 @@ async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collect
         with suppress(InvalidInput):
             rejected(exchange, memoryview(freed() or b""))
         exchange.close()
-        assert budget.mapping(LARGE_BYTES) is freed(), "the next body uses it"
+        assert budget.mapping(LARGE_BODY_BYTES) is freed(), "the next body uses it"
     finally:
         gc.enable()
 
 
 async def test_forget_body_frees_the_memory_at_once() -> None:
-    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
-    exchange.hold(LARGE_BYTES)
-    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BODY_BYTES))
+    exchange.hold(LARGE_BODY_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BODY_BYTES))
     exchange.forget_body()
     assert freed() is None
     exchange.close()
 
 
 async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
-    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
-    body = exchange.memory(LARGE_BYTES)
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BODY_BYTES))
+    body = exchange.memory(LARGE_BODY_BYTES)
     tensor, held = memoryview(body)[:8], weakref.ref(body)
     del body
     exchange.forget_request()
@@ -251,14 +250,14 @@ async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
 
 
 def test_release_works_with_the_c_library() -> None:
-    body_memory.release()
+    module.release_freed_memory()
 
 
 _FAULTS = """
 import resource, sys
-from app.api import body_memory
+from app.api.exchange import keep_freed_memory
 if sys.argv[1] == "kept":
-    body_memory.keep()
+    keep_freed_memory()
 def request():
     return len([b"x" * 1_500_000 for _ in range(4)])
 for _ in range(3):

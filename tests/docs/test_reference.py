@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from app.api.browser_rules import EXPOSED_HEADERS, READ_HEADERS
+from app.api.endpoint import EXPOSED_HEADERS, READ_HEADERS
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.sessions.session_layer import Sessions

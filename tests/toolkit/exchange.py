@@ -5,8 +5,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.body_memory import ByteBudget
-from app.api.exchange import Exchange, Header
+from app.api.exchange import ByteBudget, Exchange, Header
 from app.http1.framing import BodySink
 
 
@@ -76,7 +75,7 @@ def exchange_with(
     receive: Receive = nothing,
     send: Send = drop,
 ) -> Exchange:
-    """Must be called in a task. Like :class:`app.api.application.Application`, it stores the exchange in the scope."""
+    """Must be called in a task. Like :class:`app.api.endpoint.Application`, it stores the exchange in the scope."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",

@@ -12,11 +12,10 @@ import pytest
 from starlette.types import ASGIApp
 
 from app.admission.keys import FollowedKeys
-from app.api.application import Application
 from app.api.bodies import Limits
-from app.api.browser_rules import BrowserRules
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
+from app.api.endpoint import Application, BrowserRules
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.sessions.session_layer import Sessions

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -14,9 +14,8 @@ from starlette.responses import Response
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
 from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
-from app.api.browser_rules import check_socket_origin
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, once_of
+from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, Once, check_socket_origin
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.pipeline_bodies import body_of_values, check_is_start, read_inference, read_message, rendered
@@ -66,7 +65,8 @@ class PipelineEndpoints:
         self._inference = inference
         self._limits = limits
         self._layers = layers
-        self._once_of = once_of(layers)
+        of_layers = (layer.once_of for layer in layers if layer.once_of is not None)
+        self._once_of: Callable[[Exchange], Once | None] = next(of_layers, lambda _exchange: None)
         self._given_store = store
         self._origins = origins
         self._sockets_of_key = Counter[str]()

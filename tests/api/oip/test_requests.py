@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from app.api.bodies import MAX_SILENT_BYTES, READ_BYTES, Limits, inflated
-from app.api.body_memory import ByteBudget
+from app.api.exchange import ByteBudget
 from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
 from app.core.inference import RequestedOutput
 from tests.toolkit.engine import FakeEngine

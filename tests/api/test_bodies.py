@@ -15,7 +15,7 @@ import pytest
 
 from app.api.bodies import MAX_QUERY_FIELDS, SWITCH_S, Limits, read_body
 from app.api.exchange import ByteBudget
-from app.api.pipelines.pipeline_bodies import read_inference
+from app.api.pipelines.pipeline_endpoints import read_inference
 from app.core.inference import ELEMENT, Deadline, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline

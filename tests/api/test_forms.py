@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.pipelines import pipeline_bodies
-from app.api.pipelines.pipeline_bodies import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
+from app.api.pipelines import forms
+from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
 
 FORM = "multipart/form-data; boundary=x"
@@ -88,9 +88,9 @@ def parts_after(head: bytes) -> dict[str, bytes | list[bytes]] | None:
 def test_the_pattern_of_usual_heads_finds_the_same_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)
     heads = [mutated(chance.choice(USUAL_HEADS), chance) for _ in range(20_000)]
-    assert 5000 < sum(pipeline_bodies._USUAL_HEAD.fullmatch(head + b"\r\n\r\n") is not None for head in heads) < 15_000
+    assert 5000 < sum(forms._USUAL_HEAD.fullmatch(head + b"\r\n\r\n") is not None for head in heads) < 15_000
     found = [parts_after(head) for head in heads]
-    monkeypatch.setattr(pipeline_bodies, "_USUAL_HEAD", re.compile(b"(?!)"))
+    monkeypatch.setattr(forms, "_USUAL_HEAD", re.compile(b"(?!)"))
     assert found == [parts_after(head) for head in heads]
 
 
@@ -170,7 +170,7 @@ def test_a_form_has_its_parts_wherever_a_window_ends(data: st.DataObject, window
         preamble + bytes(form(("n", b""), *[("a", content) for content in contents])) + data.draw(pieces.map(b"".join))
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_bodies, "WINDOW_BYTES", window_bytes)
+        patch.setattr(forms, "WINDOW_BYTES", window_bytes)
         found = parts_of(FORM, memoryview(body), ["a"])
     assert found == {"n": b"", **({"a": contents} if contents else {})}
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from app.api.sessions.session_steps import SessionReason
+from app.api.sessions.open_sessions import SessionReason
 from app.api.sockets import RequestReason
 from app.http1.websocket import CloseReason
 from tests.browser.conftest import running_chromium

@@ -1,27 +1,45 @@
-"""Runs pipelines: whole answers, streams, streams that can be resumed, and WebSockets."""
+"""Runs pipelines: whole answers, streams, streams that can be resumed, and WebSockets.
+
+A request is JSON, a form with files as parts, or the raw bytes of the pipeline's only file, with the parameters in the
+query string.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from app.admission.keys import Caller
 from app.api.access import check_pipeline
-from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
+from app.api.bodies import (
+    JSON_HINT,
+    Limits,
+    check_no_query,
+    check_query,
+    check_size,
+    is_json,
+    media_type_of,
+    off_loop,
+    read_body,
+    read_json_of_any,
+)
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, Once, check_socket_origin
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import JSON, Exchange, JsonResponse
-from app.api.pipelines.pipeline_bodies import body_of_values, check_is_start, read_inference, read_message, rendered
+from app.api.exchange import JSON, Exchange, Header, JsonResponse
+from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.sockets import TRANSPORT, MessageHandler, Reply, Socket, handshake
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, StreamResponse
 from app.codecs.json_scan import malformed, members_of
+from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
+from app.core.answer import Ending
 from app.core.errors import (
     FieldProblem,
     Forbidden,
@@ -30,13 +48,21 @@ from app.core.errors import (
     InvalidRequest,
     ResumableStreamsOff,
     TooManyRequests,
+    UnsupportedMediaType,
 )
+from app.core.inference import BYTES, ELEMENT, Deadline, InferenceRequest
+from app.core.json import is_large, json_in_turns, json_of
 from app.http1.websocket import Message, SocketTerms
 from app.observability.record import RequestRecord
+from app.pipelines.fields import InputField
+from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import answer_of, streamed_answer_of
 from app.streams.events import STALL_S, Event
 from app.streams.store import StartedStream, StreamStore
 
+NO_FILE = "Send application/json: no input of this pipeline is a file."
+FILE_TYPE_HINT = f"{JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"
+FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 _EVENT_ID = re.compile("[0-9]{1,15}")
 MAX_AT_ONCE = 8
 """Limit of the requests of one WebSocket that run at the same time."""
@@ -119,7 +145,8 @@ class PipelineEndpoints:
 
         The stream runs without a connection. Read it at the address in `Location`, which needs no key.
         """
-        exchange.record.transport = "stream"
+        record = exchange.record
+        record.transport = "stream"
         store, inference, limits = self._store(), self._inference, self._limits
         inference.workload.begin(exchange)
         once, body, is_first = self._once_of(exchange), memoryview(b""), False
@@ -134,7 +161,19 @@ class PipelineEndpoints:
             inference.check_load_of_any(
                 exchange, lambda each: each.stream_terms.timeout_s if each.spec.stream else None
             )
-            return await self._started(exchange, store, body or await read())
+            sent = body or await read()
+            name, inputs = await off_loop(_members_of, sent, exchange)
+            pipeline = inference.admit(exchange, name, "stream")
+            check_size(len(sent), limits.of(pipeline))
+            deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
+            request = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
+            call = inference.call(exchange, pipeline, deadline)
+            call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
+            with exchange.cancelled_on_disconnect():
+                await store.require_room(record.key)
+                slot = await inference.take_slot(call)
+            stream_id = await inference.start_resumable(call, slot, store)
+            return StartedStream(stream_id, record.request_id, deadline.remaining_s() + pipeline.stream_terms.resume_s)
 
         if once is None:
             started = await run()
@@ -142,25 +181,10 @@ class PipelineEndpoints:
             body = await read()
             started = await once.start(store, body, run)
         if not is_first:
-            exchange.record.transport = None  # the stream counts once
+            record.transport = None  # the stream counts once
         url = f"/v1/streams/{started.id}"
         answer = StreamStarted(id=started.id, url=url, request_id=started.request_id)
         return JsonResponse(answer, 201, {"Location": url})
-
-    async def _started(self, exchange: Exchange, store: StreamStore, body: memoryview) -> StartedStream:
-        record = exchange.record
-        name, inputs = await off_loop(_members_of, body, exchange)
-        pipeline = self._inference.admit(exchange, name, "stream")
-        check_size(len(body), self._limits.of(pipeline))
-        deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
-        inference = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
-        call = self._inference.call(exchange, pipeline, deadline)
-        call.requests, call.answer = [inference], streamed_answer_of(pipeline, inference)
-        with exchange.cancelled_on_disconnect():
-            await store.require_room(record.key)
-            slot = await self._inference.take_slot(call)
-        stream_id = await self._inference.start_resumable(call, slot, store)
-        return StartedStream(stream_id, record.request_id, deadline.remaining_s() + pipeline.stream_terms.resume_s)
 
     async def read_stream(self, exchange: Exchange, found: Found) -> Response:
         """Read or resume a stream.
@@ -304,3 +328,101 @@ def _members_of(body: memoryview) -> tuple[str, memoryview]:
         raise InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed]) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise malformed() from exc
+
+
+def check_is_start(exchange: Exchange) -> None:
+    """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
+    if exchange.header(b"last-event-id"):
+        raise InvalidRequest(
+            "This stream cannot be resumed.",
+            hint="Start it with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
+        )
+
+
+async def read_inference(
+    exchange: Exchange, pipeline: Pipeline, limits: Limits, deadline: Deadline
+) -> InferenceRequest:
+    """Raises the client errors of ``app.core.errors``."""
+    limits = limits.of(pipeline)
+    content_type = exchange.header(b"content-type") or ""
+    media_type = media_type_of(content_type)
+    is_form = media_type == "multipart/form-data"
+    if is_form or is_json(media_type):
+        check_no_query(exchange)
+
+        def of_form(body: memoryview) -> InferenceRequest:
+            lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
+            max_parts = MAX_PARTS + len(lists) * pipeline.max_items
+            return pipeline.request_of_form(parts_of(content_type, body, lists, max_parts))
+
+        read = of_form if is_form else pipeline.request_of_json
+        request = await off_loop(read, await read_body(exchange, limits), exchange, deadline)
+        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
+        return request
+    if is_file_type(media_type):
+        file = file_field_of(pipeline)
+        try:
+            check_media_type(media_type, file.spec.kind)
+        except ValueError as exc:
+            raise UnsupportedMediaType(f"'{file.name}' {exc}.") from exc
+        parameters = query_of(exchange, file.name)
+        # A stream would keep the tensor's memory until its end.
+        is_unary, start = exchange.record.transport == "unary", ELEMENT if file.tensor.datatype == BYTES else 0
+        body = await read_body(exchange, limits, tensor_at=start if is_unary else None)
+        return pipeline.request_of_form({**parameters, file.name: body})
+    if not any(field.takes_file for field in pipeline.inputs):
+        raise UnsupportedMediaType(NO_FILE, hint=JSON_HINT)
+    raise UnsupportedMediaType(
+        f"The content type must be application/json, multipart/form-data, {', '.join(FILE_TYPES)}.",
+        hint=JSON_HINT if pipeline.raw_field is None else FILE_TYPE_HINT,
+    )
+
+
+async def read_message(
+    exchange: Exchange, pipeline: Pipeline, message: Message, deadline: Deadline
+) -> InferenceRequest:
+    """The request of a message: a JSON body, or as binary data a raw body. Raises the errors of ``read_inference``."""
+    body = memoryview(message.data)
+    if message.is_text:
+        check_no_query(exchange)
+        return await off_loop(pipeline.request_of_json, body, exchange, deadline)
+    file = file_field_of(pipeline)
+    return pipeline.request_of_form({**query_of(exchange, file.name), file.name: body})
+
+
+def query_of(exchange: Exchange, file: str) -> dict[str, str]:
+    """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
+    check_query(exchange)
+    query = QueryParams(exchange.scope["query_string"])
+    check_given_once([file, *(name for name, _ in query.multi_items())])
+    return dict(query)
+
+
+def file_field_of(pipeline: Pipeline) -> InputField:
+    """The field of a raw body. Raises UnsupportedMediaType."""
+    if (field := pipeline.raw_field) is not None:
+        return field
+    if not any(field.takes_file for field in pipeline.inputs):
+        has_bytes = any(field.tensor.datatype == BYTES for field in pipeline.inputs)
+        raise UnsupportedMediaType(NO_FILE, hint=FILE_HINT if has_bytes else JSON_HINT)
+    raise UnsupportedMediaType(
+        "Raw bytes are accepted only by a pipeline whose one required input is a file.",
+        hint="Send application/json or multipart/form-data instead.",
+    )
+
+
+def rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Sequence[Header]]:
+    """The values of the answer, and its own headers."""
+    values, early_exit = ending.outputs[0], ending.early_exit
+    if not pipeline.rules.rules:
+        return values, ()
+    return {**values, "early_exit": ending.shown_exit}, exit_headers(early_exit)
+
+
+def exit_headers(early_exit: str | None) -> Sequence[Header]:
+    return () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
+
+
+async def body_of_values(values: Mapping[str, Any]) -> bytes:
+    """The JSON of the values; the event loop runs in between if they are large."""
+    return b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)

@@ -1,4 +1,4 @@
 """Sessions of pipelines, a layer: its addresses, its headers, its errors and its part of the OpenAPI document.
 
-Begin with `session_layer.py`. `open_sessions.py` opens sessions and counts their places, `session_steps.py` runs steps.
+Begin with `session_layer.py`. `open_sessions.py` opens sessions, counts their places and runs their steps.
 """

@@ -25,11 +25,10 @@ from app.api.openapi import (
     in_path,
     json_answer,
 )
-from app.api.pipelines.pipeline_bodies import check_is_start, exit_headers, read_inference
+from app.api.pipelines.pipeline_endpoints import check_is_start, exit_headers, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
-from app.api.sessions.open_sessions import OpenSessions
-from app.api.sessions.session_steps import StepHandler, StepRequest
+from app.api.sessions.open_sessions import OpenSessions, StepHandler, StepRequest
 from app.api.streaming import StreamResponse
 from app.core import errors
 from app.core.errors import InvalidRequest

@@ -1,8 +1,7 @@
 """Slots, the queue and 429 over HTTP, in every dialect."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import replace
 
 import httpx
@@ -136,16 +135,6 @@ class TestEveryDialect:
             assert running(api) == {}
 
 
-async def test_pipeline_and_model_share_one_limit(api: Served) -> None:
-    scripted(api, "reader", pause_s=0.1)
-    first = post(api, "/v1/pipelines/read", NOTE)
-    await wait_for(lambda: running(api) == {"reader": 1})
-    second = post(api, "/v2/models/reader/infer", V2)
-    await asyncio.sleep(0.03)
-    assert len(api.engine.requests) == 1
-    assert (await first).status_code == (await second).status_code == 200
-
-
 async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
     scripted(api, "reader", pause_s=0.1)
     first, second = (post(api, "/v1/pipelines/read", NOTE) for _ in range(2))
@@ -177,13 +166,14 @@ def part_of(answer: httpx.Response, name: str) -> float:
 
 
 async def test_a_full_queue_is_429_before_the_body_is_read(api: Served) -> None:
+    """A pipeline and its model under its own name share one limit."""
     scripted(api, "reader", pause_s=0.2)
-    first = [post(api, "/v1/pipelines/read", NOTE) for _ in range(2)]
+    first = [post(api, *REQUESTS[kind][1:]) for kind in ("pipeline", "pipeline", "infer")]
     await wait_for(lambda: running(api) == {"reader": 1})
     await asyncio.sleep(0.02)
-    refused = await api.client.post("/v1/pipelines/read", content=unread())
-    assert refused.status_code == 429
-    await asyncio.gather(*first)
+    assert len(api.engine.requests) == 1
+    assert (await api.client.post("/v1/pipelines/read", content=unread())).status_code == 429
+    assert [(await each).status_code for each in first] == [200, 200, 200]
 
 
 NAMED_IN_THE_BODY = ["resumable stream", "completion", "completion stream", "embeddings"]
@@ -251,7 +241,8 @@ async def unread() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
 async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start: str) -> None:
     model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
-    admission = next(each for each in _admissions(api) if each.model_queue.model == model)
+    inference = api.gateway.inference
+    admission = inference.admission_of(inference.catalog.pipeline("read" if model == "reader" else "write"))
     admission.own.max_waiting = 1
     scripted(api, model, pause_s=0.15)
     first = post(api, start, body)
@@ -263,23 +254,6 @@ async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start:
     await first
     await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
     assert len(api.engine.requests) == 1
-
-
-def _admissions(api: Served) -> list:
-    inference = api.gateway.inference
-    for name in ("read", "write"):
-        inference.admission_of(inference.catalog.pipeline(name))
-    return list(inference.admission.pipelines.values())
-
-
-async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:
-    scripted(api, "reader", pause_s=0.3)
-    first = post(api, "/v1/pipelines/read", NOTE)
-    await wait_for(lambda: running(api) == {"reader": 1})
-    late = await post(api, "/v1/pipelines/read", NOTE, **{"X-Request-Timeout": "0.1"})
-    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-    assert len(api.engine.requests) == 1
-    await first
 
 
 async def test_a_deleted_stream_releases_its_slot(api: Served) -> None:
@@ -298,25 +272,6 @@ async def test_the_catalog_shows_the_limits(api: Served) -> None:
     assert (free["in_flight"], free["adapts"], free["queue"]) == (8, True, 256)
 
 
-async def test_batches_of_embeddings_wait_for_free_slots(api: Served) -> None:
-    """With one slot, ten batches run one at a time, and no batch is rejected."""
-    peak = 0
-    infer: Callable[..., Awaitable] = api.engine.infer
-
-    async def counting(*args: object) -> object:
-        nonlocal peak
-        peak = max(peak, sum(running(api).values()))
-        await asyncio.sleep(0.001)
-        return await infer(*args)
-
-    api.engine.infer = counting  # type: ignore[method-assign]
-    scripted(api, "embedder", pause_s=0.001)
-    answer = await post(api, "/v1/embeddings", {"model": "embed", "input": ["a"] * 20})
-    assert answer.status_code == 200
-    assert (len(answer.json()["data"]), peak) == (20, 1)
-    assert running(api) == {}
-
-
 LARGE = """
 pipelines:
   large:
@@ -329,12 +284,16 @@ pipelines:
 ROWS = model("X FP32 [1]", "Y FP32 [1]", name="reader", max_batch_size=1)
 
 
-@asynccontextmanager
-async def large(slots: int) -> AsyncIterator[Served]:
-    """A gateway whose requests of one item take 10 ms."""
+@pytest.fixture(params=[8])
+async def large(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """A gateway with so many slots, whose requests of one item take 10 ms."""
     engine = FakeEngine.of(ROWS, answers=[0.01, response(tensor("Y", "FP32", [[1]]))])
-    async with served(engine, LARGE % slots) as gateway:
+    async with served(engine, LARGE % request.param) as gateway:
         yield gateway
+
+
+def send(api: Served, *items: int) -> asyncio.Task[httpx.Response]:
+    return post(api, "/v1/pipelines/large", {"x": [*items]})
 
 
 def hold_requests_of_2(api: Served) -> asyncio.Event:
@@ -360,67 +319,63 @@ async def peak_until(answer: asyncio.Task[httpx.Response], api: Served) -> int:
 
 
 class TestALargeRequest:
-    async def test_its_parts_take_all_slots_while_it_is_alone(self) -> None:
-        async with large(8) as api:
-            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
-            assert await peak_until(whole, api) == 8
-            assert (await whole).status_code == 200
-            assert running(api) == {}
+    @pytest.mark.parametrize(("large", "slots"), [(8, 8), (1, 1)], indirect=["large"])
+    async def test_its_parts_take_all_slots_while_it_is_alone(self, large: Served, slots: int) -> None:
+        whole = send(large, *[1] * 40)
+        assert await peak_until(whole, large) == slots
+        assert (await whole).json() == {"y": [1.0] * 40}
+        assert running(large) == {}
 
-    async def test_its_parts_take_half_of_the_slots_beside_another_request(self) -> None:
-        async with large(8) as api:
-            goes_on = hold_requests_of_2(api)
-            small = post(api, "/v1/pipelines/large", {"x": [2]})
-            await wait_for(lambda: bool(running(api)))
-            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
-            assert await peak_until(whole, api) == 4 + 1
-            goes_on.set()
-            assert [(await each).status_code for each in (small, whole)] == [200, 200]
+    async def test_its_parts_take_half_of_the_slots_beside_another_request(self, large: Served) -> None:
+        goes_on = hold_requests_of_2(large)
+        small = send(large, 2)
+        await wait_for(lambda: bool(running(large)))
+        whole = send(large, *[1] * 40)
+        assert await peak_until(whole, large) == 4 + 1
+        goes_on.set()
+        assert [(await each).status_code for each in (small, whole)] == [200, 200]
 
-    async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self) -> None:
-        async with large(8) as api:
-            goes_on = hold_requests_of_2(api)
-            whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
-            await wait_for(lambda: sum(running(api).values()) == 8)
-            small = post(api, "/v1/pipelines/large", {"x": [2]})
-            await wait_for(lambda: sum(running(api).values()) == 4 + 1)
-            goes_on.set()
-            assert (await small).status_code == 200
-            await wait_for(lambda: sum(running(api).values()) == 8)
-            assert (await whole).json() == {"y": [1.0] * 400}
+    async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self, large: Served) -> None:
+        goes_on = hold_requests_of_2(large)
+        whole = send(large, *[1] * 400)
+        await wait_for(lambda: sum(running(large).values()) == 8)
+        small = send(large, 2)
+        await wait_for(lambda: sum(running(large).values()) == 4 + 1)
+        goes_on.set()
+        assert (await small).status_code == 200
+        await wait_for(lambda: sum(running(large).values()) == 8)
+        assert (await whole).json() == {"y": [1.0] * 400}
 
-    async def test_a_small_request_waits_for_one_part_only(self) -> None:
-        async with large(1) as api:
-            whole = post(api, "/v1/pipelines/large", {"x": [1] * 40})
-            await wait_for(lambda: bool(running(api)))
-            for _ in range(3):
-                assert (await post(api, "/v1/pipelines/large", {"x": [1]})).status_code == 200
-            assert not whole.done()
-            assert (await whole).json() == {"y": [1.0] * 40}
-            assert running(api) == {}
+    @pytest.mark.parametrize("large", [1], indirect=True)
+    async def test_a_small_request_waits_for_one_part_only(self, large: Served) -> None:
+        whole = send(large, *[1] * 40)
+        await wait_for(lambda: bool(running(large)))
+        for _ in range(3):
+            assert (await send(large, 1)).status_code == 200
+        assert not whole.done()
+        assert (await whole).json() == {"y": [1.0] * 40}
+        assert running(large) == {}
 
-    async def test_a_new_version_of_the_model_fails_it(self) -> None:
-        async with large(8) as api:
-            infer, versions = api.engine.infer, iter(["1", "1", "2", "2"])
+    async def test_a_new_version_of_the_model_fails_it(self, large: Served) -> None:
+        infer, versions = large.engine.infer, iter(["1", "1", "2", "2"])
 
-            async def changing(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-                return msgspec.structs.replace(await infer(request, deadline), version=next(versions))
+        async def changing(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+            return msgspec.structs.replace(await infer(request, deadline), version=next(versions))
 
-            api.engine.infer = changing  # type: ignore[method-assign]
-            answer = await post(api, "/v1/pipelines/large", {"x": [1] * 4})
-            assert (answer.status_code, answer.json()["code"]) == (503, "model_changed")
-            assert answer.json()["retryable"]
-            assert answer.headers["Retry-After"] == "1"
+        large.engine.infer = changing  # type: ignore[method-assign]
+        answer = await send(large, *[1] * 4)
+        assert (answer.status_code, answer.json()["code"]) == (503, "model_changed")
+        assert answer.json()["retryable"]
+        assert answer.headers["Retry-After"] == "1"
 
-    async def test_its_parts_are_cancelled_with_it(self) -> None:
-        async with large(8) as api:
-            whole = post(api, "/v1/pipelines/large", {"x": [1] * 400})
-            await wait_for(lambda: len(api.engine.requests) > 4)
-            whole.cancel()
-            await wait_for(lambda: not running(api))
-            sent = len(api.engine.requests)
-            await asyncio.sleep(0.05)
-            assert len(api.engine.requests) == sent < 400
+    async def test_its_parts_are_cancelled_with_it(self, large: Served) -> None:
+        whole = send(large, *[1] * 400)
+        await wait_for(lambda: len(large.engine.requests) > 4)
+        whole.cancel()
+        await wait_for(lambda: not running(large))
+        sent = len(large.engine.requests)
+        await asyncio.sleep(0.05)
+        assert len(large.engine.requests) == sent < 400
 
 
 STREAMED = """

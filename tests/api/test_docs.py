@@ -86,19 +86,6 @@ class TestSamples:
         assert (curl, answer.status_code) == ("curl", 200)
         assert api.engine.requests[0].inputs[0].array.tolist() == [b"It's <here> & now"]
 
-    async def test_a_stream_has_a_curl_sample(self, api: Served) -> None:
-        samples = (await api.client.get("/v1/pipelines/write")).json()["samples"]
-        assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", "http://gateway/v1/pipelines/write/stream"]
-
-    async def test_a_file_is_sent_as_a_form_part(self, api: Served) -> None:
-        samples = (await api.client.get("/v1/pipelines/read")).json()["samples"]
-        assert shlex.split(samples["curl"]) == ["curl", "http://gateway/v1/pipelines/read", "-F", "image=@sample.png"]
-        assert samples.keys() == {"curl", "javascript", "python"}
-
-    @pytest.mark.parametrize("name", ["read", "write"])
-    async def test_the_python_sample_compiles(self, api: Served, name: str) -> None:
-        compile((await api.client.get(f"/v1/pipelines/{name}")).json()["samples"]["python"], "sample", "exec")
-
     @pytest.mark.parametrize(
         "host", ["x;$(touch pwned)", "x`id`", 'x"+alert(1)+"', "x'", "x y", "[", "a/b", "x:y", "", "-"]
     )
@@ -114,6 +101,7 @@ class TestSamples:
         assert shlex.split(samples["curl"])[1] == f"http://{host}/v1/pipelines/write"
         assert f'fetch("http://{host}/v1/pipelines/write"' in samples["javascript"]
         assert f"post('http://{host}/v1/pipelines/write'" in samples["python"]
+        assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", f"http://{host}/v1/pipelines/write/stream"]
 
 
 FILES = pipeline(
@@ -132,6 +120,8 @@ LARGE = pipeline(model("N FP32 [3,200]"), inputs={"n": {"tensor": "N", "minimum"
 class TestSamplesOfOtherPipelines:
     def test_samples_send_every_field_and_read_only_declared_files(self) -> None:
         samples = samples_of(FILES, "http://x")
+        assert samples.keys() == {"curl", "javascript", "python"}
+        compile(samples["python"], "sample", "exec")
         assert shlex.split(samples["curl"])[2:] == [
             *("-F", 'a=@"an image; type=x.png"', "-F", "b=@b.bin"),
             *("--form-string", "t=@/etc/passwd'", "--form-string", "n=[0.5, 1]"),
@@ -239,11 +229,15 @@ async def test_an_example_is_a_request_that_can_be_sent_as_it_is(
     assert exemplary.engine.requests[0].inputs[0].array.tolist() == [PNG]
 
 
-async def test_the_description_lists_the_examples_with_their_files(exemplary: Served) -> None:
+async def test_the_description_and_the_document_list_the_examples(exemplary: Served) -> None:
     examples = (await exemplary.client.get("/v1/pipelines/read")).json()["examples"]
     assert [each["name"] for each in examples] == NAMES
     assert examples[0]["files"] == {"image": "pictures/sign.png"}
     assert (await exemplary.client.get("/v1/pipelines/write")).json()["examples"] == []
+    paths = (await exemplary.client.get("/openapi.json")).json()["paths"]
+    (parameter,) = paths["/v1/pipelines/read/examples/{example}"]["get"]["parameters"]
+    assert parameter["schema"] == {"type": "string", "enum": NAMES}
+    assert "/v1/pipelines/write/examples/{example}" not in paths
 
 
 @pytest.mark.parametrize(
@@ -289,13 +283,12 @@ async def test_an_example_counts_as_a_body_until_it_is_sent(missing_bytes: int, 
     assert {answer.status_code for answer in answers} == statuses
 
 
-async def test_a_changed_file_is_served_without_a_reload(exemplary: Served, tmp_path: Path) -> None:
+async def test_files_are_read_again_and_examples_are_reloaded_with_gateway_yaml(
+    exemplary: Served, tmp_path: Path
+) -> None:
     (tmp_path / "pictures" / "absent.png").write_bytes(b"GIF89a")
     answer = await exemplary.client.get("/v1/pipelines/read/examples/absent")
     assert answer.json() == {"image": base64.b64encode(b"GIF89a").decode()}
-
-
-async def test_examples_are_reloaded_with_the_file(exemplary: Served, tmp_path: Path) -> None:
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG.replace("noted:", "renamed:"))
     os.utime(config, (1, 1))
@@ -304,13 +297,6 @@ async def test_examples_are_reloaded_with_the_file(exemplary: Served, tmp_path: 
     await catalog.warm_up()
     assert (await exemplary.client.get("/v1/pipelines/read/examples/renamed")).json() == BODY | {"note": "<b>"}
     assert (await exemplary.client.get("/v1/pipelines/read/examples/noted")).status_code == 404
-
-
-async def test_the_document_names_the_examples(exemplary: Served) -> None:
-    paths = (await exemplary.client.get("/openapi.json")).json()["paths"]
-    (parameter,) = paths["/v1/pipelines/read/examples/{example}"]["get"]["parameters"]
-    assert parameter["schema"] == {"type": "string", "enum": NAMES}
-    assert "/v1/pipelines/write/examples/{example}" not in paths
 
 
 ERROR = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[empty]"}
@@ -329,15 +315,11 @@ CHAIN = ModelConfig(
 )
 
 
-def described(config: ModelConfig, *below: ModelConfig, **spec: Any) -> dict[str, Any]:
-    return graph_described(pipeline(config, *below, **spec))
-
-
 def chain(**spec: Any) -> dict[str, Any]:
-    return described(CHAIN, FIRST, SECOND, CHILD, **spec)
+    return graph_described(pipeline(CHAIN, FIRST, SECOND, CHILD, **spec))
 
 
-def test_a_step_has_its_models_configuration() -> None:
+def test_a_step_has_its_models_configuration_and_its_version() -> None:
     first, second = chain()["steps"]
     assert first == {
         "name": "first",
@@ -354,29 +336,27 @@ def test_a_step_has_its_models_configuration() -> None:
     }
     assert second["version"] is None
     assert [tensor["optional"] for tensor in second["inputs"]] == [False, True]
-
-
-def test_declared_calls_of_a_script_are_in_the_step() -> None:
-    (child,) = chain()["steps"][1]["calls"]
+    (child,) = second["calls"]  # which the script declares
     assert (child["model"], child["max_batch_size"]) == ("child", 8)
+    (only,) = graph_described(pipeline(FIRST, version="2"))["steps"]
+    assert only["version"] == "2"
 
 
-def test_the_only_step_has_the_pipelines_version() -> None:
-    (step,) = described(FIRST, version="2")["steps"]
-    assert step["version"] == "2"
+OTHER = {"reason": "other", "error": ERROR}
 
 
-def test_an_error_exit_leaves_the_step_that_declares_it() -> None:
-    exits = chain(early_exit=[{"reason": "empty", "error": ERROR}, {"reason": "other", "error": ERROR}])["exits"]
-    assert exits == [{"step": "first", "reason": "empty"}], "no step declares the other reason"
-
-
-def test_an_error_exit_leaves_the_only_step() -> None:
-    exits = described(SECOND, CHILD, early_exit=[{"reason": "other", "error": ERROR}])["exits"]
-    assert exits == [{"step": "second", "reason": "other"}]
-
-
-def test_a_missing_output_exits_at_the_step_that_writes_it() -> None:
-    rules = [{"reason": "none", "missing": ["Z"]}, {"reason": "nothing", "empty": ["Z"]}]
-    exits = chain(early_exit=rules)["exits"]
-    assert exits == [{"step": "second", "reason": "none"}, {"step": "second", "reason": "nothing"}]
+@pytest.mark.parametrize(
+    ("rules", "exits"),
+    [
+        ([{"reason": "empty", "error": ERROR}, OTHER], [("first", "empty")]),
+        (
+            [{"reason": "none", "missing": ["Z"]}, {"reason": "nothing", "empty": ["Z"]}],
+            [("second", "none"), ("second", "nothing")],
+        ),
+    ],
+    ids=["the step that declares it", "the step that writes the output"],
+)
+def test_an_exit_leaves_a_step(rules: list[Any], exits: list[tuple[str, str]]) -> None:
+    assert [(each["step"], each["reason"]) for each in chain(early_exit=rules)["exits"]] == exits
+    alone = graph_described(pipeline(SECOND, CHILD, early_exit=[OTHER]))["exits"]
+    assert alone == [{"step": "second", "reason": "other"}], "the only step needs to declare nothing"

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import jsonschema
@@ -125,7 +126,7 @@ async def half_ready() -> AsyncIterator[Served]:
         yield gateway
 
 
-async def test_readiness_has_the_reason(half_ready: Served) -> None:
+async def test_a_pipeline_that_is_not_ready_has_the_reason_everywhere(half_ready: Served) -> None:
     for client in (half_ready.client, half_ready.admin):
         answer = await client.get("/health/ready")
         assert (answer.status_code, answer.json()) == (
@@ -137,19 +138,13 @@ async def test_readiness_has_the_reason(half_ready: Served) -> None:
                 "state_detail": {"bad": WHY},
             },
         )
-
-
-async def test_the_list_has_the_reason(half_ready: Served) -> None:
     pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
     assert [(each["name"], each["state"], each["state_detail"]) for each in pipelines] == [
         ("good", "ready", None),
         ("bad", "model_not_ready", WHY),
     ]
-
-
-async def test_a_pipeline_with_a_missing_model_is_described_in_part(half_ready: Served) -> None:
-    answer = await half_ready.client.get("/v1/pipelines/bad")
-    assert (answer.status_code, answer.json()) == (
+    described = await half_ready.client.get("/v1/pipelines/bad")
+    assert (described.status_code, described.json()) == (
         200,
         {
             "name": "bad",
@@ -162,38 +157,25 @@ async def test_a_pipeline_with_a_missing_model_is_described_in_part(half_ready: 
             "url": "/v1/pipelines/bad",
         },
     )
+    refused = await half_ready.client.post("/v1/pipelines/bad", json={})
+    assert (refused.status_code, refused.json()["code"]) == (503, "model_not_ready")
+    assert refused.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
 
 
-async def test_a_request_to_a_pipeline_that_is_not_ready_is_503(half_ready: Served) -> None:
-    answer = await half_ready.client.post("/v1/pipelines/bad", json={})
-    assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
-    assert answer.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
-
-
-class States:
-    def __init__(self, **states: str) -> None:
-        self.states = {number.removeprefix("w"): state for number, state in states.items()}
-        self.is_ready = set(states.values()) == {"ready"}
-        self.needs_restart = False
-
-
-async def test_the_admin_port_is_ready_when_all_workers_are_ready() -> None:
+@pytest.mark.parametrize(("states", "status"), [(["ready", "ready"], 200), (["ready", "starting"], 503)])
+@pytest.mark.parametrize("needs_restart", [False, True])
+async def test_the_admin_port_speaks_for_all_workers(states: list[str], status: int, needs_restart: bool) -> None:
+    """Any worker may say that Triton needs a restart, which fails Triton's liveness."""
+    workers = Mock(
+        states={str(number): state for number, state in enumerate(states, 1)},
+        is_ready=set(states) == {"ready"},
+        needs_restart=needs_restart,
+    )
     async with served(FakeEngine.of(PLAIN), "pipelines: {good: {model: plain}}") as one:
-        for workers, status in ((States(w1="ready", w2="ready"), 200), (States(w1="ready", w2="starting"), 503)):
-            app = create_admin_app(one.gateway, api_port=8080, processes=workers)
-            transport = httpx.ASGITransport(connected(app))
-            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
-                answer = await admin.get("/health/ready")
-            assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)
-        assert "workers" not in (await one.admin.get("/health/ready")).json()
-
-
-@pytest.mark.parametrize(("needs_restart", "status"), [(False, 200), (True, 503)])
-async def test_a_triton_that_needs_a_restart_fails_its_liveness(needs_restart: bool, status: int) -> None:
-    """Any worker may say so."""
-    workers = States(w1="ready")
-    workers.needs_restart = needs_restart
-    async with served(FakeEngine.of(PLAIN)) as one:
         app = create_admin_app(one.gateway, api_port=8080, processes=workers)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(connected(app)), base_url="http://gateway") as admin:
-            assert (await admin.get("/health/triton")).status_code == status
+        transport = httpx.ASGITransport(connected(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
+            answer = await admin.get("/health/ready")
+            assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)
+            assert (await admin.get("/health/triton")).status_code == (503 if needs_restart else 200)
+        assert "workers" not in (await one.admin.get("/health/ready")).json()

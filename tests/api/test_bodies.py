@@ -92,7 +92,9 @@ MANY_FIELDS = "&".join(f"f{index}" for index in range(MAX_QUERY_FIELDS))
 DATA_URL = f"data:text/plain;base64,{base64.b64encode(PNG).decode()}"
 REFUSALS: dict[tuple[tuple[int, str], str, str], list[tuple[str, dict[str, Any]]]] = {
     (UNSUPPORTED, "hint", "-H 'Content-Type: application/json'"): [
-        (URL, {"content": b"{}", "headers": {b"Content-Type": each.encode("latin-1")}}) for each in CONTENT_TYPES
+        *((URL, {"content": b"{}", "headers": {b"Content-Type": each.encode("latin-1")}}) for each in CONTENT_TYPES),
+        *(("/v1/streams", sent(b"{}", each)) for each in ("", "text/json", "text/plain; x=json", "application/jsonl")),
+        ("/v1/streams", sent(b"{}", "multipart/form-data")),
     ],
     (TOO_LARGE, "hint", "GATEWAY_MAX_BODY_BYTES"): [
         (URL, sent(b"x" * 65 * 1024, "application/json")),

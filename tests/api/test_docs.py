@@ -66,7 +66,8 @@ class TestDescriptions:
         assert description["schemas"]["output_event"] is None
         streaming = (await api.client.get("/v1/pipelines/write")).json()
         assert [output["join"] for output in streaming["outputs"]] == ["concatenate", "list"]
-        assert streaming["limits"]["stream"]["progress_s"] == 5
+        times = streaming["limits"]["stream"]
+        assert (times["progress_s"], times["first_output_s"]) == (5, 5)
 
     async def test_schemas_of_a_pipeline_are_valid(self, api: Served) -> None:
         for name in ("read", "write"):

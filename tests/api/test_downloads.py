@@ -64,11 +64,7 @@ async def test_an_image_is_downloaded(host: ImageHost, path: str, content: bytes
     sizes: list[int] = []
     assert await download(host, path, sizes.append) == content
     assert sum(sizes) == len(content)
-
-
-async def test_the_server_sees_its_own_name_and_nothing_of_the_caller(host: ImageHost) -> None:
-    await download(host, "/a.png")
-    head = host.requests[0].lower()
+    head = host.requests[0].lower()  # the server sees its own name, and nothing of the caller
     assert f"host: {HOST}:{host.port}\r\n" in head
     assert "cookie" not in head
     assert "authorization" not in head
@@ -86,12 +82,12 @@ async def test_the_server_sees_its_own_name_and_nothing_of_the_caller(host: Imag
         ("/other", "redirected to an address that may not be downloaded"),
         ("/nowhere", "does not answer properly"),
         ("/garbage", "does not answer properly"),
-        ("/slow", "was not downloaded within 0.3 s"),
+        *((path, "was not downloaded within 0.3 s") for path in ("/slow", "/endless")),
     ],
 )
 async def test_another_answer_is_refused(host: ImageHost, path: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        await download(host, path, timeout_s=0.3 if path == "/slow" else 2.0)
+        await download(host, path, timeout_s=0.3 if path in {"/slow", "/endless"} else 2.0)
 
 
 async def test_an_endless_body_ends_at_the_bound(host: ImageHost) -> None:
@@ -108,11 +104,6 @@ async def test_an_endless_body_ends_at_the_bound(host: ImageHost) -> None:
     assert size < 400_000
 
 
-async def test_an_endless_body_ends_in_time(host: ImageHost) -> None:
-    with pytest.raises(ValueError, match=r"within 0\.3 s"):
-        await download(host, "/endless", timeout_s=0.3)
-
-
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1%1", "64:ff9b::7f00:1", "0.0.0.0"],
@@ -124,18 +115,15 @@ async def test_a_name_of_a_private_address_is_refused(host: ImageHost, address: 
     assert host.requests == []
 
 
-async def test_the_connection_goes_to_the_address_that_was_checked(host: ImageHost) -> None:
-    """With DNS rebinding the second answer would be another address."""
-    names = Names(["127.0.0.1"], ["192.0.2.1"])
+async def test_each_address_is_resolved_once_and_checked(host: ImageHost) -> None:
+    """With DNS rebinding the second answer for a name would be another address."""
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
     assert await download(host, "/a.png", resolve=names, may_connect=lambda ip: ip == "127.0.0.1") == PNG
     assert names.asked == [HOST]
-
-
-async def test_each_redirect_is_resolved_and_checked(host: ImageHost) -> None:
     names = Names(["127.0.0.1"], ["127.0.0.2"])
     with pytest.raises(ValueError, match="no public IP address"):
         await download(host, "/once", resolve=names, may_connect=lambda ip: ip == "127.0.0.1")
-    assert len(host.requests) == 1
+    assert len(host.requests) == 2
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer(host: ImageHost) -> None:

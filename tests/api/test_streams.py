@@ -8,7 +8,6 @@ from typing import Any, get_args
 import httpx
 import orjson
 import pytest
-from httpx_sse._decoders import SSEDecoder
 from hypothesis import given
 from hypothesis import strategies as st
 from sse_starlette import ServerSentEvent
@@ -17,7 +16,6 @@ from sse_starlette.sse import AppStatus
 from app.api.bodies import Limits
 from app.api.streaming import PING, RETRY, StreamResponse, frame_of
 from app.core.errors import GatewayError
-from app.core.inference import InferenceResponse
 from app.main import create_app
 from app.streams.events import Event, EventName, LiveLog, ReplayLog
 from app.streams.memory_store import MemoryStore
@@ -34,7 +32,8 @@ GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 async def started(api: Served) -> str:
     """Starts a stream, waits for its end and returns its address."""
     api.engine.answers = [word(b"a", 1), word(b"b", 2), FINAL]
-    answer = await api.client.post("/v1/streams", json=GOOD)
+    sent = {"Content-Type": "Application/x+JSON; charset=utf-8"}
+    answer = await api.client.post("/v1/streams", json=GOOD, headers=sent)
     assert answer.status_code == 201
     assert answer.headers["location"] == answer.json()["url"] == f"/v1/streams/{answer.json()['id']}"
     await asyncio.wait_for(api.gateway.inference.workload.idle(), 20)
@@ -63,10 +62,6 @@ async def test_a_stream_resumes_after_last_event_id(api: Served) -> None:
     url = await started(api)
     answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
     assert [number for number, _, _ in events(answer)] == [3]
-
-
-async def test_a_read_after_the_end_is_204(api: Served) -> None:
-    url = await started(api)
     assert (await api.client.get(url, headers={"Last-Event-ID": "3"})).status_code == 204
 
 
@@ -115,18 +110,6 @@ async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status
     assert api.engine.requests == []
 
 
-async def test_an_unsupported_content_type_is_415(api: Served) -> None:
-    for media_type in ("", "text/plain", "text/json", "text/plain; x=json", "application/jsonl", "multipart/form-data"):
-        answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
-        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
-
-
-@pytest.mark.parametrize("media_type", ["Application/JSON", "application/json; charset=utf-8", "application/x+json"])
-async def test_json_content_types_are_accepted(api: Served, media_type: str) -> None:
-    answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
-    assert answer.status_code == 201
-
-
 async def test_without_a_store_the_addresses_are_501(api: Served) -> None:
     gateway = replace(api.gateway, store=None)
     transport = httpx.ASGITransport(connected(create_app(gateway, admin_port=8081)))
@@ -139,9 +122,6 @@ async def test_without_a_store_the_addresses_are_501(api: Served) -> None:
     assert answers[-1].json()["code"] == "resumable_streams_off"
     assert "GATEWAY_REDIS_URL" in answers[-1].json()["hint"]
     assert counted(api, "-", "stream") == {"client_error": 1}
-
-
-HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
 
 
 class Client:
@@ -175,13 +155,6 @@ class Client:
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.sent)
-
-
-def test_keys_of_model_output_never_become_fields() -> None:
-    decoder = SSEDecoder()
-    events = [decoder.decode(line) for line in frame_of(Event(1, "output", HOSTILE)).decode().splitlines()]
-    (event,) = [each for each in events if each is not None]
-    assert (event.id, event.event, event.data.encode(), event.retry) == ("1", "output", HOSTILE, None)
 
 
 def test_frames_follow_the_standard() -> None:
@@ -266,15 +239,9 @@ pipelines:
     outputs: {text: {tensor: TEXT, kind: text}}
     stream: {progress_s: 0.05, first_output_s: 300}
     openai: {completions: {}}
-  short:
-    model: writer
-    inputs: {prompt: {tensor: PROMPT, kind: text}}
-    outputs: {text: {tensor: TEXT, kind: text}}
-    stream: {progress_s: 0.05}
 """
 WRITER = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="writer", decoupled=True)
-WORD = response(tensor("TEXT", "BYTES", [b"hi"]), is_final=False)
-LATE = [0.2, WORD, InferenceResponse({}, is_final=True)]
+LATE = [0.2, response(tensor("TEXT", "BYTES", [b"hi"]), is_final=False), FINAL]
 
 
 late = gateway_fixture(LATE_CONFIG, WRITER, answers=LATE)
@@ -286,34 +253,17 @@ late = gateway_fixture(LATE_CONFIG, WRITER, answers=LATE)
         ("/v1/pipelines/write/stream", {"prompt": "Hi"}),
         ("/v1/completions", {"model": "write", "prompt": "Hi", "stream": True}),
         ("/v2/models/writer/generate_stream", {"PROMPT": "Hi"}),
+        ("/v1/streams", {"pipeline": "write", "inputs": {"prompt": "Hi"}}),
     ],
 )
 async def test_the_first_output_may_come_late(late: Served, path: str, body: dict[str, Any]) -> None:
     answer = await late.client.post(path, json=body)
+    if path == "/v1/streams":
+        answer = await late.client.get(answer.headers["location"])
+        assert "event: done" in answer.text
     assert answer.status_code == 200
     assert "hi" in answer.text
     assert "deadline_exceeded" not in answer.text
-
-
-async def test_the_first_output_of_a_resumable_stream_may_come_late(late: Served) -> None:
-    started = await late.client.post("/v1/streams", json={"pipeline": "write", "inputs": {"prompt": "Hi"}})
-    answer = await late.client.get(started.headers["location"])
-    assert "event: done" in answer.text
-
-
-async def test_it_is_progress_s_by_default(late: Served) -> None:
-    answer = await late.client.post("/v1/pipelines/short/stream", json={"prompt": "Hi"})
-    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
-
-
-async def test_under_v2_the_longest_of_the_pipelines_applies(late: Served) -> None:
-    assert late.gateway.inference.catalog.oip_models.model("writer").first_output_s == 300
-
-
-async def test_the_catalog_shows_both_times(late: Served) -> None:
-    for name, first_output_s in (("write", 300), ("short", 0.05)):
-        limits = (await late.client.get(f"/v1/pipelines/{name}")).json()["limits"]["stream"]
-        assert (limits["first_output_s"], limits["progress_s"]) == (first_output_s, 0.05)
 
 
 llama = gateway_fixture(CONFIG, VLLM, answers=HELLO)

@@ -164,7 +164,8 @@ class HealthWatch:
 
         If another process repairs now, its repair may end the fault: the suspicions begin anew after it. A reload
         beside the streams of a dead process can abort Triton 2.51: where the model has streams, a repair begins after
-        FIRST_DELAY_S, when those of the dead process have ended (:meth:`_is_silent_stream`).
+        FIRST_DELAY_S, when those of the dead process have ended (:meth:`_is_silent_stream`). Without a sample of the
+        model, or of one that runs it, the next request decides whether the repair helped.
         """
         health = self._health
         with self._turn() as is_own:
@@ -181,28 +182,22 @@ class HealthWatch:
                 if is_sampled or not health.is_ready(called):
                     health.suspects.pop(called, None)
             for model in health.with_fault(*DEAD):
-                state = health.models[model]
-                waits = not health.may_reload or any(
-                    model in health.run_by(each.model) for each in self._engine.streams
-                )
-                if state.repairs.is_due and time.monotonic() - state.died_at >= (FIRST_DELAY_S if waits else 0.0):
-                    state.repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
-                    state.repairs.fail()
-                    await self._repair(model)
-
-    async def _repair(self, model: str) -> None:
-        """Without a sample of the model, or of one that runs it, the next request decides whether it works."""
-        health, asked_at = self._health, time.monotonic()
-        is_engine = ModelFault.ENGINE in health.faults[model]
-        if health.may_reload:
-            # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
-            names = [each for each in health.run_by(model) if health.runs_itself(each)] if is_engine else [model]
-            if not all([await self._reloads(name) for name in names]):
-                return
-        sampled = [called for called in self._canaries() if model in health.run_by(called)]
-        is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
-        if not is_dead or not (is_engine or health.models[model].died_at > asked_at):
-            health.revive(model, is_proven=is_dead is not None)
+                state, asked_at = health.models[model], time.monotonic()
+                has_streams = any(model in health.run_by(each.model) for each in self._engine.streams)
+                delay_s = FIRST_DELAY_S if has_streams or not health.may_reload else 0.0
+                if not state.repairs.is_due or asked_at - state.died_at < delay_s:
+                    continue
+                state.repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
+                state.repairs.fail()
+                is_engine = ModelFault.ENGINE in health.faults[model]
+                # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
+                names = [each for each in health.run_by(model) if health.runs_itself(each)] if is_engine else [model]
+                if health.may_reload and not all([await self._reloads(name) for name in names]):
+                    continue
+                sampled = [called for called in self._canaries() if model in health.run_by(called)]
+                is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
+                if not is_dead or not (is_engine or state.died_at > asked_at):
+                    health.revive(model, is_proven=is_dead is not None)
 
     async def _meets_dead_part(self, called: str) -> bool | None:
         """Whether a canary meets a dead process or engine; None without a canary. Each canary tests one instance."""
@@ -240,7 +235,8 @@ class HealthWatch:
         """Follows the silence of a model from the first suspicion to its end.
 
         A slow model or a full queue is not a hung model: requests that nobody waits for count too. If no other model
-        answers this method either, Triton is stuck, and only a restart can help.
+        answers this method either, Triton is stuck, and only a restart can help. Triton is not restarted soon after the
+        last time, nor if the gateway did not start it: then `/health/triton` shows that a restart is needed.
         """
         health, state, began = self._health, self._health.models[model], time.monotonic()
         hangs, is_stuck, is_reloaded, since = False, False, False, began
@@ -251,13 +247,15 @@ class HealthWatch:
             while await self._stays_silent(
                 model, method, since + self._hung_after_s(method, model), during_stuck=is_stuck
             ):
-                hangs = True
-                silent_s = round(time.monotonic() - began)
-                _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
-                if is_stuck or await self._finds_triton_stuck(method, began):
-                    is_stuck = True
-                    await self._restart_triton("it is stuck")
-                elif health.may_reload and not is_reloaded:
+                hangs, silent_s = True, time.monotonic() - began
+                _log.error("model '%s' hangs: it has completed no request for %g s", model, round(silent_s))
+                if not is_stuck and silent_s >= self._hung_after_s(method) and not health.is_heard_since(began, method):
+                    # another task may have found it meanwhile
+                    is_stuck = await self._look(method) is False and not health.is_stuck
+                    if is_stuck:
+                        health.is_stuck = True
+                        _log.error("Triton is stuck: it is live, but answers no %s call", method)
+                if health.may_reload and not is_reloaded and not is_stuck:
                     is_reloaded = True
                     async with self._reloading:
                         with self._turn() as is_own:
@@ -266,8 +264,13 @@ class HealthWatch:
                                 if name == model or not await self._look("ModelStreamInfer", name):
                                     await self._reloads(name, RELOAD_S)
                 else:
-                    health.restart_wanted_by.add(model)
-                    await self._restart_triton(f"model '{model}' hangs")
+                    if not is_stuck:
+                        health.restart_wanted_by.add(model)
+                    if self._restart is not None and self._restarts.is_due:
+                        self._restarts.fail()
+                        reason = "it is stuck" if is_stuck else f"model '{model}' hangs"
+                        _log.error("the embedded Triton is restarted, because %s", reason)
+                        await self._restart()
                 since = time.monotonic()
             if not hangs and not health.is_stuck:
                 state.usual_silence_s = 2 * (time.monotonic() - began)
@@ -287,26 +290,6 @@ class HealthWatch:
                 return False
             canaries += 1
         return True
-
-    async def _finds_triton_stuck(self, method: str, since: float) -> bool:
-        health = self._health
-        if time.monotonic() - since < self._hung_after_s(method) or health.is_heard_since(since, method):
-            return False
-        if await self._look(method) is not False or health.is_stuck:  # another task may have found it
-            return False
-        health.is_stuck = True
-        _log.error("Triton is stuck: it is live, but answers no %s call", method)
-        return True
-
-    async def _restart_triton(self, reason: str) -> None:
-        """No-op soon after the last one, and for a Triton that the gateway did not start.
-
-        Then `/health/triton` shows that a restart is needed.
-        """
-        if self._restart is not None and self._restarts.is_due:
-            self._restarts.fail()
-            _log.error("the embedded Triton is restarted, because %s", reason)
-            await self._restart()
 
     def _hung_after_s(self, method: str, model: str = "") -> float:
         canaries, models = self._canaries_by(method, model), self._health.models

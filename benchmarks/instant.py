@@ -3,8 +3,7 @@
 import sys
 
 from app import cli
-from app.process import tritons
-from app.process.workers import parent, worker
+from app.process import tritons, workers
 from app.triton.triton_engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 
@@ -21,8 +20,8 @@ class InstantEngine(IdentityEngine):
 
 def main() -> int:
     tritons.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
-    parent.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
-    return worker.main() if sys.argv[1:] == ["worker"] else cli.main(sys.argv[1:])
+    workers.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
+    return workers.main() if sys.argv[1:] == ["worker"] else cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

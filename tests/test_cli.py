@@ -1,11 +1,11 @@
-"""The command line: its output, and its exit status if a setting or a file is invalid."""
+"""The command line: its output, its exit status, and its message for each common mistake."""
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,28 +26,80 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out.strip() == __version__
-
-
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["serve", "--nonsense"], ["models", "--port", "1"]])
-def test_unknown_arguments_show_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def printed_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
-    assert caught.value.code == 2
-    assert "usage: triton-gateway" in capsys.readouterr().err
+    assert caught.value.code == 0
+    return capsys.readouterr().out
 
 
-def test_every_setting_is_a_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
-    text = capsys.readouterr().out
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed_by(capsys, "--version").strip() == __version__
+
+
+def test_the_help_has_every_setting_with_its_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed_by(capsys, "serve", "--help")
     for name in cli.Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in text
         assert f"GATEWAY_{name.upper()}" in text.replace("\n", "").replace(" ", "")
+    text = " ".join(text.split())
+    assert "port of the API (default 8080; GATEWAY_PORT)" in text
+    assert "--log-format {auto,json,text}" in text
+    assert "triton-gateway serve --embedded --models my_models" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["dance"], "there is no command 'dance'"),
+        (["serve", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["models", "--port", "1"], "unrecognized arguments: --port 1"),
+        (["serv"], "there is no command 'serv'; did you mean 'serve'?"),
+        (["chek", "."], "there is no command 'chek'; did you mean 'check'?"),
+        (["serve", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean '--port'?"),
+        (["serve", "--triton-ulr=x:1"], "; did you mean '--triton-url'?"),
+        (["check", "--strikt"], "unrecognized arguments: --strikt; did you mean '--strict'?"),
+    ],
+)
+def test_unknown_commands_and_options_get_the_usage_and_a_suggestion(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert "usage: triton-gateway" in printed
+    assert expected in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--triton", "http://127.0.0.1:8001/"],
+            "GATEWAY_TRITON_URL is wrong: write 127.0.0.1:8001 without http://, with Triton's gRPC port, usually 8001",
+        ),
+        (
+            ["--triton", "triton"],
+            "GATEWAY_TRITON_URL is wrong: 'triton' has no port: Triton's gRPC port is usually 8001",
+        ),
+        (["--port", "http"], "GATEWAY_PORT is wrong: must be a whole number"),
+        (["--port", "99999"], "GATEWAY_PORT is wrong: must be at most 65535"),
+        (["--log-format", "jsno"], "GATEWAY_LOG_FORMAT is wrong: not an allowed value; did you mean 'json'?"),
+        (["--drain-s", "-1"], "GATEWAY_DRAIN_S is wrong: must be at least 0"),
+        (["--redis-url", "localhost"], "GATEWAY_REDIS_URL is wrong: must begin with redis://, rediss:// or unix://"),
+        (["--models", "mine"], "--models is the repository of the embedded Triton: add --embedded\n"),
+        (["--embedded", "--models", "mine"], "There is no model repository at mine."),
+        (["--config", "mine.yaml"], "mine.yaml: cannot be read: [Errno 2] No such file or directory"),
+        (["--workers=2", "--max-connections=1"], "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs at least"),
+    ],
+)
+def test_an_invalid_option_is_explained(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *FREE_PORTS, *arguments]) == 2
+    assert capsys.readouterr().err.count(expected) == 1
 
 
 @pytest.mark.parametrize(("setting", "extra"), [("redis-url=redis://r", "redis"), ("otlp-endpoint=http://o", "otel")])
@@ -57,18 +109,6 @@ def test_a_missing_extra_is_status_2(
     monkeypatch.setattr(serving_module, "find_spec", lambda name: None)
     assert cli.main(["serve", f"--{setting}", *FREE_PORTS]) == 2
     assert f"needs the extra `{extra}`: pip install '.[{extra}]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [("GATEWAY_PROT", "1", "did you mean GATEWAY_PORT?"), ("GATEWAY_PORT", "x", "GATEWAY_PORT is wrong")],
-)
-def test_invalid_settings_are_status_2(
-    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(variable, value)
-    assert cli.main(["serve"]) == 2
-    assert expected in capsys.readouterr().err
 
 
 def test_invalid_settings_are_a_json_line_in_the_json_log() -> None:
@@ -82,15 +122,11 @@ def test_invalid_settings_are_a_json_line_in_the_json_log() -> None:
     assert "did you mean GATEWAY_PORT?" in json.loads(line)["message"]
 
 
-def test_models_without_embedded_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--models", "mine"]) == 2
-    assert capsys.readouterr().err.endswith("is the repository of the embedded Triton: add --embedded\n")
-
-
-def test_an_invalid_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "wrong.yaml").write_text("pipelines: {p: {modle: m}}\n")
-    assert cli.main(["serve", "--config", "wrong.yaml", *FREE_PORTS]) == 2
-    assert "did you mean 'model'?" in capsys.readouterr().err
+def test_a_mistake_in_the_default_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gateway.yaml").write_text("pipelines:\n  p:\n    model: m\n    modle: m\n")
+    assert cli.main(["serve", *FREE_PORTS]) == 2
+    expected = "gateway.yaml:4: pipelines.p.modle is not a known key; did you mean 'model'?"
+    assert expected in capsys.readouterr().err
 
 
 def test_serve_can_check_its_files_without_a_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,62 +143,71 @@ def test_serve_can_check_its_files_without_a_start(tmp_path: Path, capsys: pytes
     assert "did you mean 'model'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("setting", ["port", "admin_port"])
-def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        ports = {"port": "0", "admin_port": "0"} | {setting: port}
-        status = cli.main(["serve", *(f"--{name.replace('_', '-')}={value}" for name, value in ports.items())])
-    assert status == 2
-    assert f"GATEWAY_{setting.upper()}: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "keys.yaml: cannot be read"),
+        ("keys:\n  - id: a\n    sha: x\n", "keys.yaml:3: keys.0.sha is not a known key; did you mean 'sha256'?"),
+    ],
+)
+def test_a_missing_or_invalid_file_of_keys_is_status_2(
+    workers: str, text: str | None, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "keys.yaml").write_text(text)
+    assert cli.main(["serve", "--api-keys-file=keys.yaml", "--workers", workers, *FREE_PORTS]) == 2
+    assert expected in capsys.readouterr().err
 
 
-def test_settings_unusable_for_workers_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--workers=2", "--max-connections=1", *FREE_PORTS]) == 2
-    assert capsys.readouterr().err.count("GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs at least 1") == 1
+def test_two_taken_ports_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(each.getsockname()[1]) for each in (one, other)]
+        assert cli.main(["serve", f"--port={ports[0]}", f"--admin-port={ports[1]}"]) == 2
+        first, second, hint = capsys.readouterr().err.splitlines()
+        assert first == f"triton-gateway: GATEWAY_PORT: cannot listen on 127.0.0.1:{ports[0]}: Address already in use"
+        assert second == f"GATEWAY_ADMIN_PORT: cannot listen on 127.0.0.1:{ports[1]}: Address already in use"
+        assert hint.startswith("Stop the other process, or use other ports: --port ")
+        assert " --admin-port " in hint
+        assert cli.main(["serve", "--port=0", f"--admin-port={ports[1]}"]) == 2
+    first, _ = capsys.readouterr().err.splitlines()
+    assert first == f"triton-gateway: GATEWAY_ADMIN_PORT: cannot listen on 127.0.0.1:{ports[1]}: Address already in use"
 
 
-def test_models_without_a_running_triton_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_without_a_running_triton_is_status_2(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The variables of Kubernetes for a Service are no settings, and named in the log."""
+    monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
     assert cli.main(["models", "--triton", "127.0.0.1:1"]) == 2
     assert "Nothing answers at 127.0.0.1:1 (gRPC). Is it Triton's gRPC port, usually 8001?" in capsys.readouterr().err
+    assert any(getattr(record, "variables", None) == ["GATEWAY_SERVICE_HOST"] for record in caplog.records)
 
 
-@pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
-    async with serving(FakeTriton(ready={"ocr": "READY", "broken": "UNAVAILABLE"})) as server:
-        yield server
-
-
-async def test_models_prints_a_table(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
-    await cli.show_models(cli.Settings(triton_url=triton.url))
+async def test_models_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(FakeTriton(ready={"ocr": "READY", "broken": "UNAVAILABLE"})) as triton:
+        await cli.show_models(cli.Settings(triton_url=triton.url))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert any("ocr" in row and "python" in row and "yes" in row for row in rows)
     assert any("broken" in row and "no" in row for row in rows)
 
 
-def test_service_links_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
-    cli.main(["models", "--triton", "127.0.0.1:1"])
-    assert any(getattr(record, "variables", None) == ["GATEWAY_SERVICE_HOST"] for record in caplog.records)
-
-
 class TestNewKey:
-    def test_standard_output_has_only_the_key(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        assert cli.main(["key", "new", "team-a"]) == 0
-        printed = capsys.readouterr()
-        key = printed.out.removesuffix("\n")
-        assert key.startswith("tgw_")
-        assert key not in printed.err
-        (tmp_path / "keys.yaml").write_text(f"keys:\n{printed.err}")
-        assert key_of(read_keys(tmp_path / "keys.yaml", DIALECTS), key.encode(), 0.0).caller.id == "team-a"
-
-    def test_an_entry_can_be_appended_to_the_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_standard_output_has_the_key_and_the_entries_make_a_file(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         entries = ""
-        for key_id in ("a", "b"):
-            cli.main(["key", "new", key_id])
-            entries += capsys.readouterr().err
-        (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
-        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml", DIALECTS)] == ["a", "b"]
+        for key_id in ("team-a", "b"):
+            assert cli.main(["key", "new", key_id]) == 0
+            printed = capsys.readouterr()
+            key = printed.out.removesuffix("\n")
+            assert key.startswith("tgw_")
+            assert key not in printed.err
+            entries += printed.err
+            (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
+            keys = read_keys(tmp_path / "keys.yaml", DIALECTS)
+            assert key_of(keys, key.encode(), 0.0).caller.id == key_id
+        assert [key.caller.id for key in keys] == ["team-a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
     def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,19 +217,34 @@ class TestNewKey:
         assert "the id is wrong" in printed.err
 
 
-class TestKeysFile:
-    @pytest.mark.parametrize("workers", ["1", "2"])
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            (None, "keys.yaml: cannot be read"),
-            ("keys:\n  - id: a\n    sha: x\n", "keys.yaml:3: keys.0.sha is not a known key; did you mean 'sha256'?"),
-        ],
-    )
-    def test_a_missing_or_invalid_file_is_status_2(
-        self, workers: str, text: str | None, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+class TestInit:
+    @pytest.mark.parametrize("name", ["", "models", "my models"])
+    def test_the_starter_has_no_findings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        """In an empty folder, and in new ones. The next steps quote the folder."""
+        folder = tmp_path / name
+        assert cli.main(["init", str(folder)]) == 0
+        quoted = shlex.quote(str(folder))
+        assert capsys.readouterr().out.endswith(f"  triton-gateway serve --embedded --models {quoted}\n")
+        assert sorted(path.name for path in folder.iterdir()) == [
+            *("README.md", "clean_text", "count_words", "gateway.yaml", "stream_words", "text_report")
+        ]
+        assert cli.main(["check", str(folder), "--strict"]) == 0
+        assert capsys.readouterr().out == "4 models, 3 pipelines: no findings\n"
+
+    def test_a_folder_with_files_is_not_changed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "mine").touch()
+        assert cli.main(["init", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == (
+            f"triton-gateway: {tmp_path} already exists and is not empty: name a new folder, nothing was written.\n"
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+    @pytest.mark.parametrize("path", ["link", "file/models"])
+    def test_it_needs_a_folder_that_it_can_write(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
     ) -> None:
-        if text is not None:
-            (tmp_path / "keys.yaml").write_text(text)
-        assert cli.main(["serve", "--api-keys-file=keys.yaml", "--workers", workers, *FREE_PORTS]) == cli.UNUSABLE
-        assert expected in capsys.readouterr().err
+        (tmp_path / "link").symlink_to("nowhere")
+        (tmp_path / "file").touch()
+        assert cli.main(["init", str(tmp_path / path)]) == 2
+        assert f"{path} cannot be written" in capsys.readouterr().err
+        assert {each.name for each in tmp_path.iterdir()} == {"link", "file"}

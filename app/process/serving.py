@@ -35,8 +35,7 @@ from app.process.gateway import open_gateway
 from app.process.listening import LAST_BYTES_S, listening, serving, url_of
 from app.process.supervision import ShutdownRequested, Supervisor, first_of
 from app.process.tritons import check_credentials, running_triton
-from app.process.workers.parent import run_workers
-from app.process.workers.worker import PageOfAll, Worker
+from app.process.workers import PageOfAll, Worker, run_workers
 from app.routes import DIALECTS
 from app.settings import PREFIX, Settings, SettingsError
 from app.streams.memory_store import MemoryStore
@@ -189,7 +188,7 @@ async def _run_gateway(
     await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
     catalog, workload, url = gateway.inference.catalog, gateway.inference.workload, url_of(settings.host, port)
     async with AsyncExitStack() as announcing:
-        if worker is None or worker.announces:
+        if worker is None or (triton.share.number == 1 and not worker.board.statuses[0].state):
             announcement = announce(catalog, url, triton.grpc_url, worker, with_key=gateway.keys is not None)
             await announcing.enter_async_context(supervisor.running("announcement", announcement))
         await supervisor.requested.wait()

@@ -24,7 +24,7 @@ def workers_of(gateway: GatewayProcess) -> list[int]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "app.process.workers.worker" in process.cmdline()
+        return "app.process.workers" in process.cmdline()
     except psutil.NoSuchProcess:  # it has ended; also a zombie
         return False
 

@@ -13,11 +13,11 @@ from app.core.answer import Answer
 from app.core.errors import InvalidRequest, StreamCancelled, StreamEvicted, TooManyRequests, UnknownStream
 from app.core.inference import InferenceResponse
 from app.streams import memory_store
-from app.streams.events import Event, ReplayLog
+from app.streams.events import ReplayLog
 from app.streams.memory_store import MemoryStore
-from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream, Reader
+from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
 from app.streams.stream import Stream
-from tests.toolkit.streams import stream_of
+from tests.toolkit.streams import ids, opened, read_all, stream_of
 
 RESUME_S = 0.1
 LONG_S = 60.0
@@ -63,35 +63,12 @@ async def kept(
     return stream, stream_id
 
 
-async def opened(store: MemoryStore, stream_id: str, after: int = 0) -> Reader:
-    reader = await store.reader(stream_id, after)
-    assert reader is not None
-    return reader
-
-
-async def read_all(store: MemoryStore, stream_id: str, after: int = 0) -> list[Event]:
-    reader = await opened(store, stream_id, after)
-    events: list[Event] = []
-    while not (events and events[-1].is_terminal):
-        events += await reader.read(events[-1].id if events else after)
-    await reader.close()
-    return events
-
-
-def ids(events: list[Event]) -> list[int]:
-    return [event.id for event in events]
-
-
-async def test_a_reader_gets_every_event_and_can_resume_after_any(store: MemoryStore) -> None:
-    _, stream_id = await kept(store)
-    assert ids(await read_all(store, stream_id)) == [1, 2, 3, 4]
-    assert ids(await read_all(store, stream_id, after=2)) == [3, 4]
-
-
-async def test_two_concurrent_readers_get_the_same_events(store: MemoryStore) -> None:
+async def test_readers_get_every_event_and_can_resume_after_any(store: MemoryStore) -> None:
     _, stream_id = await kept(store)
     first, second = await asyncio.gather(read_all(store, stream_id), read_all(store, stream_id))
     assert first == second
+    assert ids(first) == [1, 2, 3, 4]
+    assert ids(await read_all(store, stream_id, after=2)) == [3, 4]
 
 
 async def test_an_id_is_128_random_bits(store: MemoryStore) -> None:
@@ -107,16 +84,6 @@ async def test_no_event_follows_the_terminal_event(store: MemoryStore) -> None:
     assert await store.reader(stream_id, 4) is None
     with pytest.raises(InvalidRequest):
         await store.reader(stream_id, 5)
-
-
-async def test_a_full_buffer_drops_the_oldest_events(store: MemoryStore) -> None:
-    stream, stream_id = await kept(store, 10, max_bytes=500)
-    await stream.ended()
-    reader = await opened(store, stream_id, 9)
-    with pytest.raises(StreamEvicted):
-        await store.reader(stream_id)
-    with pytest.raises(StreamEvicted):
-        await reader.read(1)
 
 
 async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) -> None:
@@ -174,14 +141,6 @@ async def test_a_closed_store_ends_no_stream() -> None:
         await store.reader(stream_id)
     stream.end(StreamCancelled("The test is over."))
     await stream.ended()
-
-
-async def test_the_store_knows_the_key_that_started_a_stream(store: MemoryStore) -> None:
-    for caller in ("team-a", ""):
-        stream = stream_of(responses(0, then_wait=True), Numbers(), store.new_log())
-        assert await store.caller_of(await store.keep(stream, LONG_S, caller)) == caller
-    with pytest.raises(UnknownStream):
-        await store.caller_of("unknown")
 
 
 async def ended(store: MemoryStore, count: int = 3, caller: str = "") -> str:

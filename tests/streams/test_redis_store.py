@@ -20,14 +20,14 @@ from app.core.errors import (
 )
 from app.streams import redis_read, redis_store
 from app.streams.events import Event, LiveLog
-from app.streams.redis_read import Keys, RedisReader, client_of
+from app.streams.redis_read import Keys, client_of
 from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, RedisStore
 from app.streams.store import KEEP_LIMITS, KeepLimits
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
 from tests.toolkit.redis import RedisServer
-from tests.toolkit.streams import FINAL, FakeAnswer, problem_of, stream_of, token
+from tests.toolkit.streams import FINAL, FakeAnswer, ids, opened, problem_of, read_all, stream_of, token
 
 LONG_S = 60.0
 CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2
@@ -61,27 +61,6 @@ def quick_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
 
 
-async def opened(store: RedisStore, stream_id: str, after: int = 0, *, read: int = 0) -> RedisReader:
-    """``read``: how many events the reader has read."""
-    reader, seen = await store.reader(stream_id, after), 0
-    assert reader is not None
-    while seen < read:
-        seen += len(await reader.read(seen))
-    return reader
-
-
-async def read_all(store: RedisStore, stream_id: str, pause_s: float = 0.0) -> list[Event]:
-    reader = await opened(store, stream_id)
-    try:
-        events: list[Event] = []
-        while not (events and events[-1].is_terminal):
-            events += await reader.read(events[-1].id if events else 0)
-            await asyncio.sleep(pause_s)
-        return events
-    finally:
-        await reader.close()
-
-
 async def info(redis: RedisServer, section: str) -> dict[str, Any]:
     async with Redis.from_url(redis.url) as client:
         return dict(await client.info(section))
@@ -89,10 +68,6 @@ async def info(redis: RedisServer, section: str) -> dict[str, Any]:
 
 def steady(count: int, pause_s: float) -> list[Answer]:
     return [answer for number in range(count) for answer in (token(number), pause_s)] + [FINAL]
-
-
-def ids(events: list[Event]) -> list[int]:
-    return [event.id for event in events]
 
 
 async def test_150_readers_of_20_streams_share_few_connections(redis: RedisServer) -> None:
@@ -111,7 +86,7 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
     monkeypatch.setattr(redis_read, "MAX_KEPT_BYTES", 100)
     async with running(redis) as store:
         _, stream_id = await kept(store, *steady(100, 0.001))
-        slow, quick = await asyncio.gather(read_all(store, stream_id, 0.01), read_all(store, stream_id))
+        slow, quick = await asyncio.gather(read_all(store, stream_id, pause_s=0.01), read_all(store, stream_id))
     assert slow == quick
     assert ids(slow) == list(range(1, 102))
 

@@ -1,4 +1,7 @@
-"""Every way a stream can end. Events are numbered from 1; the last event is the only terminal event."""
+"""The logs of events, and every way a stream can end.
+
+Events are numbered from 1; the last event is the only terminal event.
+"""
 
 import asyncio
 import json
@@ -20,19 +23,135 @@ from app.core.errors import (
     ModelError,
     Outcome,
     SlowConsumer,
+    StreamEvicted,
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceResponse
-from app.streams.events import Event, LiveLog
+from app.streams.events import MAX_READ_BYTES, Event, LiveLog, ReplayLog
 from tests.toolkit.engine import Answer
 from tests.toolkit.models import response, tensor
-from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, live, stream_of, token
+from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, ids, live, stream_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def output(number: int, size: int = 10) -> Event:
+    return Event(number, "output", b"x" * size)
+
+
+def done(number: int) -> Event:
+    return Event(number, "done", b"{}")
+
+
+class TestLiveLog:
+    async def test_a_read_returns_all_unread_events_once(self) -> None:
+        log = LiveLog()
+        log.append(output(1))
+        log.append(output(2))
+        assert ids(await log.read(0)) == [1, 2]
+        log.append(done(3))
+        assert ids(await log.read(2)) == [3]
+
+    async def test_a_read_timeout_loses_no_events(self) -> None:
+        log = LiveLog()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await log.read(0)
+        log.append(output(1))
+        assert ids(await log.read(0)) == [1]
+
+    async def test_a_full_log_has_room_after_its_events_are_sent(self) -> None:
+        log = LiveLog(max_unread_bytes=25)
+        log.append(output(1))
+        assert not log.is_full
+        log.append(output(2))
+        assert log.is_full
+        waiting = asyncio.create_task(log.room())
+        assert ids(await log.read(0)) == [1, 2]
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        reading = asyncio.create_task(log.read(2))
+        await waiting
+        log.append(output(3))
+        assert ids(await reading) == [3]
+
+    async def test_one_read_is_limited_in_size(self) -> None:
+        log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
+        for number, size in enumerate((MAX_READ_BYTES - 10, 10, 1, 2 * MAX_READ_BYTES, 1), 1):
+            log.append(output(number, size))
+        assert [ids(await log.read(0)) for _ in range(4)] == [[1, 2], [3], [4], [5]]
+
+    async def test_one_output_of_any_size_and_the_terminal_event_always_have_room(self) -> None:
+        log = LiveLog(max_unread_bytes=20)
+        assert not log.is_full
+        log.append(output(1, 100))
+        assert log.is_full
+        log.append(done(2))
+        assert ids(await log.read(0)) == [1, 2]
+
+    async def test_read_events_count_until_the_next_read(self) -> None:
+        log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
+        log.append(output(1, 6 * MAX_READ_BYTES))
+        log.append(output(2, 4 * MAX_READ_BYTES))
+        assert log.is_full
+        for number in (1, 2):
+            assert ids(await log.read(number - 1)) == [number]
+            assert log.is_full is (number == 1)
+
+
+class TestReplayLog:
+    async def test_all_waiting_readers_get_an_event(self) -> None:
+        log = ReplayLog()
+        readers = [asyncio.create_task(log.read(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        log.append(output(1))
+        assert [ids(await each) for each in readers] == [[1]] * 3
+
+    async def test_reading_dropped_events_raises_stream_evicted(self) -> None:
+        log = ReplayLog(max_bytes=25)
+        for number in range(1, 5):
+            log.append(output(number))
+        assert ids(await log.read(2)) == [3, 4]
+        with pytest.raises(StreamEvicted):
+            await log.read(1)
+        with pytest.raises(StreamEvicted):
+            log.resume(0)
+
+    async def test_a_read_of_a_long_log_is_limited(self) -> None:
+        log = ReplayLog()
+        for number in range(1, 8):
+            log.append(output(number, 100_000))
+        log.append(done(8))
+        assert [ids(await log.read(after)) for after in (0, 2, 6, 7)] == [[1, 2], [3, 4], [7, 8], [8]]
+
+    @pytest.mark.parametrize("after", [0, 1, 4_000, 9_000, 9_999])
+    async def test_reads_continue_after_any_event(self, after: int) -> None:
+        log = ReplayLog()
+        for number in range(1, 10_001):
+            log.append(output(number))
+        log.append(done(10_001))
+        found: list[int] = []
+        while not found or found[-1] < 10_001:
+            found += ids(await log.read(found[-1] if found else after))
+        assert found == list(range(after + 1, 10_002))
+
+    async def test_an_event_above_the_limit_is_kept_alone(self) -> None:
+        log = ReplayLog(max_bytes=25)
+        log.append(output(1))
+        log.append(output(2, 100))
+        assert ids(await log.read(1)) == [2]
+        log.append(done(3))
+        assert ids(await log.read(1)) == [2, 3]
+
+    def test_a_running_stream_can_resume_at_its_newest_event(self) -> None:
+        log = ReplayLog()
+        assert log.resume(0)
+        log.append(output(1))
+        assert log.resume(1)
 
 
 class TestGoodEndings:
@@ -134,36 +253,23 @@ class TestBadEndings:
         answer = FakeAnswer(Ending(None, [{"T": object()}]))
         assert await live(FINAL, answer=answer).ending() == "internal"
 
-    async def test_each_response_restarts_the_progress_timeout(self) -> None:
-        life = live(token(1), 0.05, token(2), 0.05, token(3), 3600.0, progress_s=0.2)
-        assert await life.ending() == "deadline_exceeded"
-        assert life.outputs == 3
-        assert life.abandoned == 1
-        assert life.engine.closed == 1
-
-    async def test_the_progress_timeout_covers_the_first_response(self) -> None:
-        assert await live(3600.0, progress_s=0.02).ending() == "deadline_exceeded"
-
 
 class TestEnd:
     CAUSES = (ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow"))
 
     @pytest.mark.parametrize("cause", CAUSES)
-    async def test_end_stops_a_running_stream(self, cause: GatewayError) -> None:
-        life = live(token(1), 3600.0)
-        await until(lambda: life.outputs)
-        life.stream.end(cause)
-        assert await life.ending() == cause.code
-        assert life.stream.error is cause
-        assert life.abandoned == 1
-        assert life.engine.closed == 1
-
-    @pytest.mark.parametrize("cause", CAUSES)
-    async def test_end_before_the_first_step(self, cause: GatewayError) -> None:
-        life = live(token(1), FINAL)
-        life.stream.end(cause)
-        assert await life.ending() == cause.code
-        assert life.engine.requests == []
+    async def test_end_stops_a_stream(self, cause: GatewayError) -> None:
+        """While the model runs, while the log is full, and before the first step."""
+        running, full, starting = live(token(1), 3600.0), slowly_read(), live(token(1), FINAL)
+        starting.stream.end(cause)
+        for life, is_there in ((running, lambda: running.outputs), (full, lambda: full.log.is_full)):
+            await until(is_there)
+            life.stream.end(cause)
+            assert await life.ending() == cause.code
+            assert life.stream.error is cause
+            assert (life.abandoned, life.engine.closed) == (1, 1)
+        assert await starting.ending() == cause.code
+        assert starting.engine.requests == []
 
     async def test_only_the_first_end_counts(self) -> None:
         life, ended = live(3600.0), live(token(1), FINAL)
@@ -199,17 +305,42 @@ class TestEnd:
         assert stream.outcome is None
 
 
+def slowly_read(**options: Any) -> Life:
+    """Starts a stream of ten outputs, whose log has room for three."""
+    answers = [*(token(value) for value in range(10)), FINAL]
+    return live(*answers, log=LiveLog(max_unread_bytes=30), **options)
+
+
+@pytest.mark.parametrize(
+    ("answers", "first_s", "progress_s", "outputs", "ending"),
+    [
+        ([token(1), 0.05, token(2), 0.05, token(3), 3600.0], 0.2, 0.2, 3, "The model was silent for 0.2 s."),
+        ([3600.0], 0.02, 0.02, 0, "The model was silent for 0.02 s."),
+        ([3600.0], 0.05, 3600, 0, "The model was silent for 0.05 s."),
+        ([0.15, token(1), 3600.0], 3600, 0.05, 1, "The model was silent for 0.05 s."),
+        ([token(1), 0.15, token(2), FINAL], 0.1, 3600, 2, "complete"),
+    ],
+    ids=["each response restarts the time", "none in time", "no first", "a late first", "a late second"],
+)
+async def test_a_model_may_be_silent_for_a_limited_time(
+    answers: list[Answer], first_s: float, progress_s: float, outputs: int, ending: str
+) -> None:
+    """Before the first output, and between two outputs."""
+    life = live(*answers, first_s=first_s, progress_s=progress_s)
+    reason = await life.ending()
+    assert life.outputs == outputs
+    if life.stream.error is None:
+        assert reason == ending
+    else:
+        assert (reason, life.stream.error.detail) == ("deadline_exceeded", ending)
+        assert (life.abandoned, life.engine.closed) == (1, 1)
+
+
 class TestASlowReader:
     """The stream waits while its log is full. The response decides when a reader is too slow."""
 
-    @staticmethod
-    def waiting(**options: Any) -> Life:
-        """Starts a stream of ten outputs, whose log has room for three."""
-        answers = [*(token(value) for value in range(10)), FINAL]
-        return live(*answers, log=LiveLog(max_unread_bytes=30), **options)
-
     async def test_unread_events_are_limited_without_loss(self) -> None:
-        life = self.waiting()
+        life = slowly_read()
         events: list[Event] = []
         while not (events and events[-1].is_terminal):
             await until(lambda: life.log.is_full or life.stream.outcome)
@@ -219,26 +350,11 @@ class TestASlowReader:
         assert life.stream.outcome is Outcome.OK
 
     async def test_waiting_for_the_reader_is_not_idle_time_of_the_model(self) -> None:
-        life = self.waiting(progress_s=0.05)
+        life = slowly_read(progress_s=0.05)
         await asyncio.sleep(0.2)
         assert life.stream.outcome is None
         life.stream.end(SlowConsumer("slow"))
         assert await life.ending() == "slow_consumer"
-
-    async def test_the_first_output_may_take_longer_than_later_ones(self) -> None:
-        life = live(0.15, token(1), 3600.0, first_s=3600, progress_s=0.05)
-        assert await life.ending() == "deadline_exceeded"
-        assert life.stream.error is not None
-        assert (life.outputs, life.stream.error.detail) == (1, "The model was silent for 0.05 s.")
-
-    async def test_later_outputs_may_take_longer_than_the_first_one(self) -> None:
-        assert await live(token(1), 0.15, token(2), FINAL, first_s=0.1, progress_s=3600).ending() == "complete"
-
-    async def test_a_stream_without_its_first_output_in_time_ends(self) -> None:
-        life = live(3600.0, first_s=0.05, progress_s=3600)
-        assert await life.ending() == "deadline_exceeded"
-        assert life.stream.error is not None
-        assert life.stream.error.detail == "The model was silent for 0.05 s."
 
     async def test_the_progress_timeout_restarts_after_the_wait(self) -> None:
         life = live(*[token(value) for value in range(4)], 3600.0, log=LiveLog(max_unread_bytes=30), progress_s=0.05)
@@ -268,17 +384,8 @@ class TestASlowReader:
         terminal = json.loads(events[-1].data)
         assert terminal.get("reason", terminal.get("code")) == ending
 
-    @pytest.mark.parametrize("cause", [ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow")])
-    async def test_end_interrupts_the_wait(self, cause: GatewayError) -> None:
-        life = self.waiting()
-        await until(lambda: life.log.is_full)
-        life.stream.end(cause)
-        assert await life.ending() == cause.code
-        assert life.abandoned == 1
-        assert life.engine.closed == 1
-
     async def test_the_deadline_interrupts_the_wait(self) -> None:
-        life = self.waiting(deadline=Deadline.after(0.05))
+        life = slowly_read(deadline=Deadline.after(0.05))
         assert await life.ending() == "deadline_exceeded"
         assert life.abandoned == 1
 

@@ -10,7 +10,8 @@ from app.core import answer
 from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
-from app.streams.events import EventLog, LiveLog, ReplayLog
+from app.streams.events import Event, EventLog, LiveLog, ReplayLog
+from app.streams.store import Reader, StreamStore
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
@@ -146,3 +147,28 @@ def stream_of(
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
     return {"code": error.code, "detail": error.detail, "request_id": request_id}
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events]
+
+
+async def opened(store: StreamStore, stream_id: str, after: int = 0, *, read: int = 0) -> Reader:
+    """``read``: how many events the reader has read."""
+    reader, seen = await store.reader(stream_id, after), 0
+    assert reader is not None
+    while seen < read:
+        seen += len(await reader.read(seen))
+    return reader
+
+
+async def read_all(store: StreamStore, stream_id: str, after: int = 0, *, pause_s: float = 0.0) -> list[Event]:
+    reader = await opened(store, stream_id, after)
+    try:
+        events: list[Event] = []
+        while not (events and events[-1].is_terminal):
+            events += await reader.read(events[-1].id if events else after)
+            await asyncio.sleep(pause_s)
+        return events
+    finally:
+        await reader.close()

@@ -28,7 +28,7 @@ test-full: setup ## run the long tests too: large counts, chaos, heavy clients
 	@$(SCRATCH) $(BIN)/python -m pytest
 
 chaos: setup ## run the long tests of faults under load, hostile requests and memory; write docs/benchmarks/chaos.md
-	@$(SCRATCH) $(BIN)/python -m tests.live.chaos
+	@$(SCRATCH) $(BIN)/python -m tests.live.chaos.report
 
 system-packages: ## install the system packages that the suite can use (Debian, as root)
 	@deploy/system-packages

@@ -1,21 +1,28 @@
-"""A client of raw bytes that stays, disconnects or stalls as instructed, and records what it sent and received."""
+"""Clients of raw bytes that stay, disconnect or stall as instructed, and record what they sent and received."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from tests.live.chaos.reply import Reply
+from app.core.errors import Outcome
+from tests.live.chaos.reply import Reply, of_end
+from tests.toolkit.events import Event, checked, parsed
 from tests.toolkit.websocket_client import CLOSE, FIN
 
 Ending = Literal["answered", "left", "lost", "stuck", "deleted", "missing"]
 """The last two are of resumable streams: deleted by the client, or gone although no client deleted it."""
 Stage = Literal["connecting", "sending", "waiting", "reading"]
+Deletion = Literal["not asked", "uncertain", "done"]
+"""Uncertain: the gateway may have deleted the stream, but did not confirm it."""
 STUCK_S = 45.0
 """Longer than every deadline of the tests, so a request that takes longer is a fault."""
 READ_BYTES = 64 * 1024
+BUSY = {429, 503}
+"""Statuses after which the client of a resumable stream asks again."""
+AGAIN_S = 0.1
 RESUMABLE = "resumable"
 """The dialect of ``POST /v1/streams``."""
 WEBSOCKET = "websocket"
@@ -36,10 +43,6 @@ class Ask:
     content: bytes
     outcomes_of: Callable[[Reply], set[str]]
     expected: str
-
-    @property
-    def head_bytes(self) -> int:
-        return self.content.index(b"\r\n\r\n") + 4
 
     @property
     def is_resumable(self) -> bool:
@@ -98,27 +101,28 @@ class Seen:
 
 
 class Client:
-    """One request on a separate connection."""
+    """One request on a separate connection to the port of a gateway or of a link."""
 
-    def __init__(self, ask: Ask, manner: Manner) -> None:
+    def __init__(self, ask: Ask, manner: Manner, port: int) -> None:
         self._ask = ask
         self._manner = manner
+        self._gateway_port = port
         self._stage: Stage = "connecting"
         self._sent = 0
         self._port = 0
-        self.received = b""
+        self._received = b""
 
-    async def run(self, port: int) -> Seen:
+    async def run(self) -> Seen:
         began = time.monotonic()
         ending: Ending = "stuck"
         with suppress(TimeoutError):
             async with asyncio.timeout(STUCK_S):
-                ending = await self._exchanged(port)
+                ending = await self._exchanged()
         return self._seen(ending, began)
 
     def _seen(self, ending: Ending, began: float) -> Seen:
         seen = Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent, port=self._port)
-        reply = Reply.of(self.received)
+        reply = Reply.of(self._received)
         if reply is None or not reply.is_whole:
             return seen
         outcomes = frozenset(self._ask.outcomes_of(reply))
@@ -127,9 +131,9 @@ class Client:
             seen, ending="answered", stage="reading", outcomes=outcomes, status=reply.status, is_counted=is_counted
         )
 
-    async def _exchanged(self, port: int) -> Ending:
+    async def _exchanged(self) -> Ending:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway_port, limit=READ_BYTES)
         except OSError:
             return "lost"
         self._port = port_of(writer)
@@ -138,10 +142,15 @@ class Client:
             if await self._leaves_while_sending(reader, writer):
                 return "left"
             self._stage = "waiting"
-            return await self._read(reader)
+            await asyncio.sleep(self._manner.stalls_s)
+            try:
+                async with asyncio.timeout(self._manner.leaves_after_s):
+                    return await self._read(reader)
+            except TimeoutError:
+                return "left"
         except OSError:
             with suppress(OSError):
-                await self._read_rest(reader)
+                await self._receive(reader)
             return "lost"
         finally:
             writer.transport.abort()
@@ -165,44 +174,19 @@ class Client:
         return self._sent == stop
 
     async def _read(self, reader: asyncio.StreamReader) -> Ending:
-        await asyncio.sleep(self._manner.stalls_s)
-        try:
-            async with asyncio.timeout(self._manner.leaves_after_s):
-                return await self._read_rest(reader)
-        except TimeoutError:
-            return "left"
+        return await self._receive(reader)
 
-    async def _read_rest(self, reader: asyncio.StreamReader) -> Ending:
-        stop = self._manner.leaves_after_received
-        while data := await reader.read(READ_BYTES):
-            self._stage = "reading"
-            self.received += data
-            if stop is not None and len(self.received) >= stop:
-                return "left"
-        return "lost"
-
-
-class SocketClient(Client):
-    """Sends one message when the WebSocket is open, and closes the connection after the terminal event."""
-
-    async def _leaves_while_sending(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if await self._leaves_before(self._ask.head_bytes, writer):
-            return True
-        while (reply := Reply.of(self.received)) is None:
-            if not (data := await reader.read(READ_BYTES)):
-                raise ConnectionResetError
-            self.received += data
-        return reply.status == 101 and await super()._leaves_while_sending(reader, writer)
-
-    async def _read_rest(self, reader: asyncio.StreamReader) -> Ending:
-        stop = self._manner.leaves_after_received
-        while (reply := Reply.of(self.received)) is None or not reply.is_whole:
+    async def _receive(self, reader: asyncio.StreamReader, *, until_whole: bool = False) -> Ending:
+        """Reads to the end of the connection, or of the answer."""
+        stop, reply = self._manner.leaves_after_received, Reply.of(self._received) if until_whole else None
+        while reply is None or not reply.is_whole:
             if not (data := await reader.read(READ_BYTES)):
                 return "lost"
-            self.received += data
-            if not _is_closed_unanswered(Reply.of(self.received)):
+            self._received += data
+            reply = Reply.of(self._received) if until_whole else None
+            if not _is_closed_unanswered(reply):
                 self._stage = "reading"
-            if stop is not None and len(self.received) >= stop:
+            if stop is not None and len(self._received) >= stop:
                 return "left"
         return "answered"
 
@@ -214,3 +198,130 @@ def _is_closed_unanswered(reply: Reply | None) -> bool:
 
 def port_of(writer: asyncio.StreamWriter) -> int:
     return int(writer.get_extra_info("sockname")[1])
+
+
+class SocketClient(Client):
+    """Sends one message when the WebSocket is open, and closes the connection after the terminal event."""
+
+    async def _leaves_while_sending(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if await self._leaves_before(self._ask.content.index(b"\r\n\r\n") + 4, writer):
+            return True
+        while (reply := Reply.of(self._received)) is None:
+            if not (data := await reader.read(READ_BYTES)):
+                raise ConnectionResetError
+            self._received += data
+        return reply.status == 101 and await super()._leaves_while_sending(reader, writer)
+
+    async def _read(self, reader: asyncio.StreamReader) -> Ending:
+        return await self._receive(reader, until_whole=True)
+
+
+class StreamClient(Client):
+    """Starts a resumable stream, reads it over several connections, and may delete it.
+
+    The connection of the POST stays open until the client is done, so its worker is the one that runs the stream.
+    """
+
+    def __init__(self, ask: Ask, manner: Manner, port: int, has_gateway: Callable[[], bool]) -> None:
+        """``has_gateway``: whether the gateway still runs, so that it makes sense to ask again."""
+        super().__init__(ask, manner, port)
+        self._has_gateway = has_gateway
+        self._path = ""
+        self._events: list[Event] = []
+        self._deletion: Deletion = "not asked"
+        self._breaks: list[Break] = []
+        self._refused_reads = 0
+
+    def _seen(self, ending: Ending, began: float) -> Seen:
+        seen = replace(super()._seen(ending, began), breaks=tuple(self._breaks), refused_reads=self._refused_reads)
+        if not self._path:
+            return seen
+        if not self._has_ended:
+            return replace(seen, ending=ending, outcomes=frozenset())
+        outcomes = frozenset(of_end(checked(self._events)[-1]))
+        if outcomes == {Outcome.CANCELLED} and self._deletion == "not asked":
+            outcomes = frozenset()  # matches nothing
+        return replace(seen, ending="answered", outcomes=outcomes)
+
+    @property
+    def _has_ended(self) -> bool:
+        return bool(self._events) and self._events[-1].name != "output"
+
+    async def _read(self, reader: asyncio.StreamReader) -> Ending:
+        """Reads the answer to the POST, then the stream."""
+        ending = await self._receive(reader, until_whole=True)
+        reply = Reply.of(self._received)
+        if ending != "answered" or reply is None:
+            self._stage = "waiting"
+            return ending
+        if reply.status != 201:
+            return "answered"
+        self._path = reply.headers["location"]
+        if self._manner.then == "leaves":
+            return "left"
+        drops = list(self._manner.drops)
+        while not self._has_ended:
+            status = await self._read_events(drops[0] if drops else None)
+            if status == 200:
+                drops = drops[1:]
+            elif status in BUSY or not status:
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return "deleted" if status == 404 and self._deletion != "not asked" else "missing"
+            if not status and not self._has_gateway():
+                return "lost"
+        return "answered"
+
+    async def _read_events(self, stop: int | None) -> int:
+        """Reads the next events over one connection, at most ``stop``. Returns the status; 0 without an answer.
+
+        After its deletion the stream is read to its end: until then the worker that runs it may still be killed.
+        """
+        before = len(self._events)
+
+        async def has_enough(reply: Reply) -> bool:
+            if reply.status != 200:
+                return reply.is_whole
+            self._events[before:] = parsed(reply.body[: reply.body.rfind(b"\n\n") + 2].decode())
+            if self._manner.then == "deletes" and self._deletion == "not asked" and self._events:
+                await self._delete()
+            is_dropping = stop is not None and len(self._events) >= before + stop and self._deletion == "not asked"
+            return self._has_ended or is_dropping
+
+        after = f"Last-Event-ID: {before}\r\n" if before else ""
+        return await self._asked("GET", after, has_enough)
+
+    async def _delete(self) -> None:
+        self._deletion = "uncertain"
+
+        async def is_answered(reply: Reply) -> bool:
+            assert reply.status in {204, *BUSY}, reply
+            if reply.is_whole:
+                self._deletion = "done" if reply.status == 204 else "uncertain"
+            return reply.is_whole
+
+        await self._asked("DELETE", "", is_answered)
+
+    async def _asked(self, method: str, header: str, has_enough: Callable[[Reply], Awaitable[bool]]) -> int:
+        """Sends one request over its own connection. Returns the status; 0 without an answer.
+
+        ``has_enough`` is called with each part of the answer. A connection that ends before is noted as a break.
+        """
+        head = f"{method} {self._path} HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n"
+        began, port, reply, is_enough = time.monotonic(), 0, None, False
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway_port, limit=READ_BYTES)
+            port, received = port_of(writer), b""
+            try:
+                writer.write(head.encode())
+                while not is_enough and (data := await reader.read(READ_BYTES)):
+                    received += data
+                    reply = Reply.of(received)
+                    is_enough = reply is not None and await has_enough(reply)
+            finally:
+                writer.transport.abort()
+        if not is_enough:
+            self._breaks.append(Break(port, began, time.monotonic()))
+        status = 0 if reply is None else reply.status
+        self._refused_reads += status == 429
+        return status

@@ -7,18 +7,19 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import Literal
 
-import httpx
 import psutil
 
 from app.core.errors import Outcome
-from app.launcher.embedded_triton import EmbeddedTriton
 from app.streams.redis_store import HEARTBEAT_S
 from tests.live.chaos.client import Manner
 from tests.live.chaos.ledger import Kill
-from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
+from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Spoiling
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
+from tests.live.sessions import answers_ready, kill_triton
 from tests.live.test_dead_process import processes_of
 from tests.live.test_workers import has_all_workers
 from tests.toolkit.connections import deaths_of, workers_of
@@ -41,14 +42,14 @@ async def cutting(stand: Stand) -> AsyncIterator[None]:
     stand.faults.cuts.append((began, time.monotonic()))
 
 
-def spoiled(link_of: Callable[[Stand], Link], spoiling: Spoiling) -> Fault:
+def spoiled(link: Literal["to_triton", "to_gateway"], spoiling: Spoiling) -> Fault:
     async def fault(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
-        link = link_of(stand)
-        async with cutting(stand) if link is stand.to_gateway else nullcontext():
-            link.spoil(spoiling)
+        spoiled_link = getattr(stand, link)
+        async with cutting(stand) if link == "to_gateway" else nullcontext():
+            spoiled_link.spoil(spoiling)
             await asyncio.sleep(lasts_s)
-            link.reset_all()
-            link.spoil(CLEAN)
+            spoiled_link.reset_all()
+            spoiled_link.spoil(CLEAN)
         await recovered(stand, traffic)
 
     return fault
@@ -64,18 +65,9 @@ async def triton_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None
 
 async def triton_killed(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
     """The fixture starts it again."""
-    before = stand.triton.pid
-    assert before is not None
-    os.kill(before, signal.SIGKILL)
-    await asyncio.to_thread(eventually, lambda: stand.triton.pid != before and is_ready(stand.triton), RECOVERY_S)
+    killed = kill_triton(stand.triton)
+    await asyncio.to_thread(eventually, lambda: stand.triton.pid != killed and answers_ready(stand.triton), RECOVERY_S)
     await recovered(stand, traffic)
-
-
-def is_ready(triton: EmbeddedTriton) -> bool:
-    try:
-        return httpx.get(f"{triton.http_url}/v2/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 async def recovered(stand: Stand, traffic: Traffic) -> None:
@@ -147,17 +139,21 @@ async def log_blocked(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
     stand.log_pipe.resume()
 
 
-async def reloads(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+def reloads(key: str, changed: str) -> Fault:
     """A valid change, an invalid file, and the original file."""
-    good = stand.config.read_text()
-    for text in (good.replace("timeout_s: 4", "timeout_s: 5"), "pipelines: [", good):
-        stand.config.write_text(text)
-        await asyncio.sleep(lasts_s)
+
+    async def fault(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+        good = stand.config.read_text()
+        for text in (good.replace(key, changed), "pipelines: [", good):
+            stand.config.write_text(text)
+            await asyncio.sleep(lasts_s)
+
+    return fault
 
 
 async def worker_killed(stand: Stand, _traffic: Traffic, _lasts_s: float) -> None:
     """The supervisor replaces it while the next faults happen."""
-    await has_workers(stand)
+    await asyncio.to_thread(eventually, lambda: has_all_workers(stand.gateway), RECOVERY_S)
     deaths = deaths_of(stand.gateway)
     worker = workers_of(stand.gateway)[int(deaths) % 2]
     stand.faults.kills.append(await asyncio.to_thread(killed, worker, stand.port))
@@ -188,52 +184,40 @@ async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
     await recovered(stand, traffic)
 
 
-async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
-    """It is away for a while, and has its data when it starts again."""
-    async with redis_away(stand):
-        await asyncio.sleep(lasts_s)
-    await recovered(stand, traffic)
+async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float, *, with_worker: bool = False) -> None:
+    """Redis is away for a while, and has its data when it starts again.
 
-
-async def redis_and_worker_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
-    """The worker is replaced before Redis is back, unless that takes longer than MOST_AWAY_S."""
-    await has_workers(stand)
-    async with redis_away(stand):
+    A worker that is killed at the same time is replaced before, unless that takes longer than MOST_AWAY_S.
+    """
+    assert stand.redis is not None
+    await asyncio.to_thread(stand.redis.stop, signal.SIGKILL)
+    if with_worker:
         ends = time.monotonic() + MOST_AWAY_S
         await worker_killed(stand, traffic, lasts_s)
         while time.monotonic() < ends and not await asyncio.to_thread(has_all_workers, stand.gateway):
             await asyncio.sleep(0.1)
-    await recovered(stand, traffic)
-
-
-async def has_workers(stand: Stand) -> None:
-    await asyncio.to_thread(eventually, lambda: has_all_workers(stand.gateway), RECOVERY_S)
-
-
-@asynccontextmanager
-async def redis_away(stand: Stand) -> AsyncIterator[None]:
-    assert stand.redis is not None
-    await asyncio.to_thread(stand.redis.stop, signal.SIGKILL)
-    yield
+    else:
+        await asyncio.sleep(lasts_s)
     await asyncio.to_thread(stand.redis.start)
+    await recovered(stand, traffic)
 
 
 FAULTS: dict[str, Fault] = {
     "Triton is stopped": triton_stopped,
-    "link to Triton: delay": spoiled(lambda stand: stand.to_triton, DELAY),
-    "link to Triton: blackhole": spoiled(lambda stand: stand.to_triton, BLACKHOLE),
-    "link to Triton: half-open": spoiled(lambda stand: stand.to_triton, HALF_OPEN),
-    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
-    "link to clients: delay": spoiled(lambda stand: stand.to_gateway, DELAY),
-    "link to clients: blackhole": spoiled(lambda stand: stand.to_gateway, BLACKHOLE),
-    "link to clients: half-open": spoiled(lambda stand: stand.to_gateway, HALF_OPEN),
-    "link to clients: resets": spoiled(lambda stand: stand.to_gateway, RESETS),
+    "link to Triton: delay": spoiled("to_triton", DELAY),
+    "link to Triton: blackhole": spoiled("to_triton", BLACKHOLE),
+    "link to Triton: half-open": spoiled("to_triton", HALF_OPEN),
+    "link to Triton: resets": spoiled("to_triton", RESETS),
+    "link to clients: delay": spoiled("to_gateway", DELAY),
+    "link to clients: blackhole": spoiled("to_gateway", BLACKHOLE),
+    "link to clients: half-open": spoiled("to_gateway", HALF_OPEN),
+    "link to clients: resets": spoiled("to_gateway", RESETS),
     "more connections than allowed": overload,
     "more requests than slots": more_than_slots,
     "stalled readers": stalled_readers,
     "no descriptors": no_descriptors,
     "log pipe blocked": log_blocked,
-    "gateway.yaml changes": reloads,
+    "gateway.yaml changes": reloads("timeout_s: 4", "timeout_s: 5"),
     "process of a model killed": stub_killed("scripted"),
     "Triton is killed": triton_killed,
 }
@@ -242,11 +226,30 @@ WORKER_FAULTS: dict[str, Fault] = {
     "worker killed": worker_killed,
     "Redis is stopped": redis_stopped,
     "Redis is killed": redis_killed,
-    "Redis and a worker are killed": redis_and_worker_killed,
-    "Triton is stopped": triton_stopped,
-    "Triton is killed": triton_killed,
-    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
-    "gateway.yaml changes": reloads,
-    "log pipe blocked": log_blocked,
+    "Redis and a worker are killed": partial(redis_killed, with_worker=True),
+    **{
+        name: FAULTS[name]
+        for name in (
+            "Triton is stopped",
+            "Triton is killed",
+            "link to Triton: resets",
+            "gateway.yaml changes",
+            "log pipe blocked",
+        )
+    },
 }
 """For a gateway with two workers and Redis. Its clients connect directly, so only a kill may break a connection."""
+SHARING_FAULTS: dict[str, Fault] = {
+    name: FAULTS[name]
+    for name in (
+        "link to Triton: delay",
+        "link to Triton: blackhole",
+        "link to Triton: resets",
+        "Triton is stopped",
+        "Triton is killed",
+    )
+} | {
+    "process of a model killed": stub_killed("good"),
+    "requests share no calls for a while": reloads("coalesce: true", "coalesce: false"),
+}
+"""For a gateway whose requests share calls to Triton."""

@@ -1,17 +1,24 @@
-"""The durations of the long tests, their ledgers, and the rows of docs/benchmarks/chaos.md."""
+"""``make chaos``: runs the long tests, prints a summary and writes it to docs/benchmarks/chaos.md.
+
+The full ledgers are in artifacts/chaos.
+CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS, CHAOS_KEPT_S, CHAOS_CLOSED_S and CHAOS_SEED set the duration and the requests.
+"""
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.surroundings import ARTIFACTS, ROOT
+import pytest
+
+from benchmarks.surroundings import ARTIFACTS, ROOT, machine, surroundings, versions
 from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
 LONG_S = float(os.environ.get("CHAOS_S", "180"))
-"""Duration of the faults in seconds, for each of the two ledgers."""
+"""Duration of the faults in seconds, for each of the ledgers."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
@@ -22,64 +29,37 @@ CLOSED_S = float(os.environ.get("CHAOS_CLOSED_S", "120"))
 """Duration in seconds of connections with large messages, one after the other."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
 """The folder of the ledgers, and of the rows as JSON. Git ignores it."""
-COLUMNS = ["", "requests", "result", "resident memory, MiB"]
+PAGE = ROOT / "docs" / "benchmarks" / "chaos.md"
+WHAT = (
+    "Clients send requests of every dialect while faults happen ([the tests](../../tests/live/chaos/README.md)). "
+    "Then each request is compared: what its client received, what the gateway counted, and what the model noted. "
+    "*Unexplained* is a request with a difference that no rule allows. *Left*: the client disconnected; *lost*: a "
+    "fault cut its connection. Two numbers are those of the gateway and of Redis. "
+    f"Seed {SEED}; {LONG_S:g} s of faults for one process, as long for two workers and Redis, and for requests "
+    "that share calls, whose answers prove whose they are; "
+    f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
+    f"{KEPT_S:g} s of resumable streams that nobody reads, for each store; "
+    f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage."
+)
 STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalled", "websocket"})
 """The dialects whose answers are streams of events."""
 
 Row = Sequence[str]
 
 
-def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Levels) -> None:
-    ledger = stand.ledger()
-    rows: Counter[tuple[str, ...]] = Counter()
-    for row, count in ledger.rows().items():
-        rows[row[1:]] += count
-    dialects = Counter(entry.seen.ask.dialect for entry in ledger.entries)
-    sums = ", ".join(f"{name} {count:,}" for name, count in dialects.most_common())
-    streams = sum(count for name, count in dialects.items() if name in STREAMS)
-    done = f"{LONG_S:g} s of faults: {len(ledger.entries):,}, of which {streams:,} streams"
-    memory = f"{before.rss_mib:.1f} -> {after.rss_mib:.1f}"
-    result = f"{_endings(rows)}; **{len(ledger.unexplained())} unexplained**; {_objects(before, after)}"
-    write_part(
-        part,
-        [(title, done, result, memory)],
-        f"## {title}: ledger of {len(ledger.entries):,} requests\n\n"
-        f"Seed {SEED}; {LONG_S:g} s of faults, then a drain under load. Requests by dialect: {sums}.\n\n"
-        + table(
-            ["the client", "the gateway counted", "the model noted", "requests", "explained by"],
-            ([*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())),
-        )
-        + f"\n**{len(ledger.unexplained())} unexplained.**\n\n"
-        + f"### Objects of the {'gateway' if stand.redis is None else 'supervisor'}\n\n"
-        + table(
-            ["", "before", "after"],
-            [
-                ["asyncio tasks", str(sum(before.tasks.values())), str(sum(after.tasks.values()))],
-                ["open gRPC calls", str(before.calls), str(after.calls)],
-                ["descriptors", str(before.descriptors), str(after.descriptors)],
-                ["threads", str(before.threads), str(after.threads)],
-                ["resident memory, MiB", f"{before.rss_mib:.1f}", f"{after.rss_mib:.1f}"],
-            ],
-        ),
-    )
-
-
-def _endings(rows: Counter[tuple[str, ...]]) -> str:
-    """For example ``answered 900, left 80, lost 20``: the first words of the clients' endings."""
-    endings: Counter[str] = Counter()
-    for (client, *_), count in rows.items():
-        endings[client.split()[0]] += count
-    return ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
-
-
-def _objects(before: Levels, after: Levels) -> str:
-    pairs = {
-        "tasks": (sum(before.tasks.values()), sum(after.tasks.values())),
-        "gRPC calls": (before.calls, after.calls),
-        "descriptors": (before.descriptors, after.descriptors),
-        "threads": (before.threads, after.threads),
-    }
-    return ", ".join(f"{name} {first} -> {last}" for name, (first, last) in pairs.items())
+def main() -> int:
+    for part in PARTS.glob("*.*"):
+        part.unlink()
+    given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CHAOS_")]
+    command = f"`{' '.join(['make chaos', *given])}`"
+    head = f"# chaos\n\n{command}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{WHAT}\n\n"
+    status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q", "--show-capture=no"])
+    rows = [row for part in sorted(PARTS.glob("*.json")) for row in json.loads(part.read_text())]
+    text = head + table(["", "requests", "result", "resident memory, MiB"], rows)
+    sys.stdout.write(f"{text}\nThe ledgers are in {PARTS}\n")
+    if status == 0:
+        PAGE.write_text(text)
+    return int(status)
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
@@ -87,13 +67,48 @@ def table(columns: Row, rows: Iterable[Row]) -> str:
     return "".join([head, "|---" * len(columns) + "|\n", *lines])
 
 
-def write_part(name: str, rows: Sequence[Row], ledger: str) -> None:
-    """Writes a ledger, and its rows of the page."""
+def write_part(name: str, *rows: Row) -> None:
+    """Writes rows of the page: what was sent, how many requests, the result, and the memory."""
     PARTS.mkdir(parents=True, exist_ok=True)
-    Path(PARTS / f"{name}.md").write_text(ledger)
     Path(PARTS / f"{name}.json").write_text(json.dumps(rows))
 
 
-def summary() -> str:
-    """Returns the table with the rows of all parts."""
-    return table(COLUMNS, (row for part in sorted(PARTS.glob("*.json")) for row in json.loads(part.read_text())))
+def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Levels) -> None:
+    """Writes a row of the page, and the whole ledger."""
+    ledger = stand.ledger()
+    rows: Counter[tuple[str, ...]] = Counter()
+    for row, count in ledger.rows().items():
+        rows[row[1:]] += count
+    endings: Counter[str] = Counter()  # the first words of the clients' endings
+    for (client, *_), count in rows.items():
+        endings[client.split()[0]] += count
+    levels = [
+        ("tasks", sum(before.tasks.values()), sum(after.tasks.values())),
+        ("gRPC calls", before.calls, after.calls),
+        ("descriptors", before.descriptors, after.descriptors),
+        ("threads", before.threads, after.threads),
+    ]
+    dialects = Counter(entry.seen.ask.dialect for entry in ledger.entries)
+    streams = sum(count for name, count in dialects.items() if name in STREAMS)
+    result = [
+        f"{_listed(endings)}; **{len(ledger.unexplained())} unexplained**",
+        ", ".join(f"{name} {first} -> {last}" for name, first, last in levels),
+    ]
+    done = f"{LONG_S:g} s of faults: {len(ledger.entries):,}, of which {streams:,} streams"
+    memory = f"{before.rss_mib:.1f} -> {after.rss_mib:.1f}"
+    write_part(part, (title, done, "; ".join(result), memory))
+    columns = ["the client", "the gateway counted", "the model noted", "requests", "explained by"]
+    Path(PARTS / f"{part}.md").write_text(
+        f"## {title}: ledger of {len(ledger.entries):,} requests\n\n"
+        f"Seed {SEED}; {done}, then a drain under load. Requests by dialect: {_listed(dialects)}.\n\n"
+        + table(columns, ([*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())))
+        + f"\n{result[1]}; resident memory {memory} MiB\n"
+    )
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

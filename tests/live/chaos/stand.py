@@ -16,17 +16,29 @@ import httpx
 import psutil
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient
+from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient, StreamClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
-from tests.live.chaos.resumable import StreamClient
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.live.sessions import write_models
+from tests.toolkit.processes import GatewayProcess, live_triton, running_gateway, scripted_models
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent
-MAX_CONNECTIONS = 128
+CONFIG = HERE / "gateway.yaml"
+OBSERVED = (str(HERE / "observed_gateway.py"),)
 QUIET_S = 30.0
+RESTARTS = {"first_restart_s": 0.1, "longest_restart_s": 1.0}
+"""Of a Triton that tests may kill."""
+
+
+def mortal_triton() -> Any:
+    """A fixture of a module: a Triton that tests may kill, because it is started again."""
+
+    def write(folder: Path) -> None:
+        write_models(scripted_models(folder), ["int32_oldest"])
+
+    return live_triton(write, restarts=True, **RESTARTS)
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,21 @@ class Levels:
         return is_same and self.calls <= max(other.calls, 1)
 
 
+def levels_of(gateway: GatewayProcess) -> Levels:
+    """Of a gateway that `observed_gateway.py` runs."""
+    path = gateway.log_path.parent / "levels.json"
+    path.unlink(missing_ok=True)
+    os.kill(gateway.process.pid, signal.SIGUSR2)
+    eventually(path.exists)
+    held: dict[str, Any] = json.loads(path.read_text())
+    process = psutil.Process(gateway.process.pid)
+    return Levels(**held, descriptors=process.num_fds(), threads=process.num_threads(), rss_mib=rss_mib_of(process))
+
+
+def rss_mib_of(process: psutil.Process) -> float:
+    return float(process.memory_info().rss / 2**20)
+
+
 @dataclass
 class Stand:
     """One run of a gateway.
@@ -64,7 +91,7 @@ class Stand:
     to_triton: Link
     to_gateway: Link
     config: Path
-    redis: RedisServer | None = None
+    redis: RedisServer | None
     seen: list[Seen] = field(default_factory=list)
     faults: Faults = field(default_factory=Faults)
 
@@ -77,24 +104,21 @@ class Stand:
         return int(self.gateway.url.rpartition(":")[2])
 
     async def ask(self, ask: Ask, manner: Manner, *, port: int | None = None) -> Seen:
-        client = Client(ask, manner)
+        port = port or self.port
         if ask.is_resumable:
-            client = StreamClient(ask, manner, self._has_gateway)
-        elif ask.dialect == WEBSOCKET:
-            client = SocketClient(ask, manner)
-        seen = await client.run(port or self.port)
+            client: Client = StreamClient(ask, manner, port, lambda: self.gateway.process.poll() is None)
+        else:
+            client = (SocketClient if ask.dialect == WEBSOCKET else Client)(ask, manner, port)
+        seen = await client.run()
         self.seen.append(seen)
         return seen
 
-    def _has_gateway(self) -> bool:
-        return self.gateway.process.poll() is None
-
-    async def load(self, work: Iterator[tuple[Ask, Manner]], clients: int, *, port: int | None = None) -> None:
+    async def load(self, work: Iterator[tuple[Ask, Manner]], clients: int) -> None:
         """Sends the requests of ``work`` with this number of concurrent clients."""
 
         async def client() -> None:
             for ask, manner in work:
-                await self.ask(ask, manner, port=port)
+                await self.ask(ask, manner)
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
@@ -106,65 +130,46 @@ class Stand:
         await asyncio.to_thread(eventually, self._is_quiet, QUIET_S)
 
     def _is_quiet(self) -> bool:
-        gateway = self.gateway
         gauges = ("in_flight_requests", "active_streams", "requests_running", "requests_waiting")
-        readiness = httpx.get(f"{gateway.admin_url}/health/ready")
+        readiness = httpx.get(f"{self.gateway.admin_url}/health/ready")
         has_workers = set(readiness.json().get("workers", {}).values()) <= {"ready"}
-        return not any(map(gateway.metric, gauges)) and readiness.status_code == 200 and has_workers
-
-    def levels(self) -> Levels:
-        return levels_of(self.gateway)
-
-
-def levels_of(gateway: GatewayProcess) -> Levels:
-    """Of a gateway that `observed_gateway.py` runs."""
-    path = gateway.log_path.parent / "levels.json"
-    path.unlink(missing_ok=True)
-    os.kill(gateway.process.pid, signal.SIGUSR2)
-    eventually(path.exists)
-    held: dict[str, Any] = json.loads(path.read_text())
-    process = psutil.Process(gateway.process.pid)
-    rss_mib = process.memory_info().rss / 2**20
-    return Levels(
-        held["tasks"], held["calls"], process.num_fds(), process.num_threads(), rss_mib, circles=held["circles"]
-    )
+        return not any(map(self.gateway.metric, gauges)) and readiness.status_code == 200 and has_workers
 
 
 @asynccontextmanager
 async def stand_of(
-    triton: EmbeddedTriton, folder: Path, seed: int, redis: RedisServer | None = None
+    triton: EmbeddedTriton,
+    folder: Path,
+    seed: int,
+    config: str = CONFIG.read_text(),
+    redis: RedisServer | None = None,
+    **settings: str,
 ) -> AsyncIterator[Stand]:
-    """With ``redis``, the gateway has two workers."""
-    config = await asyncio.to_thread(_config_in, folder)
+    """``settings``: further ones of the gateway."""
+    path = folder / "gateway.yaml"
+    await asyncio.to_thread(folder.mkdir, parents=True)
+    await asyncio.to_thread(path.write_text, config)
     async with Link(triton.grpc_url, seed).running() as to_triton:
         named = {
             "triton_url": f"127.0.0.1:{to_triton.port}",
             "triton_repair": "true",
-            "config": str(config),
-            "max_connections": str(MAX_CONNECTIONS),
+            "config": str(path),
+            "max_connections": "128",
             "send_timeout_s": "1",
             "drain_s": "1",
+            **settings,
         }
         if redis is not None:
-            named |= {"workers": "2", "redis_url": redis.url}
+            named["redis_url"] = redis.url
         with log_pipe_to(folder / "log") as log_pipe:
-            context = running_gateway(
-                folder, program=(str(HERE / "observed_gateway.py"),), log_to=log_pipe.stdin, **named
-            )
+            context = running_gateway(folder, program=OBSERVED, log_to=log_pipe.stdin, **named)
             gateway = await asyncio.to_thread(context.__enter__)
             try:
                 async with Link(gateway.url.removeprefix("http://"), seed).running() as to_gateway:
                     pipe = psutil.Process(log_pipe.pid)
-                    yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, config, redis)
+                    yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, path, redis)
             finally:
                 await asyncio.to_thread(context.__exit__, None, None, None)
-
-
-def _config_in(folder: Path) -> Path:
-    folder.mkdir()
-    config = folder / "gateway.yaml"
-    config.write_text((HERE / "gateway.yaml").read_text())
-    return config
 
 
 @contextmanager

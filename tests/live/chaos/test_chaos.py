@@ -14,11 +14,14 @@ import pytest
 
 from app.core.errors import Outcome
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.faults import FAULTS, WORKER_FAULTS, Fault, cutting
-from tests.live.chaos.report import LONG_S, SEED, write_ledger
-from tests.live.chaos.stand import Levels, Stand, stand_of
-from tests.live.chaos.traffic import Traffic
-from tests.toolkit.redis import RedisServer
+from app.launcher.launch import EmbeddedOptions
+from tests.live.chaos import stand as stands
+from tests.live.chaos.faults import FAULTS, SHARING_FAULTS, WORKER_FAULTS, Fault, cutting
+from tests.live.chaos.report import LONG_S, SEED, write_ledger, write_part
+from tests.live.chaos.stand import RESTARTS, Levels, Stand, levels_of, rss_mib_of, stand_of
+from tests.live.chaos.traffic import FOREIGN, SharingTraffic, Traffic
+from tests.live.coalesced import config_text, write_models
+from tests.toolkit.processes import running_triton
 
 CALM = 150
 CLIENTS = 12
@@ -29,12 +32,13 @@ SHORT_CLIENTS = 6
 """In the short form: what has to start or to recover gets twice as much of a small processor."""
 WORKER_CLIENTS, WORKER_PAUSE_S = 8, 0.05
 """With several workers: a load that leaves time of the processor for a worker that starts."""
+SHARING_CLIENTS = 16
 GROWTH_MIB, FIRST_GROWTH_MIB = 8.0, 24.0
 """By faults that were caused before, and by the first of each kind: that needs memory that stays.
 
 On an idle machine, 17 to 20 MiB stay after the first faults, and 0.5 MiB more after 42,000 requests of further ones."""
-WARM_UP_S = 0.3
-"""How long each fault of the first round lasts in the long form."""
+SHORT_S = 0.3
+"""How long each fault of the short form, and of the first round of the long form, lasts."""
 SHORT = [
     "Triton is stopped",
     "link to Triton: blackhole",
@@ -49,50 +53,62 @@ SHORT = [
     "Triton is killed",
 ]
 WORKER_SHORT = ["Redis is stopped", "Redis and a worker are killed"]
+LONG = [pytest.mark.full, pytest.mark.timeout(LONG_S + 600)]
+
+mortal_triton = stands.mortal_triton()
 
 
-async def test_a_round_of_faults_leaves_nothing_unexplained(mortal_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    async with stand_of(mortal_triton, tmp_path / "stand", SEED) as stand:
-        await balanced(stand, [(FAULTS[name], 0.3) for name in SHORT], SHORT_CLIENTS)
-
-
-@pytest.mark.full
-async def test_a_killed_worker_and_redis_leave_nothing_unexplained(
-    mortal_triton: EmbeddedTriton, redis: RedisServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("has_workers", "is_long"),
+    [
+        pytest.param(False, False, id="one process"),
+        pytest.param(True, False, id="workers and Redis", marks=pytest.mark.full),
+        pytest.param(False, True, id="one process, long", marks=LONG),
+        pytest.param(True, True, id="workers and Redis, long", marks=LONG),
+    ],
+)
+async def test_a_round_of_faults_leaves_nothing_unexplained(
+    mortal_triton: EmbeddedTriton, tmp_path: Path, request: pytest.FixtureRequest, has_workers: bool, is_long: bool
 ) -> None:
-    async with stand_of(mortal_triton, tmp_path / "stand", SEED, redis) as stand:
-        await balanced(stand, [(WORKER_FAULTS[name], 0.3) for name in WORKER_SHORT], SHORT_CLIENTS)
+    redis = request.getfixturevalue("redis") if has_workers else None
+    faults, short = (WORKER_FAULTS, WORKER_SHORT) if has_workers else (FAULTS, SHORT)
+    settings = {"workers": "2"} if has_workers else {}
+    async with stand_of(mortal_triton, tmp_path / "stand", SEED, redis=redis, **settings) as stand:
+        if is_long:
+            first = [(fault, SHORT_S) for fault in faults.values()]
+            before, after = await balanced(stand, in_any_order(faults), warm_up=first)
+            part = ("1-workers", "Two workers and Redis") if has_workers else ("1-ledger", "One process")
+            write_ledger(*part, stand, before, after)
+        else:
+            await balanced(stand, [(faults[name], SHORT_S) for name in short], SHORT_CLIENTS)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(LONG_S + 600)
-async def test_a_long_run_of_faults_leaves_nothing_unexplained(mortal_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    async with stand_of(mortal_triton, tmp_path / "stand", SEED) as stand:
-        faults = in_any_order(FAULTS, time.monotonic() + LONG_S)
-        before, after = await balanced(stand, faults, warm_up=once(FAULTS))
-        write_ledger("1-ledger", "One process", stand, before, after)
+async def test_faults_give_nobody_the_answer_of_another_request(models_venv: Path, tmp_path: Path) -> None:
+    write_models(tmp_path / "models")
+    with running_triton(EmbeddedOptions(tmp_path / "models", models_venv, **RESTARTS), restarts=True) as triton:
+        async with stand_of(triton, tmp_path / "stand", SEED, config_text()) as stand:
+            traffic = SharingTraffic(SEED, stand.journal)
+            await chaos(stand, traffic, in_any_order(SHARING_FAULTS), SHARING_CLIENTS)
+            await stand.quiet()
+            shared = stand.gateway.metric("coalesced_requests_total", model="good")
+            rss_mib = rss_mib_of(stand.process)
+    ends = Counter(str(each.status or each.ending) for each in stand.seen)
+    assert not any(FOREIGN in each.outcomes for each in stand.seen)
+    assert set(ends) <= {"200", "left", "429", "502", "503", "504"}, ends
+    assert shared > ends["200"] / 4
+    failed = ends.total() - ends["200"] - ends["left"]
+    result = f"answered {ends['200']:,}, left {ends['left']:,}, failed {failed:,}; **0 answers of another request**"
+    asked = f"{LONG_S:g} s of faults: {ends.total():,}, of which {shared:,.0f} shared a call"
+    write_part("1-coalesced", ("Requests that share calls", asked, result, f"{rss_mib:.1f}"))
 
 
-@pytest.mark.full
-@pytest.mark.timeout(LONG_S + 600)
-async def test_a_long_run_with_workers_and_redis_leaves_nothing_unexplained(
-    mortal_triton: EmbeddedTriton, redis: RedisServer, tmp_path: Path
-) -> None:
-    async with stand_of(mortal_triton, tmp_path / "stand", SEED, redis) as stand:
-        faults = in_any_order(WORKER_FAULTS, time.monotonic() + LONG_S)
-        before, after = await balanced(stand, faults, warm_up=once(WORKER_FAULTS))
-        write_ledger("1-workers", "Two workers and Redis", stand, before, after)
-
-
-def in_any_order(faults: Mapping[str, Fault], ends: float) -> Iterator[tuple[Fault, float]]:
-    """Every fault once, each round in a different order, until ``ends``."""
-    order = random.Random(SEED)
+def in_any_order(faults: Mapping[str, Fault]) -> Iterator[tuple[Fault, float]]:
+    """Every fault once, each round in a different order, for LONG_S seconds."""
+    order, ends = random.Random(SEED), time.monotonic() + LONG_S
     while time.monotonic() < ends:
         yield from ((fault, order.uniform(0.2, 3.0)) for fault in order.sample(list(faults.values()), len(faults)))
-
-
-def once(faults: Mapping[str, Fault]) -> Iterable[tuple[Fault, float]]:
-    return [(fault, WARM_UP_S) for fault in faults.values()]
 
 
 async def balanced(
@@ -109,7 +125,7 @@ async def balanced(
     traffic = Traffic(SEED, stand.journal, clients_leave=stand.redis is None)
     await calm(stand, traffic)
     await stand.quiet()
-    before = await asyncio.to_thread(stand.levels)
+    before = await asyncio.to_thread(levels_of, stand.gateway)
     if warm_up:
         await chaos(stand, traffic, warm_up, clients)
         await stand.quiet()
@@ -119,8 +135,11 @@ async def balanced(
     await stand.quiet()
     after = await levels_like(stand, before, GROWTH_MIB if warm_up else FIRST_GROWTH_MIB)
     check_sums(stand)
-    await drain(stand, traffic, clients)
-    assert stand.ledger().unexplained() == []
+    async with cutting(stand), loading(stand, traffic, clients):
+        await asyncio.sleep(0.3)
+        stand.gateway.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(stand.gateway.process.wait, 20) == 0
+    assert stand.ledger().unexplained() == []  # the metrics have ended with the gateway
     return before, after
 
 
@@ -164,7 +183,7 @@ async def levels_like(stand: Stand, before: Levels, growth_mib: float) -> Levels
     """Waits until the gateway has no more objects than before."""
     after = before
     for _ in range(100):
-        after = await asyncio.to_thread(stand.levels)
+        after = await asyncio.to_thread(levels_of, stand.gateway)
         if after.holds_no_more_than(before):
             break
         await asyncio.sleep(0.2)
@@ -187,11 +206,3 @@ def check_sums(stand: Stand) -> None:
     refused = gateway.metric("rejected_total", reason="too_many_requests") - ledger.codes()["too_many_requests"]
     assert 0 <= refused - ledger.refused_connections() <= ledger.unread()
     assert gateway.metric("log_lines_dropped_total") == 0
-
-
-async def drain(stand: Stand, traffic: Traffic, clients: int) -> None:
-    """SIGTERM under load. The metrics end with the gateway, so only its log is compared."""
-    async with cutting(stand), loading(stand, traffic, clients):
-        await asyncio.sleep(0.3)
-        stand.gateway.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(stand.gateway.process.wait, 20) == 0

@@ -38,77 +38,53 @@ LOST = seen("lost", "waiting")
 UNAVAILABLE = replace(seen("answered", "reading", len(CONTENT), Outcome.UNAVAILABLE), ask=STREAM)
 
 
-@pytest.mark.parametrize(
-    ("entry", "because"),
-    [
-        (Entry(seen(), [OK], RAN), "the same"),
-        (Entry(seen("left", "waiting"), [CANCELLED], Counter(received=1)), "the client left"),
-        (Entry(seen("left", "sending", 5), [], Counter()), "the client left before the request was read"),
-        (Entry(at(10.5, 10.9, LOST), [OK], RAN), "the connection was cut"),
-        (Entry(at(19.0, 20.2, LOST), [], Counter(received=1)), KILLED),
-        (Entry(at(19.0, 19.9, seen()), [], RAN), KILLED),
-        (Entry(at(19.0, 19.9, seen(), port=1), [], RAN), LINE_LOST),
-        (Entry(at(19.0, 26.0, UNAVAILABLE), [], Counter(received=1)), KILLED),
-        (Entry(replace(seen(), ask=STREAM, breaks=(Break(PORT, 19.0, 20.1),)), [OK], RAN), "the same"),
-    ],
-)
-def test_a_difference_with_a_cause_is_explained(entry: Entry, because: str) -> None:
+def of_stream(each: Seen) -> Entry:
+    return Entry(replace(each, ask=STREAM), [OK], RAN)
+
+
+ENTRIES = {
+    "the same": (Entry(seen(), [OK], RAN), "the same"),
+    "left": (Entry(seen("left", "waiting"), [CANCELLED], Counter(received=1)), "the client left"),
+    "left early": (Entry(seen("left", "sending", 5), [], Counter()), "the client left before the request was read"),
+    "cut": (Entry(at(10.5, 10.9, LOST), [OK], RAN), "the connection was cut"),
+    "killed": (Entry(at(19.0, 20.2, LOST), [], Counter(received=1)), KILLED),
+    "answered and killed": (Entry(at(19.0, 19.9, seen()), [], RAN), KILLED),
+    "answered by the other worker": (Entry(at(19.0, 19.9, seen(), port=1), [], RAN), LINE_LOST),
+    "stream of a killed worker": (Entry(at(19.0, 26.0, UNAVAILABLE), [], Counter(received=1)), KILLED),
+    "reader lost by the killed worker": (of_stream(replace(seen(), breaks=(Break(PORT, 19.0, 20.1),))), "the same"),
+    "counted twice": (Entry(seen(), [OK, OK], RAN), UNEXPLAINED),
+    "executed twice": (Entry(seen(), [OK], Counter(received=2, answered=2)), UNEXPLAINED),
+    "answered but not counted": (Entry(seen(), [], RAN), UNEXPLAINED),
+    "answered but not executed": (Entry(seen(), [OK], Counter()), UNEXPLAINED),
+    "answered before the model was done": (Entry(seen(), [OK], Counter(received=1)), UNEXPLAINED),
+    "counted with another outcome": (Entry(seen(), [CANCELLED], RAN), UNEXPLAINED),
+    "a bug": (Entry(seen("answered", "reading", len(CONTENT), Outcome.INTERNAL), [INTERNAL], RAN), UNEXPLAINED),
+    "without an end": (Entry(seen("stuck", "waiting"), [OK], RAN), UNEXPLAINED),
+    "lost without a fault": (Entry(LOST, [OK], RAN), UNEXPLAINED),
+    "answered in part but not counted": (Entry(seen("left", "reading"), [], Counter()), UNEXPLAINED),
+    "executed but not counted": (Entry(seen("left", "waiting"), [], Counter(received=1)), UNEXPLAINED),
+    "refused but executed": (Entry(seen("left", "waiting"), [INVALID], RAN), UNEXPLAINED),
+    "executed half a body": (Entry(seen("left", "sending", 20), [CANCELLED], RAN), UNEXPLAINED),
+    "lost by the other worker": (Entry(at(19.0, 20.2, LOST, port=1), [], Counter()), UNEXPLAINED),
+    "lost by the replacement": (Entry(at(21.5, 21.6, LOST), [], Counter()), UNEXPLAINED),
+    "lost before the kill": (Entry(at(17.0, 18.0, LOST), [], Counter()), UNEXPLAINED),
+    "killed, executed twice": (Entry(at(19.0, 20.2, LOST), [], Counter(received=2)), UNEXPLAINED),
+    "killed, executed half a body": (Entry(at(19.0, 20.2, replace(LOST, sent=5)), [], RAN), UNEXPLAINED),
+    "a line lost before the kill": (Entry(at(17.0, 18.0, seen(), port=1), [], RAN), UNEXPLAINED),
+    "killed, answered but not executed": (Entry(at(19.0, 19.9, seen(), port=1), [], Counter()), UNEXPLAINED),
+    "a stream of the other worker": (Entry(at(19.0, 26.0, UNAVAILABLE, port=1), [], RAN), UNEXPLAINED),
+    "no stream": (Entry(at(19.0, 26.0, replace(UNAVAILABLE, ask=ASK)), [OK], RAN), UNEXPLAINED),
+    "stream missing": (of_stream(seen("missing")), UNEXPLAINED),
+    "stream never ended": (Entry(replace(seen("left"), ask=STREAM), [], RAN), UNEXPLAINED),
+    "stream cancelled without a request": (of_stream(replace(seen(), outcomes=frozenset())), UNEXPLAINED),
+    "reader lost by the other worker": (of_stream(replace(seen(), breaks=(Break(1, 19.0, 20.1),))), UNEXPLAINED),
+    "reader lost without a fault": (of_stream(replace(seen(), breaks=(Break(PORT, 5.0, 6.0),))), UNEXPLAINED),
+}
+
+
+@pytest.mark.parametrize(("entry", "because"), ENTRIES.values(), ids=ENTRIES)
+def test_only_a_difference_with_a_cause_is_explained(entry: Entry, because: str) -> None:
     assert explanation(entry, FAULTS) == because
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param(Entry(seen(), [OK, OK], RAN), id="counted twice"),
-        pytest.param(Entry(seen(), [OK], Counter(received=2, answered=2)), id="executed twice"),
-        pytest.param(Entry(seen(), [], RAN), id="answered but not counted"),
-        pytest.param(Entry(seen(), [OK], Counter()), id="answered but not executed"),
-        pytest.param(Entry(seen(), [OK], Counter(received=1)), id="answered before the model was done"),
-        pytest.param(Entry(seen(), [CANCELLED], RAN), id="counted with another outcome"),
-        pytest.param(Entry(seen("answered", "reading", len(CONTENT), Outcome.INTERNAL), [INTERNAL], RAN), id="a bug"),
-        pytest.param(Entry(seen("stuck", "waiting"), [OK], RAN), id="without an end"),
-        pytest.param(Entry(LOST, [OK], RAN), id="lost without a fault"),
-        pytest.param(Entry(seen("left", "reading"), [], Counter()), id="answered in part but not counted"),
-        pytest.param(Entry(seen("left", "waiting"), [], Counter(received=1)), id="executed but not counted"),
-        pytest.param(Entry(seen("left", "waiting"), [INVALID], RAN), id="refused but executed"),
-        pytest.param(Entry(seen("left", "sending", 20), [CANCELLED], RAN), id="executed half a body"),
-    ],
-)
-def test_everything_else_is_unexplained(entry: Entry) -> None:
-    assert explanation(entry, FAULTS) == UNEXPLAINED
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param(Entry(at(19.0, 20.2, LOST, port=1), [], Counter()), id="lost by the other worker"),
-        pytest.param(Entry(at(21.5, 21.6, LOST), [], Counter()), id="lost by the replacement"),
-        pytest.param(Entry(at(17.0, 18.0, LOST), [], Counter()), id="lost before the kill"),
-        pytest.param(Entry(at(19.0, 20.2, LOST), [], Counter(received=2)), id="executed twice"),
-        pytest.param(Entry(at(19.0, 20.2, replace(LOST, sent=5)), [], RAN), id="executed half a body"),
-        pytest.param(Entry(at(17.0, 18.0, seen(), port=1), [], RAN), id="a line lost before the kill"),
-        pytest.param(Entry(at(19.0, 19.9, seen(), port=1), [], Counter()), id="answered but not executed"),
-        pytest.param(Entry(at(19.0, 26.0, UNAVAILABLE, port=1), [], RAN), id="a stream of the other worker"),
-        pytest.param(Entry(at(19.0, 26.0, replace(UNAVAILABLE, ask=ASK)), [OK], RAN), id="no stream"),
-    ],
-)
-def test_a_killed_worker_explains_only_its_own_requests(entry: Entry) -> None:
-    assert explanation(entry, FAULTS) == UNEXPLAINED
-
-
-@pytest.mark.parametrize(
-    "each",
-    [
-        pytest.param(seen("missing"), id="missing"),
-        pytest.param(seen("left"), id="never ended"),
-        pytest.param(replace(seen(), outcomes=frozenset()), id="cancelled without a request"),
-        pytest.param(replace(seen(), breaks=(Break(1, 19.0, 20.1),)), id="a reader lost by the other worker"),
-        pytest.param(replace(seen(), breaks=(Break(PORT, 5.0, 6.0),)), id="a reader lost without a fault"),
-    ],
-)
-def test_a_resumable_stream_without_its_end_is_unexplained(each: Seen) -> None:
-    lines = [] if each.ending == "left" else [OK]
-    assert explanation(Entry(replace(each, ask=STREAM), lines, RAN), FAULTS) == UNEXPLAINED
 
 
 def test_a_line_of_an_unknown_request_is_unexplained() -> None:
@@ -140,6 +116,6 @@ async def test_a_close_frame_is_no_answer(first: int, stage: Stage) -> None:
     is_over = asyncio.Event()
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        seen = await SocketClient(replace(ASK, dialect=WEBSOCKET), Manner(leaves_after_received=1)).run(port)
+        seen = await SocketClient(replace(ASK, dialect=WEBSOCKET), Manner(leaves_after_received=1), port).run()
         await is_over.wait()
     assert (seen.ending, seen.stage) == ("left", stage)

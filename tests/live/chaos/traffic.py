@@ -40,7 +40,9 @@ _RESUMED: list[tuple[str, Script]] = [*_STREAMED, (Outcome.OK, {"outputs": 15, "
 _PLAIN = {Outcome.OK, Outcome.MODEL_ERROR}
 """Outcomes of requests to a model, where no rule of a pipeline applies."""
 _INVALID = 0.08
-_LEAVES = 0.25
+_LEAVES, _LEAVES_SHARED = 0.25, 0.1
+_FIRST_ITEM = 2000
+FOREIGN = "the answer of another request"
 
 
 class Traffic:
@@ -56,10 +58,6 @@ class Traffic:
         self._prefix = f"chaos-{seed}"
         self._count = 0
 
-    def asks(self, count: int) -> Iterator[tuple[Ask, Manner]]:
-        for _ in range(count):
-            yield self.ask()
-
     def ask(self) -> tuple[Ask, Manner]:
         kinds = [self._unary, self._raw, self._infer, self._stream, self._generate, self._openai, self._resumable]
         ask = self._random.choice([*kinds, self._message])(self._token())
@@ -67,8 +65,8 @@ class Traffic:
 
     def calm(self, count: int) -> Iterator[tuple[Ask, Manner]]:
         """Requests of clients that stay."""
-        for ask, _ in self.asks(count):
-            yield ask, STAYS
+        for _ in range(count):
+            yield self.ask()[0], STAYS
 
     def smallest(self) -> Ask:
         return self._posted(self._token(), "unary", Outcome.OK, {})
@@ -150,25 +148,37 @@ class Traffic:
         return json.dumps({**script, "journal": self._journal, "token": token})
 
     def _manner(self, ask: Ask) -> Manner:
-        pieces = self._random.choice([1, 1, 1, 4])
-        if self._clients_leave and self._random.random() < _LEAVES:
-            return self._random.choice(self._leaving(ask, pieces))
-        return self._reading(pieces) if ask.is_resumable else Manner(pieces=pieces)
+        """A client that stays reads a resumable stream over up to three connections."""
+        choose, pieces = self._random, self._random.choice([1, 1, 1, 4])
+        if self._clients_leave and choose.random() < _LEAVES:
+            while_sending = Manner(pieces=pieces, leaves_after_sent=choose.randrange(len(ask.content)))
+            if ask.is_resumable:
+                return choose.choice([while_sending, Manner(pieces=pieces, then="leaves")])
+            soon = Manner(pieces=pieces, leaves_after_s=choose.random() * 0.05)
+            return choose.choice(
+                [while_sending, soon, Manner(pieces=pieces, leaves_after_received=choose.randrange(1, 1000))]
+            )
+        if not ask.is_resumable:
+            return Manner(pieces=pieces)
+        drops = tuple(choose.choices(range(1, 5), k=choose.randrange(3)))
+        return Manner(pieces=pieces, drops=drops, then=choose.choice(["reads", "reads", "deletes"]))
 
-    def _leaving(self, ask: Ask, pieces: int) -> list[Manner]:
-        while_sending = Manner(pieces=pieces, leaves_after_sent=self._random.randrange(len(ask.content)))
-        if ask.is_resumable:
-            return [while_sending, Manner(pieces=pieces, then="leaves")]
-        return [
-            while_sending,
-            Manner(pieces=pieces, leaves_after_s=self._random.random() * 0.05),
-            Manner(pieces=pieces, leaves_after_received=self._random.randrange(1, 1000)),
-        ]
 
-    def _reading(self, pieces: int) -> Manner:
-        """Reads a resumable stream over up to three connections."""
-        drops = tuple(self._random.choices(range(1, 5), k=self._random.randrange(3)))
-        return Manner(pieces=pieces, drops=drops, then=self._random.choice(["reads", "reads", "deletes"]))
+class SharingTraffic(Traffic):
+    """Requests that may share a call to Triton: each answer proves whose it is. Some clients do not wait for it."""
+
+    def ask(self) -> tuple[Ask, Manner]:
+        token, item = self._token(), _FIRST_ITEM + self._count
+
+        def outcomes_of(answer: reply.Reply) -> set[str]:
+            is_own = answer.status != 200 or json.loads(answer.body) == {"negative": -item, "text": f"of {item}"}
+            return reply.of_pipeline(answer) if is_own else {FOREIGN}
+
+        lines = (f"X-Request-ID: {token}", "X-Request-Timeout: 3", "Connection: close")
+        content = post("/v1/pipelines/good", {"item": item}, *lines)
+        leaves = self._random.random() < _LEAVES_SHARED
+        manner = Manner(leaves_after_sent=len(content)) if leaves else STAYS
+        return Ask(token, "sharing", content, outcomes_of, Outcome.OK), manner
 
 
 def _request(

@@ -8,8 +8,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tests.live.chaos.hostile.framing import hostile_framing
-from tests.live.chaos.hostile.heads import Hostile, Request, hostile_address, with_hostile_headers
+from tests.live.chaos.hostile.messages import (
+    HEADERS,
+    Hostile,
+    Request,
+    hostile_address,
+    hostile_framing,
+)
 from tests.live.chaos.hostile.values import CANARY, NAME, hostile_json
 
 FILE = base64.b64encode(b"a small file").decode()
@@ -173,7 +178,7 @@ def hostile(seed: int, index: int) -> Hostile:
     request = choose.choice(DIALECTS)(choose)
     has_hostile_headers = choose.random() < _HEADERS
     if has_hostile_headers:
-        with_hostile_headers(choose, request)
+        request.headers += choose.sample(HEADERS, choose.choice([1, 1, 2, 5]))
     return Hostile(request.kind, request.content(), is_exact=not has_hostile_headers)
 
 

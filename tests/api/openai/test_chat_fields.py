@@ -156,14 +156,15 @@ async def test_the_template_gets_tools_and_calls(gateways: Gateways) -> None:
     api = await gateways.of(says=["It is hot."])
     called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
     messages = [
-        *ASKED,
+        {**ASKED[0], "name": "A"},
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "31"}]},
     ]
     assert message_of(await ask(api, messages=messages, tools=TOOLS))["content"] == "It is hot."
     got = prompt(api)
     function = {"name": "weather", "arguments": {"city": "Lima"}}
-    assert got["messages"][1:] == [
+    assert got["messages"] == [
+        {"role": "user", "content": "Hi", "name": "A"},
         {"role": "assistant", "content": "", "tool_calls": [{**called, "function": function}]},
         {"role": "tool", "content": "31", "tool_call_id": "c1"},
     ]

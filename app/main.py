@@ -11,10 +11,10 @@ from starlette.routing import BaseRoute, Mount
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
-from app.api.documentation import CONSOLE, DOCS, Documents
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Application, BrowserRules, Cors, Layer
 from app.api.exchange import ByteBudget
+from app.api.openapi import CONSOLE, DOCS, Documents
 from app.api.probes import MetricsPages, Probes, Processes
 from app.core.inference import TensorMemory
 from app.core.share import WHOLE, Share

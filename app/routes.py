@@ -9,7 +9,6 @@ from starlette.middleware import Middleware
 from starlette.responses import RedirectResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.api.documentation import CONSOLE, DOCS, HEADERS, Documents, error, errors
 from app.api.endpoint import Endpoint, EndpointGroup, Found
 from app.api.exchange import Exchange, JsonResponse
 from app.api.oip import oip_operations as of_oip
@@ -18,7 +17,7 @@ from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.requests import OpenAIModels, openai_error_response
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
-from app.api.openapi import Operation, json_answer
+from app.api.openapi import CONSOLE, DOCS, PAGE_HEADERS, Documents, Operation, json_answer, list_errors, show_error
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
@@ -123,7 +122,7 @@ def pages(documents: Documents, gateway: "Gateway") -> EndpointGroup:
     """The pages for people."""
 
     async def settings(_exchange: Exchange, _found: Found) -> Response:
-        return JsonResponse({"may_load": gateway.may_load}, headers=HEADERS)
+        return JsonResponse({"may_load": gateway.may_load}, headers=PAGE_HEADERS)
 
     async def to_docs(_exchange: Exchange, _found: Found) -> Response:
         return RedirectResponse("/docs")
@@ -131,8 +130,8 @@ def pages(documents: Documents, gateway: "Gateway") -> EndpointGroup:
     of_docs = [
         get("/openapi.json", documents.openapi),
         get("/docs", DOCS.page("docs.html"), key="ignored"),
-        get("/docs/errors", errors, key="ignored"),
-        get("/docs/errors/{code}", error, key="ignored"),
+        get("/docs/errors", list_errors, key="ignored"),
+        get("/docs/errors/{code}", show_error, key="ignored"),
     ]
     of_console = [
         get("/", CONSOLE.page("index.html"), key="ignored"),

@@ -186,14 +186,6 @@ class TestScopes:
             answer = await api.client.get(path, headers=bearer("reads"))
             assert answer.status_code == 403
 
-    @pytest.mark.parametrize(
-        ("key", "status"), [("all", 200), ("reads", 200), ("openai", 403), ("plain", 403), ("old", 401)]
-    )
-    async def test_an_example_needs_a_key_for_its_pipeline(self, api: Served, key: str, status: int) -> None:
-        answer = await api.client.get("/v1/pipelines/ocr/examples/short", headers=bearer(key))
-        assert answer.status_code == status
-        assert (answer.json() == {"text": "x"}) is (status == 200)
-
     @pytest.mark.parametrize("method", ["GET", "POST"])
     async def test_an_unknown_name_inside_the_scope_is_404(self, api: Served, method: str) -> None:
         answer = await api.client.request(method, "/v1/pipelines/later", json={}, headers=bearer("reads"))
@@ -258,13 +250,6 @@ class TestWithoutKey:
             *("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
             *("/", "/console/settings", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{id}"),
         }
-
-    async def test_without_a_keys_file_no_key_is_required(self) -> None:
-        async with served(FakeEngine.of(READER, WRITER, PLAIN, answers=[READ]), CONFIG) as api:
-            for headers in ({}, bearer("unknown")):
-                answer = await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=headers)
-                assert answer.status_code == 200
-            assert "securitySchemes" not in (await api.client.get("/openapi.json")).json()["components"]
 
 
 class TestStreams:

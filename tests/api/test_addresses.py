@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from app.api.bodies import MAX_QUERY_FIELDS
-from app.api.documentation import HEADERS
 from app.api.endpoint import BrowserRules
+from app.api.openapi import PAGE_HEADERS as HEADERS
 from app.core.errors import ModelError
 from app.process.gateway import browser_rules_of
 from app.settings import read_settings

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.pipelines import forms
-from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
+from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
 
 FORM = "multipart/form-data; boundary=x"
@@ -139,26 +139,6 @@ def test_the_parts_of_a_list_are_limited() -> None:
     assert parts_of(FORM, body, ["a"], max_parts=5) == {"a": [b"1"] * 5}
     with pytest.raises(InvalidRequest):
         parts_of(FORM, body, ["a"], max_parts=4)
-
-
-class Name(str):
-    """Counts how often names are compared."""
-
-    comparisons = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.comparisons += 1
-        return str.__eq__(self, other)
-
-
-def test_a_repeated_name_is_found_in_linear_time() -> None:
-    names = [Name(index) for index in range(1000)]
-    Name.comparisons = 0
-    check_given_once(names)
-    assert Name.comparisons < len(names)
-    with pytest.raises(InvalidInput):
-        check_given_once([*names, "5"])
 
 
 @given(st.data(), st.sampled_from([5, 7, 64]))

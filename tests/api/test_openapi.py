@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from app.api import documentation
+from app.api import openapi
 from app.core.json import Schema
 from tests.api.conftest import CONFIG, FINAL, READER, events, scripted, word
 from tests.toolkit.engine import FakeEngine
@@ -146,6 +146,7 @@ def test_the_document_has_a_server_a_license_and_described_tags(document: Any) -
     assert document["info"]["license"] == {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     assert document["info"]["description"]
     assert document["security"] == []
+    assert "securitySchemes" not in document["components"], "the gateway has no keys"
     described = {tag["name"]: tag["description"] for tag in document["tags"]}
     assert all(described.values())
     assert (list(described)[:2], list(described)[-1]) == (["read", "write"], "health")
@@ -160,13 +161,13 @@ def test_the_document_has_a_server_a_license_and_described_tags(document: Any) -
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The documents that were built."""
     documents: list[Any] = []
-    build = documentation.document_of
+    build = openapi.document_of
 
     def counted(*arguments: Any, **options: Any) -> Any:
         documents.append(build(*arguments, **options))
         return documents[-1]
 
-    monkeypatch.setattr(documentation, "document_of", counted)
+    monkeypatch.setattr(openapi, "document_of", counted)
     return documents
 
 
@@ -226,13 +227,13 @@ async def test_the_kept_documents_are_bounded(
     scopes = [entry(f"k{number}", pipelines=["read", f"p{number}"]) for number in range(4)]
     async with scripted(tmp_path, keys=scopes) as api:
         size = len((await api.client.get("/openapi.json", headers=bearer("k0"))).content)
-        monkeypatch.setattr(documentation, "MAX_KEPT_BYTES", 2 * size)
+        monkeypatch.setattr(openapi, "MAX_KEPT_BYTES", 2 * size)
         for key_id in ("k1", "k0", "k2", "k0"):
             await paths(api, **bearer(key_id))
         assert len(built) == 3  # k0 was used more recently than k1
         await paths(api, **bearer("k1"))
         assert len(built) == 4
-        monkeypatch.setattr(documentation, "MAX_KEPT_BYTES", 1)
+        monkeypatch.setattr(openapi, "MAX_KEPT_BYTES", 1)
         for _ in range(2):
             await paths(api, **bearer("k3"))
         assert len(built) == 5

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.api.documentation import CONSOLE
+from app.api.openapi import CONSOLE
 
 FOLDERS = [Path(folder) for folder in CONSOLE.all_directories]
 """The console's own folder, and that of the files that all pages share."""

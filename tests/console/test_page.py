@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.api.documentation import HEADERS
+from app.api.openapi import PAGE_HEADERS as HEADERS
 from app.main import create_app
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine

@@ -343,31 +343,24 @@ _Scope = tuple[frozenset[str] | None, ...]
 """The pipelines and the dialects that a key allows; None: all of them. Empty without a key."""
 
 
+@dataclass(eq=False)
 class Documents:
     """The OpenAPI documents of the catalog as it is now, one for each scope of keys.
 
     They are kept, because building one takes milliseconds on the event loop.
     """
 
-    def __init__(
-        self,
-        groups: Sequence["EndpointGroup"],
-        layers: Sequence["Layer"],
-        catalog: Catalog,
-        *,
-        needs_keys: bool = False,
-    ) -> None:
-        self._groups = groups
-        self._layers = layers
-        self._catalog = catalog
-        self._needs_keys = needs_keys
-        self._described: Sequence[object] = ()
-        """What the kept documents describe. A change replaces an object."""
-        self._kept: dict[_Scope, bytes] = {}
+    groups: Sequence["EndpointGroup"]
+    layers: Sequence["Layer"]
+    catalog: Catalog
+    needs_keys: bool = False
+    _described: Sequence[object] = ()
+    """What the kept documents describe. A change replaces an object."""
+    _kept: dict[_Scope, bytes] = field(default_factory=dict)
 
     async def openapi(self, exchange: Exchange, _found: "Found") -> Response:
         """Keeps the document, and drops outdated ones, and then the least recently used ones."""
-        described = [*(each.pipeline for each in self._catalog.entries.values()), *self._catalog.oip_models.configs]
+        described = [*(each.pipeline for each in self.catalog.entries.values()), *self.catalog.oip_models.configs]
         if described != self._described:
             self._described = described
             self._kept.clear()
@@ -376,13 +369,13 @@ class Documents:
         scope = tuple(None if each is None else frozenset(each) for each in allowed)
         document = self._kept.pop(scope, None)
         if document is None:
-            groups = [each for each in self._groups if key is None or each.dialect is None or key.speaks(each.dialect)]
-            entries, models = self._catalog.entries.items(), self._catalog.oip_models.configs
+            groups = [each for each in self.groups if key is None or each.dialect is None or key.speaks(each.dialect)]
+            entries, models = self.catalog.entries.items(), self.catalog.oip_models.configs
             visible = Visible(
                 [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
-                [each for each in models if allows_model(key, self._catalog, each.name)],
+                [each for each in models if allows_model(key, self.catalog, each.name)],
             )
-            document = json_of(document_of(groups, visible, self._layers, needs_keys=self._needs_keys))
+            document = json_of(document_of(groups, visible, self.layers, needs_keys=self.needs_keys))
         self._kept[scope] = document
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
             del self._kept[next(iter(self._kept))]

@@ -241,36 +241,29 @@ async def test_the_description_and_the_document_list_the_examples(exemplary: Ser
     assert "/v1/pipelines/write/examples/{example}" not in paths
 
 
+UNREADABLE = "A file of this example cannot be read; see the log for the cause."
+LARGE_EXAMPLE = "This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent."
+
+
 @pytest.mark.parametrize(
-    ("path", "code", "detail"),
+    ("path", "code", "detail", "logged"),
     [
-        ("read/examples/notd", "unknown_example", "The pipeline has no such example; did you mean 'noted'?"),
-        ("write/examples/sample", "unknown_example", "The pipeline has no such example"),
-        ("reed/examples/sample", "unknown_pipeline", "There is no such pipeline; did you mean 'read'?"),
-        ("gone/examples/sample", "model_not_ready", "Pipeline 'gone' is not ready"),
-        ("read/examples/..%2fsample", "not_found", ""),
+        ("read/examples/notd", "unknown_example", "The pipeline has no such example; did you mean 'noted'?", ""),
+        ("write/examples/sample", "unknown_example", "The pipeline has no such example", ""),
+        ("reed/examples/sample", "unknown_pipeline", "There is no such pipeline; did you mean 'read'?", ""),
+        ("gone/examples/sample", "model_not_ready", "Pipeline 'gone' is not ready", ""),
+        ("read/examples/..%2fsample", "not_found", "", ""),
+        ("read/examples/absent", "unknown_example", UNREADABLE, "No such file or directory"),
+        ("read/examples/larger", "unknown_example", UNREADABLE, "is larger than 4096 bytes"),
+        ("read/examples/large", "unknown_example", LARGE_EXAMPLE, ""),
     ],
 )
-async def test_unknown_names_are_errors(exemplary: Served, path: str, code: str, detail: str) -> None:
+async def test_an_example_that_cannot_be_sent_is_an_error(
+    exemplary: Served, caplog: pytest.LogCaptureFixture, path: str, *, code: str, detail: str, logged: str
+) -> None:
     answer = await exemplary.client.get(f"/v1/pipelines/{path}")
     assert (answer.status_code, answer.json()["code"]) == (503 if code == "model_not_ready" else 404, code)
     assert answer.json()["detail"].startswith(detail)
-
-
-@pytest.mark.parametrize(
-    ("name", "detail", "logged"),
-    [
-        ("absent", "A file of this example cannot be read; see the log for the cause.", "No such file or directory"),
-        ("larger", "A file of this example cannot be read; see the log for the cause.", "is larger than 4096 bytes"),
-        ("large", "This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent.", ""),
-    ],
-)
-async def test_an_example_that_cannot_be_sent_is_404(
-    exemplary: Served, name: str, detail: str, logged: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = await exemplary.client.get(f"/v1/pipelines/read/examples/{name}")
-    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_example")
-    assert answer.json()["detail"] == detail
     assert logged in caplog.text
 
 

@@ -7,6 +7,7 @@ between them, and early exits. The console draws it, ``/v1/statistics`` and ``/v
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -145,23 +146,20 @@ class FindingList(Struct):
     findings: list[FindingAnswer]
 
 
+@dataclass(eq=False)
 class CatalogEndpoints:
-    """``statistics``: of all processes. ``findings``: what the linter finds now; raises GatewayError."""
+    """``known_statistics``: of all processes. ``known_findings``: what the linter finds now; raises GatewayError."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        limits: Limits,
-        layers: Sequence[Layer],
-        statistics: Callable[[], Awaitable[Statistics]],
-        findings: Callable[[], Awaitable[Sequence[Finding]]],
-    ) -> None:
-        self._inference = inference
-        self._catalog = inference.catalog
-        self._limits = limits
-        self._layers = layers
-        self._statistics = Fresh(statistics, STATISTICS_S)
-        self._findings = Fresh(findings, FINDINGS_S)
+    inference: Inference
+    limits: Limits
+    layers: Sequence[Layer]
+    known_statistics: Callable[[], Awaitable[Statistics]]
+    known_findings: Callable[[], Awaitable[Sequence[Finding]]]
+
+    def __post_init__(self) -> None:
+        self._catalog = self.inference.catalog
+        self._statistics = Fresh(self.known_statistics, STATISTICS_S)
+        self._findings = Fresh(self.known_findings, FINDINGS_S)
 
     async def list_pipelines(self, exchange: Exchange, _found: Found) -> Response:
         """The pipelines.
@@ -172,7 +170,7 @@ class CatalogEndpoints:
         catalog.check_known()
         allowed = [name for name in catalog.entries if allows_pipeline(key, name)]
         listed = [self._with_flags(name, PipelineSummary(**self._named(name))) for name in allowed]
-        flags = {name: value for layer in self._layers for name, value in layer.flags_for(key).items()}
+        flags = {name: value for layer in self.layers for name, value in layer.flags_for(key).items()}
         return JsonResponse({"pipelines": listed, **flags})
 
     async def get_pipeline(self, exchange: Exchange, found: Found) -> Response:
@@ -184,16 +182,16 @@ class CatalogEndpoints:
         check_pipeline(exchange, catalog, name)
         described, pipeline = PipelineDescription(**self._named(name)), catalog.entry(name).pipeline
         if pipeline is not None:
-            admission = self._inference.admission_of(pipeline)
+            admission = self.inference.admission_of(pipeline)
             load = {
                 "in_flight": admission.model_queue.limit.value,
                 "adapts": pipeline.spec.model not in catalog.oip_models.in_flight,
                 "queue": admission.own.max_waiting,
                 "per_key": admission.per_key,
-                "body_bytes": self._limits.of(pipeline).max_body_bytes,
+                "body_bytes": self.limits.of(pipeline).max_body_bytes,
             }
             base_url, with_key = base_url_of(exchange), exchange.key is not None
-            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self._layers)
+            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self.layers)
             samples = next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)
             described = replace(described, **compiled_members(pipeline, load), samples=samples)
         return JsonResponse(self._with_flags(name, described))
@@ -215,7 +213,7 @@ class CatalogEndpoints:
     def _with_flags(self, name: str, described: Struct) -> dict[str, Any]:
         """Adds what the layers tell of a pipeline."""
         members: dict[str, Any] = msgspec.to_builtins(described)
-        for layer in self._layers:
+        for layer in self.layers:
             members |= layer.flags_of(self._catalog.entry(name).spec)
         return members
 
@@ -227,7 +225,7 @@ class CatalogEndpoints:
         name, example = found["name"], found["example"]
         check_pipeline(exchange, self._catalog, name)
         pipeline = self._catalog.pipeline(name)
-        declared, limits = declared_requests(pipeline.spec), self._limits.of(pipeline)
+        declared, limits = declared_requests(pipeline.spec), self.limits.of(pipeline)
         if example not in declared:
             raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
         try:  # reads the files again each time, so that a changed file needs no reload

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypedDict
 
@@ -74,28 +74,23 @@ class StreamStarted(TypedDict):
     request_id: str
 
 
+@dataclass(eq=False)
 class PipelineEndpoints:
     """``store``: None if the gateway's processes share no store; then every request to a resumable stream gets 501.
 
     ``origins``: of the pages of other sites that may open a WebSocket.
     """
 
-    def __init__(
-        self,
-        inference: Inference,
-        limits: Limits,
-        layers: Sequence[Layer],
-        store: StreamStore | None,
-        origins: Collection[str],
-    ) -> None:
-        self._inference = inference
-        self._limits = limits
-        self._layers = layers
-        of_layers = (layer.once_of for layer in layers if layer.once_of is not None)
+    inference: Inference
+    limits: Limits
+    layers: Sequence[Layer]
+    store: StreamStore | None
+    origins: Collection[str]
+    _sockets_of_key: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        of_layers = (layer.once_of for layer in self.layers if layer.once_of is not None)
         self._once_of: Callable[[Exchange], Once | None] = next(of_layers, lambda _exchange: None)
-        self._given_store = store
-        self._origins = origins
-        self._sockets_of_key = Counter[str]()
 
     async def run_pipeline(self, exchange: Exchange, found: Found) -> None:
         """Run a pipeline.
@@ -103,20 +98,20 @@ class PipelineEndpoints:
         Answers when the model has sent all of its responses. A request with a file may be a form, and a request of one
         file may be its bytes.
         """
-        pipeline = self._inference.admit(exchange, found["name"], "unary")
+        pipeline = self.inference.admit(exchange, found["name"], "unary")
         once = self._once_of(exchange)
-        call = self._inference.begin(exchange, pipeline, pipeline.timeout_s)
-        request = await read_inference(exchange, pipeline, self._limits, call.deadline)
+        call = self.inference.begin(exchange, pipeline, pipeline.timeout_s)
+        request = await read_inference(exchange, pipeline, self.limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request)
         if once is None or not pipeline.spec.idempotent:
             with exchange.cancelled_on_disconnect():
-                ending = await self._inference.answer(call)
+                ending = await self.inference.answer(call)
             values, headers = rendered(pipeline, ending)
             await exchange.send_json(values, *headers)
             return
 
         async def run() -> KeptAnswer:
-            ending = await self._inference.answer(call)
+            ending = await self.inference.answer(call)
             values, headers = rendered(pipeline, ending)
             return KeptAnswer(await body_of_values(values), headers, ending.early_exit)
 
@@ -131,14 +126,14 @@ class PipelineEndpoints:
         Sends each response of the model as an event. The stream depends on this connection: a repeated request with
         `Last-Event-ID` gets 400. `POST /v1/streams` starts streams that can be resumed.
         """
-        pipeline = self._inference.admit(exchange, found["name"], "stream")
+        pipeline = self.inference.admit(exchange, found["name"], "stream")
         check_is_start(exchange)
-        call = self._inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
-        request = await read_inference(exchange, pipeline, self._limits, call.deadline)
+        call = self.inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
+        request = await read_inference(exchange, pipeline, self.limits, call.deadline)
         call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
         with exchange.cancelled_on_disconnect():
-            opened = await self._inference.open_stream(call)
-        return StreamResponse.of(*opened, self._limits)
+            opened = await self.inference.open_stream(call)
+        return StreamResponse.of(*opened, self.limits)
 
     async def start_stream(self, exchange: Exchange, _found: Found) -> Response:
         """Start a stream that can be resumed.
@@ -147,7 +142,7 @@ class PipelineEndpoints:
         """
         record = exchange.record
         record.transport = "stream"
-        store, inference, limits = self._store(), self._inference, self._limits
+        store, inference, limits = self._store(), self.inference, self.limits
         inference.workload.begin(exchange)
         once, body, is_first = self._once_of(exchange), memoryview(b""), False
 
@@ -194,7 +189,7 @@ class PipelineEndpoints:
         last = exchange.header(b"last-event-id") or "0"
         if not _EVENT_ID.fullmatch(last):
             raise InvalidRequest("Last-Event-ID is not an event id.")
-        self._inference.workload.add(exchange)
+        self.inference.workload.add(exchange)
         store, after = await self._store_for(exchange, found["id"]), int(last)
         reader = await store.reader(found["id"], after)
         if reader is None:
@@ -202,7 +197,7 @@ class PipelineEndpoints:
         if exchange.scope["method"] == "HEAD":
             await reader.close()
             return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        reading = _Reading(reader, self._limits, on_left=lambda _: None, closing=reader.close)
+        reading = _Reading(reader, self.limits, on_left=lambda _: None, closing=reader.close)
         reading.after = after
         return reading
 
@@ -224,22 +219,22 @@ class PipelineEndpoints:
 
     def _store(self) -> StreamStore:
         """Raises ResumableStreamsOff."""
-        if self._given_store is None:
+        if self.store is None:
             raise ResumableStreamsOff(
                 "This gateway has several processes and no Redis to share streams between them.",
                 hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
             )
-        return self._given_store
+        return self.store
 
     async def open_socket(self, exchange: Exchange, found: Found) -> None:
         exchange.record.transport = TRANSPORT
-        check_socket_origin(exchange, self._origins)
-        pipeline = self._inference.admit(exchange, found["name"], TRANSPORT)
-        limits = self._limits.of(pipeline)
+        check_socket_origin(exchange, self.origins)
+        pipeline = self.inference.admit(exchange, found["name"], TRANSPORT)
+        limits = self.limits.of(pipeline)
         protocol, headers = handshake(exchange, limits.max_body_bytes)
         with self._counted(exchange.caller):
-            own = PipelineMessageHandler(self._inference, exchange, pipeline.name)
-            handlers = (layer.handler_of(exchange, pipeline) for layer in self._layers)
+            own = PipelineMessageHandler(self.inference, exchange, pipeline.name)
+            handlers = (layer.handler_of(exchange, pipeline) for layer in self.layers)
             handler = next((each for each in handlers if each is not None), own)
             terms = SocketTerms(
                 ping_s=limits.ping_s,
@@ -255,13 +250,13 @@ class PipelineEndpoints:
                 handler.closed()
                 raise
             exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
-            await Socket(exchange, websocket, handler, self._inference).run()
+            await Socket(exchange, websocket, handler, self.inference).run()
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
         """Counts an open WebSocket of a key. Raises TooManyRequests. Without a key, only connections are limited."""
-        own, key = self._inference.admission.share(caller.limits.websockets), caller.id
-        most = max(self._limits.max_connections // 2, 1) if own is None else own
+        own, key = self.inference.admission.share(caller.limits.websockets), caller.id
+        most = max(self.limits.max_connections // 2, 1) if own is None else own
         if key and self._sockets_of_key[key] >= most:
             hint = "Close WebSockets that are not needed, or let an operator raise `limits.websockets` of the key."
             raise TooManyRequests("As many WebSockets are open as this API key may have.", hint=hint)

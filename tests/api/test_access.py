@@ -21,7 +21,6 @@ pipelines:
     model: reader
     inputs: {text: {tensor: IN, kind: text}}
     outputs: {text: {tensor: OUT, kind: text}}
-    examples: {short: {text: x}}
     warmup: false
     stream: {commit_s: 0.05}
     openai: {completions: {prompt: text}}

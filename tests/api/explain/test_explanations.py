@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -210,17 +211,10 @@ def kept() -> Explanations:
     return Explanations(is_on=True, for_everyone=True, collector_url=None)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "monotonic", clock)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -253,7 +247,7 @@ def test_two_owners_may_use_the_same_id(kept: Explanations) -> None:
     assert kept.current() == {("team-a", "r1"): first, ("team-b", "r1"): second}
 
 
-def test_a_request_is_forgotten_a_minute_after_its_end_or_at_last(kept: Explanations, clock: Clock) -> None:
+def test_a_request_is_forgotten_a_minute_after_its_end_or_at_last(kept: Explanations, clock: SimpleNamespace) -> None:
     own, endless = request(1), request(2)
     kept.keep("", own)
     kept.keep("", endless)

@@ -30,15 +30,6 @@ async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:
     assert "https://gateway/v1/pipelines/read" in answer.json()["samples"]["curl"]
 
 
-async def test_held_bytes_are_released_when_the_exchange_ends() -> None:
-    budget = ByteBudget(100)
-    exchange = exchange_with(budget=budget)
-    exchange.hold(60)
-    assert budget.taken == 60
-    exchange.close()
-    assert budget.taken == 0
-
-
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [([], 30), (["2.5"], 2.5), (["1e9"], 30), (["1", "2"], 1), (["1e-300"], pytest.approx(0.025, abs=0.025))],

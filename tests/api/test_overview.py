@@ -37,22 +37,18 @@ class TestStatistics:
         await api.client.post("/v1/pipelines/read", json={})
         api.engine.answers = [word(b"a", 1), FINAL]
         await api.client.post("/v1/pipelines/write/stream", json={"prompt": "x"})
-        answer = (await api.client.get("/v1/statistics")).json()
-        read, write = answer["pipelines"]["read"], answer["pipelines"]["write"]
-        assert read["unary"]["outcomes"] == {"ok": 1, "client_error": 1}
-        assert write["stream"]["outcomes"] == {"ok": 1}
-        assert write["unary"] == {"outcomes": {}, "durations": [0] * 19}
-        check_described((await api.client.get("/openapi.json")).json(), "/v1/statistics", answer)
-
-    async def test_durations_are_those_of_answered_requests(self, api: Served) -> None:
-        await api.client.post("/v1/pipelines/read", files={"image": PNG})
         api.engine.answers = [ModelError("no")]
         await api.client.post("/v1/pipelines/read", files={"image": PNG})
         answer = (await api.client.get("/v1/statistics")).json()
-        durations = answer["pipelines"]["read"]["unary"]["durations"]
+        read, write = answer["pipelines"]["read"], answer["pipelines"]["write"]
+        assert read["unary"]["outcomes"] == {"ok": 1, "client_error": 1, "model_error": 1}
+        assert write["stream"]["outcomes"] == {"ok": 1}
+        assert write["unary"] == {"outcomes": {}, "durations": [0] * 19}
+        durations = read["unary"]["durations"]
         assert len(durations) == len(answer["bounds_s"]) + 1
         assert durations == sorted(durations)
-        assert durations[-1] == 1
+        assert durations[-1] == 1, "those of answered requests"
+        check_described((await api.client.get("/openapi.json")).json(), "/v1/statistics", answer)
 
     async def test_many_pages_cost_as_much_as_one(self, api: Served) -> None:
         first = (await api.client.get("/v1/statistics")).json()
@@ -93,13 +89,11 @@ class TestFindings:
         assert sample["solution"].startswith("Correct the line that the finding names.")
         assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["typo", "absent"]
 
-    async def test_a_key_with_a_scope_sees_those_of_its_pipelines(self, faulty: Served) -> None:
+    async def test_a_key_with_a_scope_sees_those_of_its_pipelines_without_other_names(self, faulty: Served) -> None:
         reads = await self.found(faulty, "reads")
         assert reads
         assert {each["pipeline"] or each["model"] for each in reads} <= {"read", "reader"}
         assert await self.found(faulty, "none") == []
-
-    async def test_a_key_with_a_scope_reads_no_names_of_other_models(self, faulty: Served) -> None:
         texts = {key: (await self.found(faulty, key))[-1]["text"] for key in ("loses", "all")}
         assert texts["loses"].endswith("'typo' is not a model in the repository")
         assert texts["all"].endswith("'absent' is not a model in the repository; valid here: reader, writer")

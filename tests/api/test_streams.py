@@ -281,6 +281,8 @@ async def tokens(llama: Served) -> tuple[float, float, float]:
 
 
 async def test_whole_answers_and_streams_are_counted(llama: Served) -> None:
+    await ask(llama, temperature=9)
+    assert await tokens(llama) == (0, 0, 0), "the request was refused"
     await ask(llama)
     assert await tokens(llama) == (7, 3, 0)
     await complete(llama, stream=True)
@@ -291,8 +293,3 @@ async def test_whole_answers_and_streams_are_counted(llama: Served) -> None:
     assert await tokens(llama) == (28, 12, 2)
     await ask(llama, n=2)
     assert await tokens(llama) == (35, 18, 2)
-
-
-async def test_a_refused_request_has_no_tokens(llama: Served) -> None:
-    await ask(llama, temperature=9)
-    assert await tokens(llama) == (0, 0, 0)

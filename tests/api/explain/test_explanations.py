@@ -103,13 +103,11 @@ class TestTheGatewaysPart:
         assert (found["status"], found["outcome"], found["error"], found["is_complete"]) == (200, "ok", None, False)
         assert (found["request_id"], found["pipeline"]) == (answer.headers["x-request-id"], "read")
 
-    async def test_a_refused_body_is_explained_without_triton(self, api: Served) -> None:
+    async def test_failures_are_explained_without_and_with_triton(self, api: Served) -> None:
         answer = await api.client.post("/v1/pipelines/write", json={"prompt": 5}, headers=EXPLAIN)
         found = (await explanation(api, answer)).json()
         assert (found["status"], found["error"], found["is_complete"]) == (422, "invalid_input", True)
         assert list(found["gateway"]) == ["read", "queue"]
-
-    async def test_a_failure_is_explained(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         found = (await explanation(api, await run(api))).json()
         assert (found["status"], found["outcome"], found["error"]) == (502, "model_error", "model_error")

@@ -285,28 +285,22 @@ class TestStreams:
         assert (await api.client.delete(url)).status_code == 204
 
 
-class TestSecrets:
-    async def test_the_log_has_the_key_id_but_never_the_key(
-        self, api: Served, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        for path, body in RUNS.items():
-            for headers in (bearer("all"), {"X-API-Key": key_text("reads")}, bearer("unknown"), bearer("old")):
-                await api.client.post(path, json=body, headers=headers)
-        lines = [json.dumps(vars(record), default=repr) for record in caplog.records if record.name != "httpx"]
-        assert not any("tgw_" in line for line in lines)
-        assert {getattr(record, "key", None) for record in caplog.records} == {None, "all", "reads"}
-        refused = [record for record in caplog.records if getattr(record, "code", "") == "unauthenticated"]
-        assert refused
-        assert all(record.levelno == logging.INFO for record in refused if getattr(record, "transport", None))
-
-    async def test_metrics_and_descriptions_contain_no_key(self, api: Served) -> None:
-        await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=bearer("all"))
-        page = (await api.admin.get("/metrics")).text
-        assert 'key="' not in page
-        assert "tgw_" not in page
-        described = await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))
-        assert "tgw_" not in described.text
+async def test_logs_metrics_and_descriptions_never_contain_a_key(api: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for path, body in RUNS.items():
+        for headers in (bearer("all"), {"X-API-Key": key_text("reads")}, bearer("unknown"), bearer("old")):
+            await api.client.post(path, json=body, headers=headers)
+    lines = [json.dumps(vars(record), default=repr) for record in caplog.records if record.name != "httpx"]
+    assert not any("tgw_" in line for line in lines)
+    assert {getattr(record, "key", None) for record in caplog.records} == {None, "all", "reads"}, "their ids"
+    refused = [record for record in caplog.records if getattr(record, "code", "") == "unauthenticated"]
+    assert refused
+    assert all(record.levelno == logging.INFO for record in refused if getattr(record, "transport", None))
+    page = (await api.admin.get("/metrics")).text
+    assert 'key="' not in page
+    assert "tgw_" not in page
+    described = await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))
+    assert "tgw_" not in described.text
 
 
 async def test_samples_read_the_key_from_the_environment(api: Served) -> None:

@@ -50,24 +50,16 @@ async def idle(api: Served) -> None:
 
 
 class TestStreams:
-    async def test_a_repeated_start_returns_the_same_stream(self, api: Served) -> None:
+    async def test_repeated_starts_return_the_same_stream(self, api: Served) -> None:
         api.engine.answers = OUTPUTS
-        first = await start(api)
-        running = await start(api)
+        running = await asyncio.gather(*(start(api) for _ in range(8)))
         await idle(api)
-        ended = await start(api)
-        assert [answer.status_code for answer in (first, running, ended)] == [201] * 3
-        assert first.json() == running.json() == ended.json()
-        assert first.headers["location"] == ended.headers["location"]
+        answers = [*running, await start(api)]
+        assert [answer.status_code for answer in answers] == [201] * 9
+        assert all(answer.json() == answers[0].json() for answer in answers)
+        assert {answer.headers["location"] for answer in answers} == {answers[0].json()["url"]}
         assert len(api.engine.requests) == 1
         assert (counted(api, "write", "stream"), counted(api, "-", "stream")) == ({"ok": 1}, {})
-
-    async def test_starts_at_the_same_time_start_one_stream(self, api: Served) -> None:
-        api.engine.answers = OUTPUTS
-        answers = await asyncio.gather(*(start(api) for _ in range(8)))
-        assert len({answer.json()["id"] for answer in answers}) == 1
-        await idle(api)
-        assert len(api.engine.requests) == 1
 
     async def test_another_body_is_422_and_the_key_is_free_again_after_delete(self, api: Served) -> None:
         api.engine.answers = OUTPUTS
@@ -104,20 +96,15 @@ class TestStreams:
 
 
 class TestUnaryRequests:
-    async def test_a_repeated_request_gets_the_same_answer(self, api: Served) -> None:
+    async def test_repeated_requests_get_the_same_answer(self, api: Served) -> None:
         """The boundary of a repeated form is another one."""
-        answers = [await read(api) for _ in range(2)]
-        assert answers[0].request.headers["content-type"] != answers[1].request.headers["content-type"]
-        assert answers[0].status_code == 200
-        assert answers[0].content == answers[1].content
-        assert len(api.engine.requests) == 1
-        assert counted(api, "read", "unary") == {"ok": 2}
-
-    async def test_requests_at_the_same_time_run_the_model_once(self, api: Served) -> None:
         api.engine.answers = [0.05, READ]
-        answers: list[httpx.Response] = await asyncio.gather(*(read(api) for _ in range(4)))
-        assert {answer.content for answer in answers} == {answers[0].content}
+        running: list[httpx.Response] = await asyncio.gather(*(read(api) for _ in range(4)))
+        answers = [*running, await read(api)]
+        assert len({answer.request.headers["content-type"] for answer in answers}) == 5
+        assert {(answer.status_code, answer.content) for answer in answers} == {(200, answers[0].content)}
         assert len(api.engine.requests) == 1
+        assert counted(api, "read", "unary") == {"ok": 5}
 
     async def test_a_repeated_request_waits_until_its_own_deadline(self, api: Served) -> None:
         api.engine.answers = [1.0, READ]

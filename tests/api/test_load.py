@@ -252,6 +252,16 @@ async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start:
     assert len(api.engine.requests) == 1
 
 
+async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:
+    scripted(api, "reader", pause_s=0.3)
+    first = post(api, "/v1/pipelines/read", NOTE)
+    await wait_for(lambda: running(api) == {"reader": 1})
+    late = await post(api, "/v1/pipelines/read", NOTE, **{"X-Request-Timeout": "0.1"})
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert len(api.engine.requests) == 1
+    await first
+
+
 async def test_a_deleted_stream_releases_its_slot(api: Served) -> None:
     scripted(api, "writer", pause_s=30.0)
     started = await post(api, "/v1/streams", {"pipeline": "write", "inputs": WORDS})

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, TypedDict
 
@@ -344,13 +345,7 @@ async def read_inference(
     is_form = media_type == "multipart/form-data"
     if is_form or is_json(media_type):
         check_no_query(exchange)
-
-        def of_form(body: memoryview) -> InferenceRequest:
-            lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
-            max_parts = MAX_PARTS + len(lists) * pipeline.max_items
-            return pipeline.request_of_form(parts_of(content_type, body, lists, max_parts))
-
-        read = of_form if is_form else pipeline.request_of_json
+        read = partial(_request_of_form, pipeline, content_type) if is_form else pipeline.request_of_json
         request = await off_loop(read, await read_body(exchange, limits), exchange, deadline)
         exchange.forget_body()  # the tensors were copied, and the answer needs memory too
         return request
@@ -371,6 +366,12 @@ async def read_inference(
         f"The content type must be application/json, multipart/form-data, {', '.join(FILE_TYPES)}.",
         hint=JSON_HINT if pipeline.raw_field is None else FILE_TYPE_HINT,
     )
+
+
+def _request_of_form(pipeline: Pipeline, content_type: str, body: memoryview) -> InferenceRequest:
+    lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
+    max_parts = MAX_PARTS + len(lists) * pipeline.max_items
+    return pipeline.request_of_form(parts_of(content_type, body, lists, max_parts))
 
 
 async def read_message(

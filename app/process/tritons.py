@@ -35,7 +35,7 @@ from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, addresses_of, is_name, open_transport, registry_of
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.fleet.balancer import Balancer, TritonServer
-from app.triton.fleet.pool import ServerPool, watch_servers
+from app.triton.fleet.pool import ServerPool
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
 from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
@@ -200,13 +200,10 @@ class Servers:
             return
         balancer = Balancer(self._count_states, self.metrics.triton_repeats.inc)
         self._count_states({})
-        pool = ServerPool(self.triton.addresses, balancer, self._server)
+        pool = ServerPool(self.triton.addresses, balancer, self._server, self.declarations.canaries)
         try:
             await pool.open()
-            async with (
-                self.supervisor.running("addresses of Triton", pool.run()),
-                self.supervisor.running("watch of the Tritons", watch_servers(balancer, self.declarations.canaries)),
-            ):
+            async with self.supervisor.running("watch of the Tritons", pool.run()):
                 yield balancer
         finally:
             await pool.close()
@@ -222,7 +219,7 @@ class Servers:
             observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":
             observers.append(LoggedCall)
-        common = observers, health, PacedCancels.shared_by(triton.share.of)
+        common = observers, health, PacedCancels(triton.share.of)
         transport_of = open_transport(
             address,
             fast_pings=triton.allows_fast_pings,

@@ -46,15 +46,11 @@ class PacedCancels:
     monotonic seconds. ``answers_s``: the longest recent answer time of its model.
     """
 
-    def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
-        self._bucket = LeakyBucket(per_s, burst)
+    def __init__(self, processes: int = 1) -> None:
+        """``processes``: how many call the same Triton, each with an equal share of the rate."""
+        self._bucket = LeakyBucket(CANCELS_PER_S / processes, BURST / processes)
         self._longest_s: dict[str, float] = {}
         """By model: the longest recent time until an abandoned call was answered or cancelled."""
-
-    @classmethod
-    def shared_by(cls, processes: int) -> "PacedCancels":
-        """Returns the share of one of several processes that call the same Triton."""
-        return cls(CANCELS_PER_S / processes, BURST / processes)
 
     def turn(self) -> float:
         """Reserves the time of the next cancellation, in monotonic seconds."""

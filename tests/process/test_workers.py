@@ -349,7 +349,7 @@ def test_a_share_that_is_too_small_is_an_error() -> None:
 def test_all_workers_together_have_the_rate_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares the size of the burst and the rate after the burst."""
     monkeypatch.setattr(cancellation.time, "monotonic", lambda: 1000.0)
-    alone, workers = PacedCancels(), [PacedCancels.shared_by(4) for _ in range(4)]
+    alone, workers = PacedCancels(), [PacedCancels(4) for _ in range(4)]
     turns = sorted(worker.turn() for worker in workers for _ in range(100))
     expected = [alone.turn() for _ in range(400)]
     assert sum(turn <= 1000.0 for turn in turns) <= sum(turn <= 1000.0 for turn in expected)

@@ -116,7 +116,7 @@ def signature_of(config: ModelConfig) -> Signature:
 
 
 class Balancer(InferenceServer):
-    """Distributes requests over servers. :func:`app.triton.fleet.pool.watch_servers` updates their states."""
+    """Distributes requests over servers. :class:`app.triton.fleet.pool.ServerPool` updates their states."""
 
     def __init__(
         self,

@@ -8,16 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
-from app.core.aio import BackgroundTasks, Backoff
+from app.core.aio import Backoff
 from app.core.engine import InferenceServer
-from app.core.errors import GatewayError, UpstreamUnavailable
+from app.core.errors import UpstreamUnavailable
 from app.triton.connect import addresses_of, host_and_port, open_transport
 from app.triton.credentials import Credentials
 from app.triton.fleet.balancer import Balancer, Slow, TritonServer
-from app.triton.health.health_watch import Canaries, is_answered
+from app.triton.health.health_watch import Canaries, is_answered, tasks_by_subject
 from app.triton.triton_engine import TritonEngine
-
-DRAIN_POLL_S = 0.1
 
 OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
 RESOLVE_S = 5.0
@@ -37,10 +35,11 @@ async def resolve(host: str, port: int) -> list[str]:
 class ServerPool:
     """``names``: fixed addresses, or one DNS name, whose addresses are followed."""
 
-    def __init__(self, names: tuple[str, ...], balancer: Balancer, open_server: OpenServer) -> None:
+    def __init__(self, names: tuple[str, ...], balancer: Balancer, open_server: OpenServer, canaries: Canaries) -> None:
         self._names = names
         self._balancer = balancer
         self._open_server = open_server
+        self._canaries = canaries
         self._stacks: dict[TritonServer, AsyncExitStack] = {}
         self._is_resolving = len(names) == 1
         self._has_failed = False
@@ -52,16 +51,44 @@ class ServerPool:
             server.joined_at = 0.0
 
     async def run(self) -> None:
-        """Follows the DNS name until cancelled, and closes servers that have left when they are idle."""
-        while True:
-            ends = asyncio.get_running_loop().time() + RESOLVE_S
-            while asyncio.get_running_loop().time() < ends:
-                await asyncio.sleep(DRAIN_POLL_S)
-                for server in list(self._stacks):
+        """Ejects servers that are down or slow, and follows the DNS name, until cancelled.
+
+        One check of a server at a time. A server that has left is closed when it is idle.
+        """
+        balancer, follow_at = self._balancer, time.monotonic() + RESOLVE_S
+        async with tasks_by_subject() as start:
+            while True:
+                await asyncio.sleep(SHORTEST_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(balancer.suspected.wait(), POLL_S - SHORTEST_S)
+                is_suspected = balancer.suspected.is_set()
+                balancer.suspected.clear()
+                for server in list(balancer.servers):
                     if server.is_leaving and not server.in_flight:
-                        await self._remove(server)
-            if self._is_resolving:
-                await self.follow()
+                        start(server, self._remove, server)
+                        continue
+                    is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
+                    is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
+                    if is_suspect or server.slow is not None:
+                        start(server, self._check, server, is_suspect)
+                eject_slow(balancer)
+                if self._is_resolving and time.monotonic() >= follow_at:
+                    start("addresses", self.follow)
+                    follow_at = time.monotonic() + RESOLVE_S
+
+    async def _check(self, server: TritonServer, is_suspect: bool) -> None:
+        if is_suspect:
+            await self._balancer.look_at(server)
+        if (slow := server.slow) is None or not slow.probes.is_due:
+            return
+        slow.probes.fail()
+        canary, began = self._canaries().get(slow.model), time.monotonic()
+        is_fast = server.is_up if canary is None else await is_answered(server.engine, canary, 2 * slow.limit_s)
+        if is_fast and time.monotonic() - began < slow.limit_s:
+            server.slow = None
+            server.start_slowly()
+            self._balancer.tell()
+            _log.info("Triton at %s is used again", server.address)
 
     async def follow(self) -> None:
         """Adds new addresses. Removed addresses get no further requests."""
@@ -137,45 +164,6 @@ FIRST_RETURN_S = 10.0
 LONGEST_RETURN_S = 120.0
 """Longest time until a slow server is probed. The time doubles with each unsuccessful probe."""
 _log = logging.getLogger(__name__)
-
-
-async def watch_servers(balancer: Balancer, canaries: Canaries) -> None:
-    """Ejects servers that are down or slow, until cancelled. One check of a server at a time."""
-    checked, tasks = set[TritonServer](), BackgroundTasks()
-
-    async def check(server: TritonServer, *, is_suspect: bool) -> None:
-        try:
-            if is_suspect:
-                await balancer.look_at(server)
-            if (slow := server.slow) is not None and slow.probes.is_due:
-                slow.probes.fail()
-                canary, began = canaries().get(slow.model), time.monotonic()
-                is_fast = server.is_up
-                if canary is not None:
-                    is_fast = await is_answered(server.engine, canary, 2 * slow.limit_s)
-                if is_fast and time.monotonic() - began < slow.limit_s:
-                    server.slow = None
-                    server.start_slowly()
-                    balancer.tell()
-                    _log.info("Triton at %s is used again", server.address)
-        except GatewayError:
-            pass
-        finally:
-            checked.discard(server)
-
-    while True:
-        await asyncio.sleep(SHORTEST_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(balancer.suspected.wait(), POLL_S - SHORTEST_S)
-        is_suspected = balancer.suspected.is_set()
-        balancer.suspected.clear()
-        for server in balancer.servers:
-            is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
-            is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
-            if (is_suspect or server.slow is not None) and server not in checked:
-                checked.add(server)
-                tasks.start(check(server, is_suspect=is_suspect))
-        eject_slow(balancer)
 
 
 def eject_slow(balancer: Balancer) -> None:

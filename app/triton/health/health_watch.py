@@ -6,8 +6,8 @@ It sends canaries: requests that a model should be able to answer.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +77,32 @@ def alone() -> AbstractContextManager[bool]:
     return nullcontext(enter_result=True)
 
 
+@asynccontextmanager
+async def tasks_by_subject() -> AsyncIterator[Callable[..., None]]:
+    """Yields a function that runs ``work(*arguments)`` in a task, unless one of the same subject runs.
+
+    The function takes the subject, the work and its arguments. The tasks are cancelled with the block.
+    """
+    running = set[object]()
+
+    async def run(subject: object, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # such as statistics that are not Triton's
+            _log.exception("a part of the watch of Triton failed; it is tried again")
+        finally:
+            running.discard(subject)
+
+    async with asyncio.TaskGroup() as group:
+
+        def start(subject: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+            if subject not in running:
+                running.add(subject)
+                group.create_task(run(subject, work(*arguments)))
+
+        yield start
+
+
 class HealthWatch:
     """Each suspicion, each repair and each group of silent streams has a task of its own while it lasts."""
 
@@ -101,23 +127,8 @@ class HealthWatch:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        health, engine, running, count_at = self._health, self._engine, set[object](), 0.0
-
-        async def finish(subject: object, work: Coroutine[Any, Any, None]) -> None:
-            try:
-                await work
-            except Exception:  # such as statistics that are not Triton's
-                _log.exception("a part of the watch of Triton failed; it is tried again")
-            finally:
-                running.discard(subject)
-
-        async with asyncio.TaskGroup() as group:
-
-            def start(subject: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: str) -> None:
-                if subject not in running:
-                    running.add(subject)
-                    group.create_task(finish(subject, work(*arguments)))
-
+        health, engine, count_at = self._health, self._engine, 0.0
+        async with tasks_by_subject() as start:
             while True:
                 await asyncio.sleep(POLL_S)
                 for model in health.with_fault(ModelFault.OPEN):
@@ -143,14 +154,14 @@ class HealthWatch:
     async def _probe(self, model: str) -> None:
         """Without a sample, or while Triton is unreachable, checks if the model is ready."""
         state = self._health.models[model]
-        is_reached = state.probes.longest_s > state.probes.first_s
+        is_working: bool | None
         try:
             is_working = await self._engine.model_ready(model)
-            canary = self._canaries().get(model) if is_working and is_reached else None
-            if canary is not None:
-                is_working = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
         except GatewayError as exc:
-            is_working = not isinstance(exc, Unavailable)  # an error of the model is an answer
+            is_working = not isinstance(exc, Unavailable)
+        is_reached = state.probes.longest_s > state.probes.first_s
+        if is_working and is_reached and (canary := self._canaries().get(model)) is not None:
+            is_working = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
         if is_working:
             state.failures = 0
             self._health.end(ModelFault.OPEN, model)
@@ -264,8 +275,7 @@ class HealthWatch:
                                 if name == model or not await self._look("ModelStreamInfer", name):
                                     await self._reloads(name, RELOAD_S)
                 else:
-                    if not is_stuck:
-                        health.restart_wanted_by.add(model)
+                    health.restart_wanted_by.add(model)
                     if self._restart is not None and self._restarts.is_due:
                         self._restarts.fail()
                         reason = "it is stuck" if is_stuck else f"model '{model}' hangs"
@@ -339,8 +349,9 @@ class HealthWatch:
 
         try:
             before = await completed()
-            if await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s):
-                return True
+            found = await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s)
+            if found is not False:
+                return found
             after = await completed()
         except GatewayError:
             return None
@@ -391,8 +402,7 @@ class HealthWatch:
             elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
                 stream.call.interrupt(ModelNotReady("The model was loaded again before the stream was complete."))
         if not is_down and (canary := self._canaries().get(model)) is not None:
-            with suppress(GatewayError):
-                await is_answered(self._engine, canary, CANARY_S)
+            await is_answered(self._engine, canary, CANARY_S)
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
@@ -407,8 +417,8 @@ class HealthWatch:
                 self._counts[model] = now, count
 
 
-async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool:
-    """Waits for the first response. An error of the model is an answer. Raises Unavailable."""
+async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool | None:
+    """Waits for the first response. An error of the model is an answer. None if the model or Triton is unavailable."""
     deadline = Deadline.after(timeout_s)
     try:
         async with aclosing(responses_of(engine, [canary.request], deadline, decoupled=canary.is_decoupled)) as found:
@@ -416,7 +426,7 @@ async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool:
     except DeadlineExceeded:
         return False
     except Unavailable:
-        raise
+        return None
     except GatewayError:
         pass
     return True

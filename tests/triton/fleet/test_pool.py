@@ -10,7 +10,7 @@ from app.core.inference import Deadline, InferenceRequest
 from app.triton.connect import addresses_of, is_name
 from app.triton.fleet import pool as module
 from app.triton.fleet.balancer import Balancer, TritonServer
-from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve, watch_servers
+from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.watches import Samples, eventually, running
 from tests.triton.fleet.test_balancer import ANSWER, balanced, working
@@ -43,7 +43,6 @@ class Addresses:
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "RESOLVE_S": 0.02,
-        "DRAIN_POLL_S": 0.005,
         "POLL_S": 0.01,
         "SHORTEST_S": 0.001,
         "SILENCE_S": 0.02,
@@ -62,7 +61,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> Addresses:
 async def named(addresses: Addresses, *hosts: str) -> tuple[ServerPool, Balancer]:
     """Opens the servers of a name that has these addresses."""
     balancer, addresses.hosts = Balancer(), list(hosts)
-    pool = ServerPool(("triton.ns.svc:8001",), balancer, addresses.server)
+    pool = ServerPool(("triton.ns.svc:8001",), balancer, addresses.server, Samples())
     await pool.open()
     return pool, balancer
 
@@ -125,7 +124,7 @@ async def test_a_hanging_resolver_counts_as_failed(addresses: Addresses) -> None
 
 async def test_several_addresses_are_not_resolved(addresses: Addresses) -> None:
     balancer = Balancer()
-    await ServerPool(("a:1", "unix:/b"), balancer, addresses.server).open()
+    await ServerPool(("a:1", "unix:/b"), balancer, addresses.server, Samples()).open()
     assert states(balancer) == {"a:1": "up", "unix:/b": "up"}
 
 
@@ -166,7 +165,7 @@ async def test_the_system_resolves_one_family() -> None:
 
 @asynccontextmanager
 async def watched(balancer: Balancer, *samples: str) -> AsyncIterator[None]:
-    async with running(watch_servers(balancer, Samples(*samples))):
+    async with running(ServerPool(("a:1", "b:1"), balancer, Addresses().server, Samples(*samples)).run()):
         yield
 
 

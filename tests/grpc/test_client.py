@@ -135,6 +135,7 @@ GOOD = replying(answer(1))
          "NOT_FOUND"),
         ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 7))], "UNAVAILABLE"),
         ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 8))], "CANCELLED"),
+        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 11))], "RESOURCE_EXHAUSTED"),
         ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 999))], "INTERNAL"),
         ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
           frame_bytes(frames.DATA, 0, 1, message(b"one") + message(b"two"))], "INTERNAL"),

@@ -14,7 +14,7 @@ from app.grpc.calls import PREFIX_BYTES, Http2StreamCall, Http2UnaryCall
 from app.grpc.connection import Http2Connection, KeepAlive
 from app.grpc.frames import STREAM_WINDOW, frame_bytes
 from app.grpc.http2_session import Session
-from tests.toolkit.strict_peer import Call, Script, StrictPeer, message_of, request_of
+from tests.toolkit.strict_peer import Call, StrictPeer, message_of, request_of
 
 HEAD = b"\x88"
 """``:status: 200``."""
@@ -240,9 +240,9 @@ class PeerTransport:
 class Exchange:
     """A connection of the client and its peer."""
 
-    def __init__(self, random: Random, scripts: list[Script], window: int = STREAM_WINDOW) -> None:
+    def __init__(self, random: Random, scripts: list[list[bytes]], window: int = STREAM_WINDOW) -> None:
         self.random = random
-        self.peer = StrictPeer(random, scripts.__getitem__, pads=True)
+        self.peer = StrictPeer(random, scripts.__getitem__)
         self.connection = Http2Connection(Session(window), KeepAlive(LONG_S, LONG_S))
         self.connection.connection_made(cast("asyncio.Transport", PeerTransport(self.peer)))
         self.receive(self.peer.take_output())
@@ -298,7 +298,7 @@ class Reader:
         if not self._is_stream:
             return max(window, call.rest)
         read = sum(len(each) + PREFIX_BYTES for each in self.messages)
-        sizes = [len(each) + PREFIX_BYTES for each in call.script.messages[len(self.messages) :]] if call.script else []
+        sizes = [len(each) + PREFIX_BYTES for each in (call.script or [])[len(self.messages) :]]
         return max(window, sizes[0] if sizes and self.is_waiting else 0, call.sent - read) - (call.sent - read)
 
 
@@ -307,8 +307,7 @@ async def exchanged(random: Random) -> int:
     window = random.choice(WINDOWS)
     kinds = [random.random() < 0.8 for _ in range(random.randint(1, 4))]
     scripts = [
-        Script([message_of(random, 3 * window) for _ in range(random.randint(0, 5) if is_stream else 1)])
-        for is_stream in kinds
+        [message_of(random, 3 * window) for _ in range(random.randint(0, 5) if is_stream else 1)] for is_stream in kinds
     ]
     exchange = Exchange(random, scripts, window)
     readers = [Reader(exchange, seed, is_stream=is_stream) for seed, is_stream in enumerate(kinds)]
@@ -326,7 +325,7 @@ async def exchanged(random: Random) -> int:
             call = exchange.peer.calls.get(2 * seed + 1)
             assert call is None or call.window <= each.max_window(window, call), "the window is too large"
         open_readers = [each for each in open_readers if not each.is_over]
-    assert [each.messages for each in readers] == [script.messages for script in scripts]
+    assert [each.messages for each in readers] == scripts
     exchange.close()
     return len(readers)
 

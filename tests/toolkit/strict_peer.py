@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
 
 from app.grpc import frames
 from app.grpc.frames import Frame, FrameBuffer, frame_bytes
@@ -18,32 +17,7 @@ HEAD = b"\x88" + b"\0\x0ccontent-type\x10application/grpc"
 """``:status: 200``, ``content-type: application/grpc``."""
 END = frames.END_HEADERS | frames.END_STREAM
 LONGEST_PADDING = 255
-RESETS = {2: "INTERNAL", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED"}
-"""Error codes of HTTP/2 and their gRPC status. Source: PROTOCOL-HTTP2.md, "Errors"."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """The answer to one call. ``end``: how it ends after its messages. ``code``: of the status or of the reset."""
-
-    messages: list[bytes]
-    end: Literal["status", "reset"] = "status"
-    code: int = 0
-    text: str = ""
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(struct.pack(">BI", 0, len(each)) + each for each in self.messages)
-
-    def end_frame(self, stream_id: int) -> bytes:
-        if self.end == "reset":
-            return frames.integer_frame(frames.RST_STREAM, stream_id, self.code)
-        trailers = _field(b"grpc-status", b"%d" % self.code) + _field(b"grpc-message", self.text.encode())
-        return frame_bytes(frames.HEADERS, END, stream_id, trailers)
-
-
-def _field(name: bytes, value: bytes) -> bytes:
-    return b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value
+TRAILERS = b"\x10\x0bgrpc-status\x010"
 
 
 def message_of(random: Random, largest: int) -> bytes:
@@ -65,7 +39,8 @@ class Call:
     window: int
     request: bytearray = field(default_factory=bytearray)
     request_window: int = DEFAULT_WINDOW
-    script: Script | None = None
+    script: list[bytes] | None = None
+    """The messages of the answer."""
     body: bytes = b""
     begun: bool = False
     sent: int = 0
@@ -77,11 +52,10 @@ class Call:
 
 
 class StrictPeer:
-    """``script_of`` maps the seed of a request to its answer. ``pads``: whether some frames have padding."""
+    """``script_of`` maps the seed of a request to the messages of its answer."""
 
-    def __init__(self, random: Random, script_of: Callable[[int], Script], *, pads: bool) -> None:
+    def __init__(self, random: Random, script_of: Callable[[int], list[bytes]]) -> None:
         self.calls: dict[int, Call] = {}
-        self._pads = pads
         self._random = random
         self._script_of = script_of
         self._frames = FrameBuffer(2**24)
@@ -112,18 +86,14 @@ class StrictPeer:
             return b""
         stream_id = self._random.choice(able)
         call = self.calls[stream_id]
-        assert call.script is not None
         if not call.begun and (call.body or self._random.random() < 0.5):
             call.begun = True
             return frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, HEAD)
         if call.rest:
             return self._data(stream_id, call)
         del self.calls[stream_id]
-        start = b"" if call.begun else HEAD
-        end = call.script.end_frame(stream_id)
-        if start and call.script.end == "status":  # a response of trailers only
-            return frame_bytes(frames.HEADERS, END, stream_id, HEAD + end[frames.HEADER_BYTES :])
-        return end
+        trailers = TRAILERS if call.begun else HEAD + TRAILERS  # a response of trailers only
+        return frame_bytes(frames.HEADERS, END, stream_id, trailers)
 
     def _can_send(self, call: Call) -> bool:
         if call.script is None:
@@ -137,7 +107,7 @@ class StrictPeer:
             size = max(1, int(size ** self._random.random()))
         content = call.body[call.sent : call.sent + size]
         call.sent += size
-        padding = self._random.randrange(LONGEST_PADDING) if self._pads and self._random.random() < 0.1 else -1
+        padding = self._random.randrange(LONGEST_PADDING) if self._random.random() < 0.1 else -1
         used = size + padding + 1
         if padding < 0 or used > room:
             used, flags = size, 0
@@ -171,7 +141,7 @@ class StrictPeer:
         if frame.flags & frames.END_STREAM:
             (seed,) = struct.unpack_from(">Q", call.request, 5)
             call.script = self._script_of(seed)
-            call.body = call.script.body
+            call.body = b"".join(struct.pack(">BI", 0, len(each)) + each for each in call.script)
         elif call.request_window < self._random.randrange(1, DEFAULT_WINDOW):
             grown = self._random.randint(1, 2 * DEFAULT_WINDOW)
             call.request_window += grown

@@ -73,6 +73,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Models that were unloaded (``-m``) and loaded (``+m``), in order."""
     refuses_control: bool = False
     has_statistics: bool = True
+    is_live: bool = True
+    checks: int = 0
+    """The number of liveness checks."""
     completed_s: dict[str, list[float]] = field(default_factory=dict)
     """The time in Triton of each completed request, by model. Only the statistics use it."""
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
@@ -86,7 +89,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return {name: value for name, value in self.metadata.items() if name.startswith("trace")}
 
     async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
-        return pb.ServerLiveResponse(live=True)
+        self.checks += 1
+        return pb.ServerLiveResponse(live=self.is_live)
 
     async def RepositoryIndex(self, request: object, context: object) -> pb.RepositoryIndexResponse:  # noqa: N802
         answer = pb.RepositoryIndexResponse()

@@ -6,29 +6,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from app.core.engine import discard_stream
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest
-from app.triton import triton_engine as engine_module
 from app.triton.connect import Kind, open_transport
-from app.triton.health import health as health_module
-from app.triton.health import health_watch as watch_module
 from app.triton.health.health import ModelDeclaration, ModelFault, TritonHealth
 from app.triton.health.health_watch import Canary, HealthWatch
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, piece, serving
 
 WITHIN_S = 30.0
-INTERVALS = {
-    "POLL_S": 0.01,
-    "HUNG_S": 0.25,
-    "DEAD_S": 0.05,
-    "SILENT_S": 0.1,
-    "COUNT_S": 0.02,
-}
 
 
 class Samples:
@@ -131,15 +120,6 @@ class Watched:
     @property
     def dead(self) -> list[str]:
         return self.health.with_fault(ModelFault.PROCESS, ModelFault.ENGINE)
-
-
-def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in INTERVALS.items():
-        monkeypatch.setattr(watch_module, name, value)
-    for module in (engine_module, health_module):
-        monkeypatch.setattr(module, "SILENCE_S", 0.1)
-    for module in (watch_module, health_module):
-        monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
 
 
 @asynccontextmanager

@@ -1,112 +1,16 @@
-"""Abandoned streams, over both transports with a real gRPC server."""
+"""When abandoned calls are cancelled, by a simulated clock. See test_transports.py for real connections."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
-from app.grpc.rpc import RpcError, StreamCall, Transport
+from app.grpc.rpc import RpcError
 from app.triton.cancellation import LONGEST_SETTLE_S, SETTLE_S, PacedCancels
-from app.triton.connect import Kind, open_transport, path_of
-from app.triton.grpcio import GrpcioStreamCall
 from tests.toolkit.simulated_clock import simulated, stall
-from tests.toolkit.triton import FakeTriton, piece, serving
-
-FLOOD = 100
-
-
-async def abandon(call: StreamCall, self_end_s: float = 0.0) -> None:
-    """Abandons a stream that starts now."""
-    await PacedCancels().end_stream(call, "m", time.monotonic(), 0.0, self_end_s)
-
-
-def large(number: int) -> pb.ModelStreamInferResponse:
-    """Returns a response larger than the prefetch limit."""
-    answer = piece(number)
-    answer.infer_response.raw_output_contents.append(bytes(20_000))
-    return answer
-
-
-async def _flood(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    for number in range(FLOOD):
-        yield large(number)
-
-
-async def _silent(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    await asyncio.sleep(3600)
-    yield piece(1)
-
-
-@pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
-    async with serving(FakeTriton(streamed=_flood)) as server:
-        yield server
-
-
-@pytest.fixture(params=["asyncio", "grpcio"])
-async def transport(request: pytest.FixtureRequest, triton: FakeTriton) -> AsyncIterator[Transport]:
-    kind: Kind = request.param
-    async with open_transport(triton.url, kind=kind) as opened:
-        yield opened
-
-
-async def started(transport: Transport) -> StreamCall:
-    message = pb.ModelInferRequest(model_name="m").SerializeToString()
-    return await transport.stream(path_of("ModelStreamInfer"), message, 60.0)
-
-
-def number_of(answer: bytes) -> int:
-    message = pb.ModelStreamInferResponse.FromString(answer)
-    return int.from_bytes(message.infer_response.raw_output_contents[0], "little")
-
-
-async def test_cancelling_a_wait_loses_no_message(transport: Transport) -> None:
-    call, seen = await started(transport), []
-    for _ in range(FLOOD):
-        abandoned = asyncio.ensure_future(anext(call))
-        await asyncio.sleep(0)
-        if not abandoned.cancel():
-            seen.append(number_of(abandoned.result()))
-    seen += [number_of(message) async for message in call]
-    assert seen == list(range(FLOOD))
-
-
-async def _flood_then_one(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    async for answer in _flood(request, context):
-        yield answer
-    await asyncio.sleep(0.3)
-    yield piece(FLOOD)
-
-
-async def test_a_stalled_reader_is_behind_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
-    triton.streamed = _flood_then_one
-    call = await started(transport)
-    await anext(call)
-    assert not call.is_behind
-    await asyncio.sleep(0.2)
-    await anext(call)
-    await asyncio.sleep(0)
-    assert call.is_behind
-    numbers = [number_of(message) async for message in call]
-    assert numbers[-1] == FLOOD
-    assert not call.is_behind
-
-
-async def _small(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    for number in range(10):
-        yield piece(number)
-
-
-async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Transport, triton: FakeTriton) -> None:
-    triton.streamed = _small
-    call = await started(transport)
-    async for _ in call:
-        assert not call.is_behind
-        await asyncio.sleep(0.02)
 
 
 @dataclass
@@ -164,7 +68,7 @@ def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0, **m
         for _ in range(read):
             await anext(call)  # type: ignore[call-overload]
         call.stall_s = stall_s
-        await abandon(call)  # type: ignore[arg-type]
+        await PacedCancels().end_stream(call, "m", time.monotonic(), 0.0)  # type: ignore[arg-type]
         return call
 
     return simulated(run())
@@ -208,47 +112,6 @@ def test_a_short_stream_is_not_cancelled(gap_s: float) -> None:
     """Triton sees a cancellation some milliseconds later, which would often be together with the last response."""
     call = abandoned([gap_s] * 10)
     assert (call.count, call.cancelled_after_s) == (10, None)
-
-
-async def _half(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    """A large response, and later a small one."""
-    yield large(1)
-    await asyncio.sleep(1.3)
-    yield piece(2)
-
-
-async def test_after_a_large_response_the_next_may_have_begun(transport: Transport, triton: FakeTriton) -> None:
-    """The gateway's own client sees the beginning of a response; grpcio shows only whole responses."""
-    triton.streamed = _half
-    call = await started(transport)
-    await anext(call)
-    assert call.is_receiving == isinstance(call, GrpcioStreamCall)
-    await asyncio.sleep(1.1)
-    assert not call.is_receiving
-    await anext(call)
-
-
-async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
-    before = asyncio.all_tasks()
-    call = await started(transport)
-    await anext(call)
-    await abandon(call)
-    assert call.done()
-    for _ in range(500):
-        if not {task for task in asyncio.all_tasks() - before if "grpcio" in str(task.get_coro())}:
-            break
-        await asyncio.sleep(0.01)
-    else:
-        pytest.fail("a task is left")
-
-
-async def test_a_closed_transport_ends_an_abandoned_call(transport: Transport, triton: FakeTriton) -> None:
-    triton.streamed = _silent
-    call = await started(transport)
-    cancelling = asyncio.create_task(abandon(call, 60.0))
-    await asyncio.sleep(0.05)
-    await transport.close()
-    await asyncio.wait_for(cancelling, 5)
 
 
 def times_of_cancellations(

@@ -14,13 +14,17 @@ import pytest
 
 from app.grpc.client import Client, Options
 from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
+from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, SLOW_PINGS
-from app.triton.grpcio import GrpcioTransport
+from app.triton.grpcio import GrpcioStreamCall, GrpcioTransport
 from tests.toolkit.short_paths import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 Open = Callable[[str], Transport]
 WAIT_S = 20.0
+LARGE = bytes(20_000)
+"""Larger than the prefetch limit."""
+FLOOD = [b"%d" % number + LARGE for number in range(100)]
 ROUNDED_UP_S = 0.1
 """Source: grpcio rounds a timeout of 10 to 100 s up to steps of 100 ms."""
 
@@ -69,12 +73,15 @@ class Script(grpc.GenericRpcHandler):
             self.ended.set()
 
 
-def sending(*messages: bytes, then_s: float = 0.0) -> Answer:
-    """Answers with these messages, or repeats the request, and ends after the given time."""
+def sending(*messages: bytes, pause_s: float = 0.0, then_s: float = 0.0) -> Answer:
+    """Answers with these messages, or repeats the request. ``pause_s``: before the last one; ``then_s``: after it."""
 
     async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        for each in messages or (message,):
+        *before, last = messages or (message,)
+        for each in before:
             yield each
+        await asyncio.sleep(pause_s)
+        yield last
         await asyncio.sleep(then_s)
 
     return answer
@@ -227,6 +234,69 @@ async def test_a_stalled_reader_stops_the_server(transport: Transport, script: S
         await asyncio.sleep(0.3)
     assert sent < 1000, "flow control did not stop the server"
     assert len(await drained(stream)) == 1499
+
+
+async def test_cancelling_a_wait_for_a_stream_loses_no_message(transport: Transport, script: Script) -> None:
+    script.answer = sending(*FLOOD)
+    stream, seen = await streamed(transport), []
+    for _ in FLOOD:
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        if not waiting.cancel():
+            seen.append(waiting.result())
+    assert seen + await drained(stream) == FLOOD
+
+
+async def test_a_stalled_reader_is_behind_until_it_waits_again(transport: Transport, script: Script) -> None:
+    script.answer = sending(*FLOOD, b"last", pause_s=0.3)
+    stream = await streamed(transport)
+    await anext(stream)
+    assert not stream.is_behind
+    await asyncio.sleep(0.2)
+    await anext(stream)
+    await asyncio.sleep(0)
+    assert stream.is_behind
+    assert (await drained(stream))[-1] == b"last"
+    assert not stream.is_behind
+
+
+async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Transport, script: Script) -> None:
+    script.answer = sending(*[b"%d" % n for n in range(10)])
+    stream = await streamed(transport)
+    async for _ in stream:
+        assert not stream.is_behind
+        await asyncio.sleep(0.02)
+
+
+async def test_after_a_large_response_the_next_may_have_begun(transport: Transport, script: Script) -> None:
+    """The gateway's own client sees the beginning of a response; grpcio shows only whole responses."""
+    script.answer = sending(LARGE, b"small", pause_s=1.3)
+    stream = await streamed(transport)
+    await anext(stream)
+    assert stream.is_receiving == isinstance(stream, GrpcioStreamCall)
+    await asyncio.sleep(1.1)
+    assert not stream.is_receiving
+    await anext(stream)
+
+
+async def test_a_cancelled_stream_leaves_no_task(transport: Transport, script: Script) -> None:
+    script.answer, before = sending(*FLOOD), asyncio.all_tasks()
+    stream = await streamed(transport)
+    await anext(stream)
+    await PacedCancels().end_stream(stream, "m", time.monotonic(), 0.0)
+    assert stream.done()
+    async with asyncio.timeout(WAIT_S):
+        while any("grpcio" in str(task.get_coro()) for task in asyncio.all_tasks() - before):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_closed_transport_ends_an_abandoned_stream(transport: Transport, script: Script) -> None:
+    script.answer_when_released()
+    stream = await streamed(transport)
+    cancelling = asyncio.create_task(PacedCancels().end_stream(stream, "m", time.monotonic(), 0.0, 60.0))
+    await asyncio.sleep(0.05)
+    await transport.close()
+    await asyncio.wait_for(cancelling, WAIT_S)
 
 
 async def test_cancelling_a_stream_does_not_affect_others(transport: Transport, script: Script) -> None:

@@ -276,39 +276,18 @@ class TestSuspicion:
 
 
 class Server(FakeTriton):
-    """Sends ``pieces`` responses and is silent then. Knows the statistics of one model."""
+    """Sends one response and is silent then."""
 
     def __init__(self) -> None:
-        super().__init__(streamed=self._streamed, ready={"m": "READY"})
-        self.pieces = 1
-        self.count: int | None = 1
-        """None: statistics without results, as of another server than Triton."""
-        self.is_live = True
-        self.checks = 0
-        """The number of liveness checks."""
+        super().__init__(streamed=self._streamed, ready={"m": "READY"}, completed_s={"m": [0.0]})
         self.goes_on = asyncio.Event()
 
     async def _streamed(
         self, request: pb.ModelInferRequest, context: object
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        for number in range(self.pieces):
-            yield piece(number)
+        yield piece(0)
         await self.goes_on.wait()
         yield piece(final=True)
-
-    async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
-        self.checks += 1
-        return pb.ServerLiveResponse(live=self.is_live)
-
-    async def ModelStatistics(  # noqa: N802
-        self, request: pb.ModelStatisticsRequest, context: object
-    ) -> pb.ModelStatisticsResponse:
-        answer = pb.ModelStatisticsResponse()
-        model = answer.model_stats.add(name=request.name)
-        if self.count is not None:
-            model.inference_stats.success.count = self.count
-            model.inference_stats.fail.SetInParent()
-        return answer
 
 
 class Reading:
@@ -327,7 +306,7 @@ class Reading:
             self.outputs += 1
 
     async def begun(self) -> None:
-        await eventually(lambda: self.outputs == self.server.pieces and bool(self.triton.engine.streams))
+        await eventually(lambda: self.outputs == 1 and bool(self.triton.engine.streams))
 
     @property
     def is_running(self) -> bool:
@@ -395,12 +374,12 @@ async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> 
 
 
 async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> None:
-    reading.server.count = 5
+    reading.server.completed_s["m"] = [0.0] * 5
     async with reading.triton.watching():
         await reading.begun()
         await asyncio.sleep(0.1)
         assert reading.is_running
-        reading.server.count = 1
+        reading.server.completed_s["m"] = [0.0]
         assert isinstance(await reading.error(), ModelNotReady)
 
 
@@ -412,9 +391,12 @@ async def test_a_silent_stream_ends_when_triton_does_not_answer(reading: Reading
 
 
 async def test_the_watch_goes_on_after_statistics_that_it_cannot_read(
-    reading: Reading, caplog: pytest.LogCaptureFixture
+    reading: Reading, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading.server.count = None
+    async def document(*_: object) -> dict[str, object]:
+        return {}  # as of another server than Triton
+
+    monkeypatch.setattr(reading.triton.engine, "document", document)
     async with reading.triton.watching():
         await reading.begun()
         await eventually(lambda: "a part of the watch of Triton failed" in caplog.text)

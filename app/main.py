@@ -8,6 +8,7 @@ from functools import partial
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 
+from app.admission.admission import WHOLE, Share
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
@@ -17,7 +18,6 @@ from app.api.exchange import ByteBudget
 from app.api.openapi import CONSOLE, DOCS, Documents
 from app.api.probes import MetricsPages, Probes, Processes
 from app.core.inference import TensorMemory
-from app.core.share import WHOLE, Share
 from app.observability.metrics import Statistics, statistics_of
 from app.routes import admin, dialects_of, health, pages
 from app.streams.store import StreamStore

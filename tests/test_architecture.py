@@ -18,12 +18,12 @@ LAYERS = {
     "coalescing": {"core"},
     "http1": {"core"},
     "launcher": {"core"},
+    "llm": {"core"},
     "shared_memory": {"core"},
     "config": {"core"},
     "admission": {"core", "config"},
     "triton": {"grpc", "launcher", "shared_memory", "core", "config"},
     "codecs": {"core"},
-    "llm": {"core", "config"},
     "sessions": {"core", "config"},
     "pipelines": {"core", "coalescing", "config", "codecs", "llm", "sessions"},
     "lint": {"core", "config", "codecs", "pipelines"},
@@ -64,7 +64,7 @@ LAYERS = {
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
 
-CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "shared_memory"}
+CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "llm", "shared_memory"}
 """Packages that know nothing of the gateway: each could be published alone."""
 
 PAGE_WITH_THE_ORDER = "docs/explanation/architecture.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import __version__, cli
-from app.admission.keys import key_of, read_keys
+from app.admission.keys import FollowedKeys
 from app.process import serving as serving_module
 from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
@@ -205,9 +205,9 @@ class TestNewKey:
             assert key not in printed.err
             entries += printed.err
             (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
-            keys = read_keys(tmp_path / "keys.yaml", DIALECTS)
-            assert key_of(keys, key.encode(), 0.0).caller.id == key_id
-        assert [key.caller.id for key in keys] == ["team-a", "b"]
+            keys = FollowedKeys(tmp_path / "keys.yaml", DIALECTS)
+            assert keys.key_of(key.encode(), 0.0).caller.id == key_id
+        assert [key.caller.id for key in keys.keys] == ["team-a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
     def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,28 @@
 """Admission: a request takes a slot before it calls a model, and releases it at the end (docs/reference/load.md)."""
 
+from dataclasses import dataclass
 from math import ceil
 
 from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
 from app.admission.limit import Limit, StreamLimit, ThroughputLimit
 from app.admission.scheduler import Claim, ModelQueue, Quota
 from app.core.model import Capacity
-from app.core.share import WHOLE, Share
 
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of one process in the limits. ``number``: of this process, from 1. ``of``: how many processes share."""
+
+    number: int = 1
+    of: int = 1
+
+    def part(self, total: int) -> int:
+        """All parts together are ``total``, so a part may be 0."""
+        return total // self.of + (self.number <= total % self.of)
+
+
+WHOLE = Share()
+"""Of the only process."""
 QUEUE = 256
 """Default limit on the requests that wait for a pipeline at the same time."""
 

@@ -141,23 +141,6 @@ class KeysSpec(Section):
     keys: list[Key]
 
 
-def key_of(keys: Sequence[Key], text: bytes, now: float) -> Key:
-    """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
-
-    The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
-    """
-    digest, found = sha256(text).digest(), None
-    for key in keys:
-        for known in key.digests:
-            if compare_digest(known, digest):
-                found = key
-    if found is None:
-        raise Unauthenticated("The API key is not valid.")
-    if found.expires is not None and now >= found.expires.timestamp():
-        raise Unauthenticated("The API key has expired.")
-    return found
-
-
 def read_keys(path: Path, dialects: Collection[str]) -> Sequence[Key]:
     """Reads the keys file. ``dialects``: the names that the gateway knows. Raises ConfigError."""
     try:
@@ -226,8 +209,20 @@ class FollowedKeys:
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
-        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated."""
-        return key_of(self.keys, text, now)
+        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
+
+        The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
+        """
+        digest, found = sha256(text).digest(), None
+        for key in self.keys:
+            for known in key.digests:
+                if compare_digest(known, digest):
+                    found = key
+        if found is None:
+            raise Unauthenticated("The API key is not valid.")
+        if found.expires is not None and now >= found.expires.timestamp():
+            raise Unauthenticated("The API key has expired.")
+        return found
 
     def _warn_if_public(self) -> None:
         try:

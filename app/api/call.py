@@ -48,7 +48,8 @@ class InferenceCall(Struct, eq=False):
 
     def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
         """The request as it is sent."""
-        return self.target.prepared(request, self.deadline).with_trace(trace)
+        request = self.target.prepared(request, self.deadline)
+        return request if trace is request.trace else replace(request, trace=trace)
 
 
 @dataclass(slots=True)

@@ -4,9 +4,7 @@
 and settings to plain words.
 """
 
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
@@ -16,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from app.core.files import read_regular_file
 from app.core.text import LONGEST_NAME, nearest
 
 MAX_BYTES = 1024 * 1024
@@ -65,17 +64,6 @@ def read_document(path: Path) -> tuple[Any, Lines]:
         cause, text = exc, f"is not YAML: {str(exc).partition(chr(10))[0]}"
     text = text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}..."
     raise ConfigError(f"{path}:{line}: {text}") from cause
-
-
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Never waits, as a read from a pipe or a device would. Raises OSError, also for a larger file."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"'{path}' is not a regular file")
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(f"'{path}' is larger than {max_bytes} bytes")
-    return content
 
 
 class _BoundedLoader(yaml.SafeLoader):

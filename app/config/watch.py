@@ -9,10 +9,9 @@ from typing import Generic, TypeVar
 
 from app.config.document import ConfigError
 from app.core.aio import Backoff
+from app.core.files import Stamp, stamp_of
 
 Content = TypeVar("Content")
-Stamp = tuple[int, ...]
-"""Differs for two versions of a file."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +69,3 @@ class FollowedFile(Generic[Content]):
             text = "%s has changed but is invalid; the old one stays active: %s"
             _log.error(text, self.name, problem, exc_info=exc)
         self._problem = problem
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Changes with the content, and where a link leads to another file; zeros while the file is away."""
-    try:
-        status = path.stat()
-    except OSError:
-        return (0,)
-    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

@@ -243,9 +243,6 @@ class InferenceRequest(Struct, frozen=True, eq=False):
                 return each
         return None
 
-    def with_trace(self, trace: TraceContext | None) -> Self:
-        return self if trace is self.trace else replace(self, trace=trace)
-
     def without_inputs(self) -> Self:
         """Returns a copy for use during a stream, without the inputs, which may be large and are already sent."""
         return replace(self, inputs=())

@@ -304,7 +304,11 @@ class SequenceIds:
             for own in self.reserved
         ):
             text = "parameter 'sequence_id' is one of those that the gateway makes itself for this model."
-            raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(sorted(map(_words, self.reserved)))}.")
+            own_ids = sorted(
+                f"a text that begins with '{own}'" if isinstance(own, str) else f"from {own[0]} to {own[-1]}"
+                for own in self.reserved
+            )
+            raise InvalidInput(text, hint=f"Use an id that is not {' or '.join(own_ids)}.")
 
     def _fits(self, sequence_id: object) -> bool:
         if isinstance(sequence_id, str):
@@ -312,10 +316,6 @@ class SequenceIds:
             is_dangerous = self.is_text_tensor and size in _DANGEROUS_BYTES
             return self.takes_text and size <= MAX_ID_BYTES and not is_dangerous
         return type(sequence_id) is int and 0 < sequence_id <= self.max_number
-
-
-def _words(own: OwnIds) -> str:
-    return f"a text that begins with '{own}'" if isinstance(own, str) else f"from {own[0]} to {own[-1]}"
 
 
 def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> SequenceIds:

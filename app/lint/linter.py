@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from app.codecs.kinds import shape_text
-from app.config.document import Location, read_regular_file
+from app.config.document import Location
 from app.core.errors import GatewayError
+from app.core.files import read_regular_file
 from app.core.model import ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, decoupled_models, findings_of_ensembles, is_auto_completed

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from app.config.document import read_regular_file
-from app.config.watch import Stamp, stamp_of
+from app.core.files import Stamp, read_regular_file, stamp_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome
 from app.core.inference import InferenceRequest, TraceContext
@@ -131,7 +133,7 @@ def traced_call(tracer: Tracer, request: InferenceRequest, method: str) -> Obser
 
 class _TracedCall(ObservedCall):
     def __init__(self, request: InferenceRequest, method: str, span: Span) -> None:
-        super().__init__(request.with_trace(span.trace))
+        super().__init__(replace(request, trace=span.trace))
         self._method = method
         self._span = span
 

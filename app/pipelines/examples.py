@@ -16,7 +16,7 @@ import orjson
 from msgspec.structs import replace
 
 from app.codecs.kinds import is_bare_item
-from app.config.document import read_regular_file
+from app.core.files import read_regular_file
 from app.core.inference import (
     BYTES,
     INTEGER_DATATYPES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app import __version__
-from app.admission.admission import Admission
+from app.admission.admission import Admission, Share
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
@@ -25,7 +25,6 @@ from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
-from app.core.share import Share
 from app.core.text import is_loopback, nearest
 from app.main import Gateway
 from app.observability.metrics import Metrics

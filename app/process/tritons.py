@@ -15,9 +15,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from app.admission.admission import WHOLE, Share
 from app.core.engine import CallObserver, InferenceServer
 from app.core.errors import GatewayError
-from app.core.share import WHOLE, Share
 from app.core.text import is_loopback
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports

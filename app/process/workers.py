@@ -34,9 +34,9 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from app.admission.admission import Share
 from app.config.document import ConfigError
 from app.core.aio import Backoff
-from app.core.share import Share
 from app.main import Gateway
 from app.observability.log import configure_logging
 from app.process.listening import GRACE_S, LAST_BYTES_S, ListeningPortTaken, reserved

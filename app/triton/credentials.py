@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.config.document import ConfigError
-from app.config.watch import FollowedFile, stamp_of
+from app.config.watch import FollowedFile
+from app.core.files import stamp_of
 from app.grpc.rpc import Metadata, StreamCall, Transport, UnaryCall
 
 CHECK_S = 1.0

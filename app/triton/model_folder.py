@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from app.config.document import read_regular_file
+from app.core.files import read_regular_file
 from app.triton.config import Repeat, parse_config, repeated_keys
 
 MAX_SCRIPT_BYTES = 1024 * 1024

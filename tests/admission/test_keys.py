@@ -15,24 +15,39 @@ import pytest
 import yaml
 
 from app.admission import keys
-from app.admission.keys import CallerLimits, FollowedKeys, Key, entry_of, hash_of, key_of, new_key, read_keys
+from app.admission.keys import CallerLimits, FollowedKeys, Key, entry_of, hash_of, new_key, read_keys
 from app.config.document import ConfigError
 from app.core.errors import Unauthenticated
 from app.routes import DIALECTS
 from tests.toolkit.keys import entry, key_text, write_keys
 
-TEXTS = [f"tgw_{n}".encode() for n in range(5)]
-KEYS = [Key(id=f"k{n}", sha256=[hash_of(text.decode())]) for n, text in enumerate(TEXTS)]
+HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+GOOD = f"keys:\n  - id: team-a\n    sha256: {HASH}\n"
+NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
+TEXTS = [key_text(f"k{n}").encode() for n in range(5)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+@pytest.fixture
+def followed(path: Path) -> FollowedKeys:
+    return FollowedKeys(write_keys(path, *(entry(f"k{n}") for n in range(5))), DIALECTS)
 
 
 @pytest.mark.parametrize("text", [b"", b"x", TEXTS[0][:-1], TEXTS[0] + b" ", TEXTS[0].upper(), b"\xff" * 9000])
-def test_any_other_text_is_unauthenticated(text: bytes) -> None:
+def test_any_other_text_is_unauthenticated(followed: FollowedKeys, text: bytes) -> None:
     with pytest.raises(Unauthenticated):
-        key_of(KEYS, text, 0.0)
+        followed.key_of(text, 0.0)
 
 
 @pytest.mark.parametrize("text", [*TEXTS, b"unknown", b""])
-def test_every_stored_hash_is_compared_for_every_request(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stored_hash_is_compared_for_every_request(
+    followed: FollowedKeys, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert keys.compare_digest is hmac.compare_digest  # compares in constant time
     compared = []
 
     def counted(known: bytes, given: bytes) -> bool:
@@ -41,26 +56,22 @@ def test_every_stored_hash_is_compared_for_every_request(text: bytes, monkeypatc
 
     monkeypatch.setattr(keys, "compare_digest", counted)
     try:
-        assert key_of(KEYS, text, 0.0).caller.id == f"k{TEXTS.index(text)}"
+        assert followed.key_of(text, 0.0).caller.id == f"k{TEXTS.index(text)}"
     except Unauthenticated:
         assert text not in TEXTS
     assert compared == [(sha256(each).digest(), sha256(text).digest()) for each in TEXTS]
 
 
-def test_hashes_are_compared_in_constant_time() -> None:
-    assert keys.compare_digest is hmac.compare_digest
-
-
-def test_a_key_is_rejected_from_its_expiry_time() -> None:
-    known = [Key(id="a", sha256=[hash_of("x")], expires=datetime.fromtimestamp(100, UTC))]
-    assert key_of(known, b"x", 99.999)
+def test_a_key_is_rejected_from_its_expiry_time(path: Path) -> None:
+    known = FollowedKeys(write_keys(path, entry("a", expires="1970-01-01T00:01:40Z")), DIALECTS)
+    assert known.key_of(key_text("a").encode(), 99.999)
     with pytest.raises(Unauthenticated, match="has expired"):
-        key_of(known, b"x", 100.0)
+        known.key_of(key_text("a").encode(), 100.0)
 
 
-def test_a_key_may_have_an_old_and_a_new_text() -> None:
-    known = [Key(id="a", sha256=[hash_of("old"), hash_of("new")])]
-    assert key_of(known, b"old", 0.0) is key_of(known, b"new", 0.0)
+def test_a_key_may_have_an_old_and_a_new_text(path: Path) -> None:
+    known = FollowedKeys(write_keys(path, {"id": "a", "sha256": [hash_of("old"), hash_of("new")]}), DIALECTS)
+    assert known.key_of(b"old", 0.0) is known.key_of(b"new", 0.0)
 
 
 def test_scopes_of_a_key() -> None:
@@ -72,9 +83,9 @@ def test_scopes_of_a_key() -> None:
     assert (restricted.speaks("openai"), restricted.speaks("oip")) == (True, False)
 
 
-def test_no_repr_shows_a_hash() -> None:
-    assert not any(hash_of(text.decode()) in repr(KEYS) for text in TEXTS)
-    assert "sha256" not in repr(KEYS)
+def test_no_repr_shows_a_hash(followed: FollowedKeys) -> None:
+    assert not any(hash_of(text.decode()) in repr(followed.keys) for text in TEXTS)
+    assert "sha256" not in repr(followed.keys)
 
 
 def test_new_keys_have_256_random_bits() -> None:
@@ -82,18 +93,6 @@ def test_new_keys_have_256_random_bits() -> None:
     assert len(made) == 64
     assert all(each.startswith("tgw_") and len(each) == 4 + 43 for each in made)
     assert hash_of("abc") == sha256(b"abc").hexdigest()
-
-
-HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-GOOD = f"keys:\n  - id: team-a\n    sha256: {HASH}\n"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "keys.yaml"
-
-
-NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 def error_of(path: Path, text: str) -> str:

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.admission import Admission, PipelineAdmission
+from app.admission.admission import Admission, PipelineAdmission, Share
 from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.admission.scheduler import Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.core.model import Capacity
-from app.core.share import Share
 
 LONG_S = 60.0
 

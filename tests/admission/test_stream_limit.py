@@ -7,14 +7,13 @@ from math import ceil
 
 import pytest
 
-from app.admission.admission import Admission, PipelineAdmission
+from app.admission.admission import Admission, PipelineAdmission, Share
 from app.admission.keys import ANYONE
 from app.admission.limit import COLD_STREAMS, STREAMS, StreamLimit
 from app.admission.scheduler import Slot
 from app.core.errors import TooManyRequests
 from app.core.inference import Deadline
 from app.core.model import Capacity
-from app.core.share import Share
 from tests.toolkit.simulated_clock import simulated
 
 DECOUPLED = Capacity(is_decoupled=True)

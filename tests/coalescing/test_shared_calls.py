@@ -284,7 +284,7 @@ async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> Non
     """Nothing below sends the items of several callers again. The trace is that of a sampled request."""
     bench = Bench()
     traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
-    requests = [bench.request(item).with_trace(trace) for item, trace in enumerate(traces)]
+    requests = [replace(bench.request(item), trace=trace) for item, trace in enumerate(traces)]
     await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
     call = bench.inner.calls[1]
     assert (call.idempotent, call.extensions, call.trace) == (False, (), traces[3])

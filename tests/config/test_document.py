@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import document
-from app.config.document import ConfigError, Lines, read_document, read_regular_file
+from app.config.document import ConfigError, Lines, read_document
+from app.core.files import read_regular_file
 from app.pipelines.file import read_gateway_file
 
 

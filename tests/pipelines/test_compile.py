@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.admission.admission import WHOLE, Share
 from app.api.sessions.open_sessions import new_sequence_id, terms_of
 from app.config.document import Section
 from app.core.errors import InvalidInput, InvalidRequest
 from app.core.inference import Deadline
 from app.core.model import ModelConfig, SequenceBatching, sequence_ids_of
-from app.core.share import WHOLE, Share
 from app.pipelines.file import derived_spec
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import (

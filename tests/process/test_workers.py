@@ -16,8 +16,8 @@ import pytest
 from prometheus_client import generate_latest, values
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.admission.admission import Share
 from app.core.errors import Outcome
-from app.core.share import Share
 from app.observability.metrics import DURATION_BOUNDS_S, Metrics, statistics_of
 from app.process.workers import SHARED_OUT, Board, PageOfAll, check_shares, settings_of_worker
 from app.settings import Settings, SettingsError

@@ -4,11 +4,11 @@ from time import monotonic
 
 import pytest
 
+from app.admission.admission import WHOLE, Share
 from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.api.sessions.open_sessions import LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places
 from app.core.errors import ModelNotReady, TooManyRequests
 from app.core.model import SequenceIds
-from app.core.share import WHOLE, Share
 from app.sessions.session_terms import SessionSpec, SessionTerms, reach_s
 
 

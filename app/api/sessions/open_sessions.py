@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import PipelineAdmission
+from app.admission.admission import PipelineAdmission, Share
 from app.admission.keys import ANYONE, Caller
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
@@ -43,7 +43,6 @@ from app.core.errors import (
 from app.core.inference import Deadline, InferenceRequest, OpenSequence, TraceContext, new_request_id
 from app.core.json import json_of
 from app.core.model import MAX_ID_BYTES, SequenceIds
-from app.core.share import Share
 from app.http1.websocket import Message, Reason, WebSocket
 from app.observability.metrics import Metrics, OpenedMetrics
 from app.observability.record import RequestRecord

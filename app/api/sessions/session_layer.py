@@ -9,6 +9,7 @@ from typing import ClassVar, TypedDict
 
 from starlette.responses import Response
 
+from app.admission.admission import Share
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
@@ -33,7 +34,6 @@ from app.api.streaming import StreamResponse
 from app.core import errors
 from app.core.errors import InvalidRequest
 from app.core.json import COUNT, TEXT, Schema, enum_of, one_of
-from app.core.share import Share
 from app.observability.record import hide_ids_after
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
@@ -169,7 +169,7 @@ class Sessions(Layer):
         """
         name = found["name"]
         pipeline = self._inference.admit(exchange, name, None)
-        if not pipeline.spec.takes_requests and not self._share.is_whole:
+        if not pipeline.spec.takes_requests and self._share.of > 1:
             raise HttpSessionsOff(
                 "This gateway has several processes, and the steps of a session would reach different ones.",
                 hint=_WITH_WORKERS.replace("{pipeline}", name),

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
-from app.grpc.calls import Http2StreamCall, Http2UnaryCall
-from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.connection import Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
 from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, Metadata, RpcError
 
@@ -88,7 +87,7 @@ class Client:
         for name, value in metadata:
             block += _literal(name.encode("ascii"), value.encode("ascii"))
         call = kind(connection, self._options.max_message_bytes)
-        call.start(block, message, timeout_s)
+        connection.start(call, block, message, timeout_s)
         return call
 
     async def close(self) -> None:

@@ -1,14 +1,16 @@
-"""Encodes and decodes HTTP/2 frames, and decodes header blocks.
+"""Encodes and decodes HTTP/2 frames, and decodes header blocks and messages.
 
-Source: RFC 9113, sections 4 and 6 (frames) and 7 (error codes).
+Sources: RFC 9113, sections 4 and 6 (frames) and 7 (error codes); PROTOCOL-HTTP2.md of gRPC ("Length-Prefixed-Message").
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from msgspec import Struct
+
+from app.grpc.rpc import BrokenExchange, RpcError
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -117,13 +119,6 @@ def integer_frame(kind: int, stream_id: int, value: int) -> bytes:
     return frame_bytes(kind, 0, stream_id, value.to_bytes(4, "big"))
 
 
-def integer_of(frame: Frame) -> int:
-    """Decodes the content of WINDOW_UPDATE or RST_STREAM. Raises ConnectionFailed."""
-    if len(frame.content) != 4:
-        raise ConnectionFailed(FRAME_SIZE_ERROR, "a frame of the wrong size")
-    return int.from_bytes(frame.content, "big")
-
-
 def unpadded(frame: Frame) -> bytes:
     """Returns the content of DATA or HEADERS without its padding. Raises ConnectionFailed."""
     if not frame.flags & PADDED:
@@ -201,3 +196,55 @@ class HeaderBlocks:
         if len(self._decoded) < _MAX_CACHED_BLOCKS:
             self._decoded[content] = headers
         return headers
+
+
+PREFIX = struct.Struct(">BI")
+"""What comes before each message: whether it is compressed, and its length."""
+PREFIX_BYTES = PREFIX.size
+
+
+class MessageReader:
+    """Assembles messages from pieces of a stream's body. Each message is copied once, when it is complete."""
+
+    __slots__ = ("_has_prefix", "_max_message_bytes", "_pieces", "is_between_messages", "missing")
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self.missing = PREFIX_BYTES
+        """Bytes that are missing from the current message, or from its prefix while the length is unknown."""
+        self.is_between_messages = True
+        self._max_message_bytes = max_message_bytes
+        self._has_prefix = False
+        self._pieces: list[bytes] = []
+        """The received pieces of the message or its prefix."""
+
+    def messages(self, data: bytes) -> Iterable[bytes]:
+        """Returns the messages that ``data`` completes. They may be yielded one by one, and then raise RpcError."""
+        if self.is_between_messages and len(data) > PREFIX_BYTES:
+            is_compressed, length = PREFIX.unpack_from(data)
+            if length == len(data) - PREFIX_BYTES and length <= self._max_message_bytes and not is_compressed:
+                return (data[PREFIX_BYTES:],)  # the usual piece: one whole message
+        return self._assembled(data)
+
+    def _assembled(self, data: bytes) -> Iterator[bytes]:
+        start, size = 0, len(data)
+        while size - start >= self.missing:
+            end = start + self.missing
+            part = data[start:end]
+            if self._pieces:
+                part, self._pieces = b"".join((*self._pieces, part)), []
+            start = end
+            if self._has_prefix:
+                self._has_prefix, self.missing = False, PREFIX_BYTES
+                yield part
+                continue
+            is_compressed, length = PREFIX.unpack(part)
+            if is_compressed:
+                raise BrokenExchange("the server sent a compressed message, which the client does not support")
+            if length > self._max_message_bytes:
+                text = f"a message of {length} bytes; at most {self._max_message_bytes} are read"
+                raise RpcError("RESOURCE_EXHAUSTED", text)
+            self._has_prefix, self.missing = True, int(length)
+        if start < size:
+            self.missing -= size - start
+            self._pieces.append(data[start:])
+        self.is_between_messages = not self._has_prefix and self.missing == PREFIX_BYTES

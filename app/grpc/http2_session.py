@@ -89,6 +89,8 @@ class Session:
                 raise ConnectionFailed(frames.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             handler = _HANDLERS.get(kind)
             if handler is None:
+                if kind == frames.PUSH_PROMISE:
+                    raise ConnectionFailed(frames.PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
                 continue
             stream = self.streams.get(stream_id)
             is_unknown = stream is None and (stream_id % 2 == 0 or stream_id >= self._next_id)
@@ -226,11 +228,12 @@ class Session:
         stream.received_headers(headers, is_end)
 
     def _on_rst_stream(self, frame: Frame, stream: Http2Stream | None) -> None:
-        code = frames.integer_of(frame)
+        if len(frame.content) != 4:
+            raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed RST_STREAM")
         if stream is not None:
             del self.streams[frame.stream_id]
             stream.unsent = None
-            stream.was_reset(code, "")
+            stream.was_reset(int.from_bytes(frame.content, "big"), "")
 
     def _on_settings(self, frame: Frame, _stream: Http2Stream | None) -> None:
         is_ack = bool(frame.flags & frames.ACK)
@@ -255,9 +258,6 @@ class Session:
         self.output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
         self._send_blocked()
 
-    def _on_push_promise(self, _frame: Frame, _stream: Http2Stream | None) -> None:
-        raise ConnectionFailed(frames.PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
-
     def _on_ping(self, frame: Frame, _stream: Http2Stream | None) -> None:
         if frame.stream_id or len(frame.content) != 8:
             raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed PING")
@@ -276,7 +276,9 @@ class Session:
                 stream.was_reset(frames.REFUSED_STREAM, "the server is going away")
 
     def _on_window_update(self, frame: Frame, stream: Http2Stream | None) -> None:
-        size = frames.integer_of(frame) & MAX_WINDOW
+        if len(frame.content) != 4:
+            raise ConnectionFailed(frames.FRAME_SIZE_ERROR, "malformed WINDOW_UPDATE")
+        size = int.from_bytes(frame.content, "big") & MAX_WINDOW
         if not frame.stream_id:
             self._send_window += size
             if not size or self._send_window > MAX_WINDOW:
@@ -306,7 +308,6 @@ _HANDLERS = {
     frames.HEADERS: Session._on_headers,
     frames.RST_STREAM: Session._on_rst_stream,
     frames.SETTINGS: Session._on_settings,
-    frames.PUSH_PROMISE: Session._on_push_promise,
     frames.PING: Session._on_ping,
     frames.GOAWAY: Session._on_goaway,
     frames.WINDOW_UPDATE: Session._on_window_update,

@@ -10,9 +10,8 @@ import pytest
 
 from app.grpc import frames
 from app.grpc import http2_session as session
-from app.grpc.calls import Http2UnaryCall
 from app.grpc.client import Client, Options
-from app.grpc.connection import Http2Connection, KeepAlive
+from app.grpc.connection import Http2Connection, Http2UnaryCall, KeepAlive
 from app.grpc.frames import Frame, FrameBuffer, frame_bytes
 from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, RpcError
@@ -403,7 +402,7 @@ async def test_no_call_is_written_to_a_lost_connection() -> None:
     connection.connection_made(transport)
     before = len(transport.written)
     call = Http2UnaryCall(connection, LIMIT)
-    call.start(b"", b"question", 10.0)
+    connection.start(call, b"", b"question", 10.0)
     connection.connection_lost(None)
     await asyncio.sleep(0.01)
     assert len(transport.written) == before

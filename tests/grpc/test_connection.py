@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 
 from app.grpc import connection, frames
-from app.grpc.calls import PREFIX_BYTES, Http2StreamCall, Http2UnaryCall
-from app.grpc.connection import Http2Connection, KeepAlive
-from app.grpc.frames import STREAM_WINDOW, frame_bytes
+from app.grpc.connection import Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
+from app.grpc.frames import PREFIX_BYTES, STREAM_WINDOW, frame_bytes
 from app.grpc.http2_session import Session
 from tests.toolkit.strict_peer import Call, StrictPeer, message_of, request_of
 
@@ -66,12 +65,12 @@ class Server:
 
     def stream(self) -> Http2StreamCall:
         call = Http2StreamCall(self.connection, 1024 * 1024)
-        call.start(b"", b"", TIMEOUT_S)
+        self.connection.start(call, b"", b"", TIMEOUT_S)
         return call
 
     def unary(self) -> Http2UnaryCall:
         call = Http2UnaryCall(self.connection, 1024 * 1024)
-        call.start(b"", b"", TIMEOUT_S)
+        self.connection.start(call, b"", b"", TIMEOUT_S)
         return call
 
     def begin(self, stream_id: int) -> None:
@@ -270,7 +269,8 @@ class Reader:
     def __init__(self, exchange: Exchange, seed: int, *, is_stream: bool) -> None:
         kind = Http2StreamCall if is_stream else Http2UnaryCall
         self.call: Any = kind(exchange.connection, LIMIT)
-        self.call.start(b"", request_of(seed, exchange.random.choice((0, 10, 200_000))), LONG_S)
+        request = request_of(seed, exchange.random.choice((0, 10, 200_000)))
+        exchange.connection.start(self.call, b"", request, LONG_S)
         self.messages: list[bytes] = []
         self.is_over = False
         self._is_stream = is_stream

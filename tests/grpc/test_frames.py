@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grpc.calls import PREFIX_BYTES, MessageReader
-from app.grpc.connection import PREFIX
-from app.grpc.frames import Frame, FrameBuffer, frame_bytes
+from app.grpc.frames import PREFIX, PREFIX_BYTES, Frame, FrameBuffer, MessageReader, frame_bytes
 from app.grpc.rpc import RpcError
 
 LIMIT = 64

@@ -123,7 +123,7 @@ class StrictPeer:
         elif frame.kind == frames.DATA:
             self._received_request(frame)
         elif frame.kind == frames.WINDOW_UPDATE:
-            self._widen(frame.stream_id, frames.integer_of(frame))
+            self._widen(frame.stream_id, int.from_bytes(frame.content, "big"))
         elif frame.kind == frames.RST_STREAM:
             self.calls.pop(frame.stream_id, None)
         elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.api.sessions import open_sessions
 from app.cli import main
-from app.grpc.calls import Http2Call
+from app.grpc.connection import Http2Call
 
 
 def _write_levels(*_: object) -> None:

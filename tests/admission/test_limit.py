@@ -63,25 +63,26 @@ def test_a_fast_model_gets_a_high_limit() -> None:
     assert limit.value >= 256
 
 
-def test_batches_are_filled_if_that_increases_throughput() -> None:
-    service = batching(1, 0.02, 0.001, 32)
-    limit = ThroughputLimit(1, 32)
-    rate = under_load(limit, service, 20_000)
-    assert rate >= 0.85 * 64 / service(64)
+BATCHES = batching(1, 0.02, 0.001, 32)
 
 
-def test_a_chain_of_batching_steps_gets_enough_requests_for_all_of_them() -> None:
-    """Each further request adds a little throughput, as measured: 157 answers per second with 16, 240 with 64."""
-    limit = ThroughputLimit(1, 16)
-    rate = under_load(limit, lambda running: (running + 12) / 285)
-    assert rate >= 0.9 * 285 * 64 / (64 + 12)
-
-
-def test_a_model_with_undeclared_concurrency_gets_a_higher_limit() -> None:
-    """The configuration declares one instance, but the model runs 40 requests at a time."""
-    limit = ThroughputLimit(1, 1)
-    rate = under_load(limit, lambda running: 0.5 * max(running / 40, 1.0), 12_000)
-    assert rate >= 0.85 * 80
+@pytest.mark.parametrize(
+    ("declared", "service", "answers", "least"),
+    [
+        (32, BATCHES, 20_000, 0.85 * 64 / BATCHES(64)),
+        (16, lambda running: (running + 12) / 285, 4000, 0.9 * 285 * 64 / (64 + 12)),
+        (1, lambda running: 0.5 * max(running / 40, 1.0), 12_000, 0.85 * 80),
+    ],
+    ids=[
+        "batches are filled",
+        "every step of a chain is busy: 157 answers per second with 16 requests, 240 with 64, as measured",
+        "a model of one declared instance runs 40 requests at a time",
+    ],
+)
+def test_a_limit_that_increases_throughput_is_found(
+    declared: int, service: Service, answers: int, least: float
+) -> None:
+    assert under_load(ThroughputLimit(1, declared), service, answers) >= least
 
 
 def test_the_limit_recovers_after_a_slow_phase() -> None:

@@ -33,21 +33,6 @@ def drained(queue: FairQueue[Request]) -> list[Request]:
     return found
 
 
-def test_requests_of_one_key_leave_in_order() -> None:
-    requests = [Request() for _ in range(5)]
-    assert drained(filled(*requests)) == requests
-
-
-def test_keys_take_turns() -> None:
-    flood, other = [Request("flood") for _ in range(3)], [Request("other") for _ in range(2)]
-    assert drained(filled(*flood, *other)) == [flood[0], other[0], flood[1], other[1], flood[2]]
-
-
-def test_higher_priorities_leave_first() -> None:
-    low, high = Request(priority=0), Request(priority=7)
-    assert drained(filled(low, high)) == [high, low]
-
-
 def test_a_blocked_request_does_not_delay_others() -> None:
     blocked, other = Request("blocked"), Request("other")
     queue = filled(blocked, other)
@@ -56,32 +41,20 @@ def test_a_blocked_request_does_not_delay_others() -> None:
     assert queue.size == 1
 
 
-def test_a_removed_request_is_never_taken() -> None:
-    first, second = Request(), Request()
-    queue = filled(first, second)
-    assert queue.remove(first)
-    assert not queue.remove(first)
-    assert drained(queue) == [second]
-
-
-class TestDisplacement:
-    def test_the_newest_request_of_the_longest_line_is_displaced(self) -> None:
-        flood = [Request("flood") for _ in range(4)]
-        queue = filled(*flood, Request("other"))
-        assert queue.displaced_by(0, "new", lambda _: True) is flood[-1]
-
-    def test_requests_of_equally_long_lines_stay(self) -> None:
-        queue = filled(Request("a"), Request("b"))
-        assert queue.displaced_by(0, "a", lambda _: True) is None
-        assert queue.displaced_by(0, "new", lambda _: True) is None
-
-    def test_a_lower_priority_is_displaced(self) -> None:
-        low = Request("low", priority=-1)
-        assert filled(low, Request("a")).displaced_by(0, "a", lambda _: True) is low
-
-    def test_a_higher_priority_is_never_displaced(self) -> None:
-        queue = filled(*(Request("high", priority=1) for _ in range(9)))
-        assert queue.displaced_by(0, "new", lambda _: True) is None
+@pytest.mark.parametrize(
+    ("waiting", "new", "displaced"),
+    [
+        ([Request("flood") for _ in range(4)] + [Request("other")], Request("new"), 3),
+        ([Request("a"), Request("b")], Request("a"), None),
+        ([Request("a"), Request("b")], Request("new"), None),
+        ([Request("low", priority=-1), Request("a")], Request("a"), 0),
+        ([Request("high", priority=1) for _ in range(9)], Request("new"), None),
+    ],
+    ids=["the newest of the longest line", "equally long lines", "a new line", "a lower priority", "a higher priority"],
+)
+def test_which_request_is_displaced(waiting: list[Request], new: Request, displaced: int | None) -> None:
+    found = filled(*waiting).displaced_by(new.priority, new.key, lambda _: True)
+    assert found is (None if displaced is None else waiting[displaced])
 
 
 arrivals = st.tuples(st.just("arrives"), st.sampled_from("abc"), st.integers(-1, 1))
@@ -102,6 +75,7 @@ def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> 
         elif step[0] == "leaves" and waiting:
             request = waiting.pop(step[1] % len(waiting))
             assert queue.remove(request)
+            assert not queue.remove(request)
         elif step[0] == "runs":
             request = queue.take(lambda _: True)
             assert (request is None) == (not waiting)
@@ -141,8 +115,3 @@ def test_no_key_runs_twice_while_another_waits_for_its_turn(keys: list[str]) -> 
         assert waited[request.key] == max(waited.values())
         left[request.key] -= 1
         last_run[request.key] = turn
-
-
-@pytest.mark.parametrize("keys", [1, 3])
-def test_callers_counts_the_waiting_keys(keys: int) -> None:
-    assert filled(*(Request(str(key)) for key in range(keys)), Request("0")).callers() == keys

@@ -230,107 +230,79 @@ class TestAGatewayInUse:
         assert percentile([each.first_event_s for each in seen], 0.99) <= 2
 
 
-class TestTheLimit:
-    def started(self, limit: StreamLimit, streams: Sequence[int], now: float) -> None:
-        for stream in streams:
-            limit.started(stream, now)
+Step = tuple[str, Sequence[int], float]
+LATE: list[Step | int] = [("start", [8], 0.05), ("answer", [8], 2.0)]
+STORIES: dict[str, list[Step | int]] = {
+    "each first output makes room for another stream": [
+        *(16, ("start", range(8, 16), 0.05)),
+        *(("answer", range(8, 12), 0.1), 20),
+    ],
+    "a late first output stops the growth": [*LATE, 9],
+    "the growth begins again after a pause with one stream": [*LATE, ("wait", [], 2.1), 9, ("wait", [], 3.0), 10],
+    "a stream that ends gives its place to one that waits in the model": [
+        *(("start", range(8, 16), 0.05), ("end", [0], 5.0)),
+        8,
+    ],
+    "a first output that others overtook is not late": [
+        *(("start", [8], 0.05), ("start", [9], 1.0), ("answer", [9], 1.05)),
+        *(17, ("answer", [8], 3.0), 18),
+    ],
+    "streams whose outputs slow down stop the growth": [
+        *(("answer", range(8), 0.1), ("start", range(8, 16), 4.9), ("answer", range(8, 16), 5.0), 16),
+        *(("answer", range(8), 5.0), ("start", [16], 5.0), ("answer", [16], 5.05), 17),
+    ],
+    "a late first output lowers a limit that does not grow": [*LATE, ("start", [9], 2.1), ("answer", [9], 8.0), 7],
+    "a burst of late outputs lowers the limit once": [
+        *LATE,
+        *(("start", range(9, 20), 2.1), ("answer", range(9, 20), 8.0), 7),
+    ],
+    "a full queue in Triton lowers the limit": [("refuse", [99], 1.0), 6],
+    "requests of an earlier configuration are ignored": [("answer", [99, 99], 1.0), ("end", [99], 1.0), 16],
+}
+"""What happens to streams, and the limit after it. Eight streams run, with a first output after 50 ms."""
 
-    def answered(self, limit: StreamLimit, streams: Sequence[int], now: float) -> None:
-        for stream in streams:
-            limit.output(stream, now)
+
+class TestTheLimit:
+    def do(self, limit: StreamLimit, *steps: Step | int) -> None:
+        for step in steps:
+            if isinstance(step, int):
+                assert limit.value == step
+                continue
+            kind, streams, now = step
+            if kind == "wait":
+                limit.pass_time(now)
+            for stream in streams:
+                match kind:
+                    case "start":
+                        limit.started(stream, now)
+                    case "answer":
+                        limit.output(stream, now)
+                    case _:
+                        error = TooManyRequests("full") if kind == "refuse" else None
+                        limit.ended(stream, now, error, is_full=False)
 
     @pytest.fixture
     def limit(self) -> StreamLimit:
-        """Eight streams run, with a first output after 50 ms."""
         limit = StreamLimit(1, 1)
-        self.started(limit, range(8), 0.0)
-        self.answered(limit, range(8), 0.05)
+        self.do(limit, ("start", range(8), 0.0), ("answer", range(8), 0.05))
         return limit
 
-    def test_each_first_output_makes_room_for_another_stream(self, limit: StreamLimit) -> None:
-        assert limit.value == 16
-        self.started(limit, range(8, 16), 0.05)
-        self.answered(limit, range(8, 12), 0.1)
-        assert limit.value == 20
-
-    def test_a_late_first_output_stops_the_growth(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.answered(limit, [8], 2.0)
-        assert limit.value == 9
-
-    def test_the_growth_begins_again_after_a_pause_with_one_stream(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.answered(limit, [8], 2.0)
-        assert limit.pass_time(2.1) == pytest.approx(0.9)
-        assert limit.value == 9
-        limit.pass_time(3.0)
-        assert limit.value == 10
+    @pytest.mark.parametrize("story", STORIES)
+    def test_the_limit_follows_first_outputs(self, limit: StreamLimit, story: str) -> None:
+        self.do(limit, *STORIES[story])
 
     def test_the_growth_doubles_again_while_there_is_room(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.answered(limit, [8], 2.0)
+        self.do(limit, *LATE)
+        assert limit.pass_time(2.1) == pytest.approx(0.9)
         limit.pass_time(3.0)
         values, number = [], 9
         for round_ in range(4):
             more = range(number, limit.value)
-            self.started(limit, more, 4.0 + round_)
-            for stream in range(number):
-                limit.output(stream, 4.0 + round_)
-            self.answered(limit, more, 4.05 + round_)
+            self.do(limit, ("start", more, 4.0 + round_), ("answer", range(number), 4.0 + round_))
+            self.do(limit, ("answer", more, 4.05 + round_))
             number = more.stop
             values.append(limit.value - number)
         assert values == [2, 4, 8, 8]
-
-    def test_a_stream_that_ends_before_an_overdue_first_output_stops_the_growth(self, limit: StreamLimit) -> None:
-        """The place of the stream that ended belongs to the one that waits in the model."""
-        self.started(limit, range(8, 16), 0.05)
-        limit.ended(0, 5.0, None, is_full=False)
-        assert limit.value == 8
-
-    def test_a_first_output_that_others_overtook_is_not_late(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.started(limit, [9], 1.0)
-        self.answered(limit, [9], 1.05)
-        before = limit.value
-        self.answered(limit, [8], 3.0)
-        assert limit.value >= before
-
-    def test_streams_whose_outputs_slow_down_stop_the_growth(self, limit: StreamLimit) -> None:
-        for number in range(8):
-            limit.output(number, 0.1)
-        self.started(limit, range(8, 16), 4.9)
-        self.answered(limit, range(8, 16), 5.0)
-        assert limit.value == 16
-        for number in range(8):
-            limit.output(number, 5.0)
-        self.started(limit, [16], 5.0)
-        self.answered(limit, [16], 5.05)
-        assert limit.value > 16
-
-    def test_a_late_first_output_lowers_a_limit_that_does_not_grow(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.answered(limit, [8], 2.0)
-        self.started(limit, [9], 2.1)
-        self.answered(limit, [9], 8.0)
-        assert limit.value == 7
-
-    def test_a_burst_of_late_outputs_lowers_the_limit_once(self, limit: StreamLimit) -> None:
-        self.started(limit, [8], 0.05)
-        self.answered(limit, [8], 2.0)
-        self.started(limit, range(9, 20), 2.1)
-        self.answered(limit, range(9, 20), 8.0)
-        assert limit.value >= 7
-
-    def test_a_full_queue_in_triton_lowers_the_limit(self, limit: StreamLimit) -> None:
-        limit.ended(99, 1.0, TooManyRequests("full"), is_full=False)
-        assert limit.value == 6
-
-    def test_requests_of_an_earlier_configuration_are_ignored(self, limit: StreamLimit) -> None:
-        before = limit.value
-        limit.output(99, 1.0)
-        limit.output(99, 1.0)
-        limit.ended(99, 1.0, None, is_full=False)
-        assert limit.value == before
 
     def test_the_limit_is_lower_for_each_of_several_workers(self) -> None:
         assert StreamLimit(1, 1, processes=4).value == STREAMS / 4

@@ -200,17 +200,6 @@ async def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
 
 
 @on_a_simulated_clock
-async def test_different_requests_share_no_call() -> None:
-    bench = Bench()
-    requests = [bench.request(item, parameters={"beam": item % 3}) for item in range(31)]
-    results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-    assert all(is_answer_of(result, item) for item, result in enumerate(results))
-    for call in bench.inner.calls[1:]:
-        assert {item % 3 for item in items_of(call)} == {call.parameters["beam"]}
-    assert len(bench.inner.calls) == 4
-
-
-@on_a_simulated_clock
 async def test_pipelines_over_one_model_share_no_call() -> None:
     bench = Bench()
     other = Coalescing("other", 64, 1024 * 1024, OUTPUTS)

@@ -184,14 +184,6 @@ async def test_calls_excluded_by_goaway_were_not_sent() -> None:
         assert await called(opened) == b"fine"
 
 
-async def test_a_call_that_goaway_includes_is_answered() -> None:
-    going = frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
-    async with server(replying(going, answer(1)), GOOD) as url:
-        opened = client(url)
-        assert await called(opened) == b"fine"
-        assert await called(opened) == b"fine"
-
-
 def answering_until_closed(closed: asyncio.Event, *parts: bytes) -> Talk:
     """Answers like :func:`replying`, and sets ``closed`` when the client closes the connection."""
 

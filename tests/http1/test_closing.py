@@ -357,14 +357,6 @@ async def test_a_second_request_before_the_end_of_the_data_is_answered(port: int
         assert (await asyncio.wait_for(reader.read(), 2)).endswith(b"hello")
 
 
-async def test_a_client_that_closes_the_connection_is_noticed(port: int, application: Application) -> None:
-    async with connected(port) as (_reader, writer):
-        writer.write(request("/wait", "Content-Length: 0"))
-        await asyncio.sleep(0.05)
-        writer.close()
-        await asyncio.wait_for(application.disconnected.wait(), 1)
-
-
 async def test_the_wait_for_an_answer_to_a_half_closed_connection_is_limited(
     port: int, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:

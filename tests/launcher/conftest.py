@@ -1,7 +1,6 @@
 """A tiny model repository, and the processes and files of a running Triton."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -49,9 +48,8 @@ class Traces:
 
     @classmethod
     def of(cls, pid: int) -> "Traces":
-        command = " ".join(psutil.Process(pid).cmdline())
-        prefix, folder = (re.search(rf"{option}=(\S+)", command)[1] for option in ("prefix-name", "backend-directory"))
-        return cls(prefix, Path(folder))
+        options = dict(each.rpartition("=")[::2] for each in psutil.Process(pid).cmdline())
+        return cls(options["--backend-config=python,shm-region-prefix-name"], Path(options["--backend-directory"]))
 
     def processes(self) -> list[psutil.Process]:
         return [each for each in psutil.process_iter() if self.prefix in " ".join(_command_of(each))]

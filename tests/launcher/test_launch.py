@@ -250,19 +250,22 @@ def test_loaded_models_are_found_in_split_output():
     assert log_of(LOADED[:30], LOADED[30:] + LOADED[:7]).loaded == ["ident"]
 
 
-def test_failed_models_are_the_explanation():
-    explanation = log_of(NOISE, FAILED, NOT_POLLED, IN_USE).explanation()
-    assert explanation.startswith("model 'bad': Internal: ValueError: weights are missing\n\nAt:")
-    assert explanation.endswith("model 'broken': ensemble input 'X' for ensemble X' is not used")
-
-
-def test_harmless_errors_are_not_in_the_explanation():
-    assert log_of(NOISE, LOADED, IN_USE).explanation() == IN_USE.decode().strip()
-
-
-def test_without_errors_the_last_lines_are_the_explanation():
-    assert log_of(LOADED).explanation() == LOADED.decode().strip()
-    assert log_of().explanation() == "it wrote no log"
+@pytest.mark.parametrize(
+    ("pieces", "explanation"),
+    [
+        (
+            [NOISE, FAILED, NOT_POLLED, IN_USE],
+            "model 'bad': Internal: ValueError: weights are missing\n\nAt:\n  /models/bad/1/model.py(5): initialize\n"
+            "model 'broken': ensemble input 'X' for ensemble X' is not used",
+        ),
+        ([NOISE, LOADED, IN_USE], IN_USE.decode().strip()),
+        ([LOADED], LOADED.decode().strip()),
+        ([], "it wrote no log"),
+    ],
+    ids=["failed models", "without harmless errors", "without errors the last lines", "nothing"],
+)
+def test_the_explanation_of_a_failed_start(pieces, explanation):
+    assert log_of(*pieces).explanation() == explanation
 
 
 def test_errors_are_logged_as_errors_and_other_lines_as_debug(caplog):

@@ -51,10 +51,18 @@ def gateway(options):
         process.kill()
 
 
-async def test_start_reports_progress_and_stop_removes_processes_and_files(options, add_model, infer, traces_of):
+async def test_start_reports_progress_and_stop_removes_processes_and_files(
+    options, add_model, infer, traces_of, monkeypatch
+):
+    """Paths may have spaces."""
     add_model("second")
+    folder = options.repository.parent
+    repository, temporary = folder / "the $models", folder / "temporary files"
+    options.repository.rename(repository)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     reported = []
-    triton = EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S))
+    triton = EmbeddedTriton(replace(options, repository=repository, exit_timeout_s=ORDERLY_S))
     await triton.start(reported.append)
     traces = traces_of(triton.pid)
     try:
@@ -67,19 +75,6 @@ async def test_start_reports_progress_and_stop_removes_processes_and_files(optio
     finally:
         await triton.stop()
     assert traces.are_gone()
-
-
-async def test_paths_may_have_spaces(options, infer, tmp_path, monkeypatch):
-    repository, temporary = tmp_path / "the $models", tmp_path / "temporary files"
-    options.repository.rename(repository)
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    triton = EmbeddedTriton(replace(options, repository=repository))
-    await triton.start()
-    try:
-        assert await infer(triton.grpc_url) == 0.0
-    finally:
-        await triton.stop()
     assert (repository / "ident" / "config.pbtxt").is_file()
 
 

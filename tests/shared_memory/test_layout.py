@@ -1,5 +1,7 @@
 """The layout selects the tensors of a call that use shared memory."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -33,24 +35,26 @@ def layout(*configs: ModelConfig, inputs: tuple[Tensor, ...] = (numbers(),)) -> 
     return layouts.layout_of(InferenceRequest("m", inputs))
 
 
-def test_a_large_input_has_a_place() -> None:
-    assert layout(model()) == Layout((ByteRange(0, LARGE_BYTES),), (), LARGE_BYTES)
+FILE = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES], (1,)))
 
 
-def test_only_the_large_tensors_of_a_call_have_a_place() -> None:
-    found = layout(model(), inputs=(numbers(1, "NOTE"), numbers()))
-    assert found == Layout((None, ByteRange(0, LARGE_BYTES)), (), LARGE_BYTES)
-
-
-def test_tensors_are_aligned() -> None:
-    found = layout(model(), inputs=(numbers(LARGE + 1), numbers(LARGE, "NOTE")))
-    assert found is not None
-    assert found.inputs[1] == ByteRange(LARGE_BYTES + 64, LARGE_BYTES)
-
-
-def test_the_size_of_bytes_includes_the_lengths() -> None:
-    file = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES], (1,)))
-    assert layout(model(), inputs=(file,)) == Layout((ByteRange(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
+@pytest.mark.parametrize(
+    ("inputs", "places", "size"),
+    [
+        ([numbers()], [(0, LARGE_BYTES)], LARGE_BYTES),
+        ([numbers(1, "NOTE"), numbers()], [None, (0, LARGE_BYTES)], LARGE_BYTES),
+        (
+            [numbers(LARGE + 1), numbers(LARGE, "NOTE")],
+            [(0, LARGE_BYTES + 4), (LARGE_BYTES + 64, LARGE_BYTES)],
+            2 * LARGE_BYTES + 64,
+        ),
+        ([FILE], [(0, LARGE_BYTES + 4)], LARGE_BYTES + 4),
+    ],
+    ids=["a large input", "only the large one of two", "aligned", "bytes with their lengths"],
+)
+def test_large_inputs_have_a_place(inputs: list[Tensor], places: list[tuple[int, int] | None], size: int) -> None:
+    ranges = tuple(place and ByteRange(*place) for place in places)
+    assert layout(model(), inputs=tuple(inputs)) == Layout(ranges, (), size)
 
 
 @pytest.mark.parametrize(
@@ -104,44 +108,47 @@ def step(name: str, reads: str, writes: str) -> Step:
     return Step(name, "", tuple((each, each) for each in reads.split()), tuple((each, each) for each in writes.split()))
 
 
-class TestEnsembles:
+FAN_OUT = (step("a", "X", "M"), step("b", "M", "Y"), step("c", "M NOTE", "Z"))
+NESTED = (model("inner", steps=(step("a", "X", "Y"), step("b", "X", "Z"))), model("a"), model("b"))
+OUTPUTS = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "others", "inputs", "has_places"),
+    [
+        (model(steps=(step("a", "X", "M"), step("b", "X M", "Y"))), [*map(model, "ab")], [numbers()], True),
+        (model(steps=(step("a", "X", "Y"), step("b", "X", "Z"))), [*map(model, "ab")], [numbers()], False),
+        (model(steps=FAN_OUT), [*map(model, "abc")], [numbers()], True),
+        (model(steps=FAN_OUT), [*map(model, "abc")], [numbers(LARGE, "NOTE")], False),
+        (model("m", *OUTPUTS, steps=FAN_OUT), [*map(model, "abc")], [], False),
+        (model(steps=(step("inner", "X", "Y"),)), NESTED, [numbers()], False),
+        (model(steps=(step("a", "X", "Y"),), decoupled=True), [model("a")], [numbers()], False),
+        (model(steps=(step("a", "X", "Y"),)), [], [numbers()], False),
+    ],
+    ids=[
+        "a chain",
+        "parallel steps may still read the input",
+        "parallel steps read intermediate tensors",
+        "one of several parallel steps reads the input",
+        "parallel steps may still write an output",
+        "the steps of a nested ensemble",
+        "a decoupled ensemble",
+        "an unknown step",
+    ],
+)
+def test_which_ensembles_use_shared_memory(
+    ensemble: ModelConfig, others: Sequence[ModelConfig], inputs: list[Tensor], *, has_places: bool
+) -> None:
     """An ensemble ends as soon as one step fails, while parallel steps continue."""
+    assert (layout(ensemble, *others, inputs=tuple(inputs)) is not None) is has_places
 
-    def test_a_chain_of_steps_may_use_shared_inputs(self) -> None:
-        chain = model(steps=(step("a", "X", "M"), step("b", "X M", "Y")))
-        assert layout(chain, model("a"), model("b")) is not None
 
-    def test_parallel_steps_may_still_read_the_input(self) -> None:
-        parallel = model(steps=(step("a", "X", "Y"), step("b", "X", "Z")))
-        assert layout(parallel, model("a"), model("b")) is None
-
-    def test_steps_that_read_intermediate_tensors_may_run_parallel(self) -> None:
-        fan_out = model(steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M NOTE", "Z")))
-        assert layout(fan_out, *map(model, "abc")) is not None
-        assert layout(fan_out, *map(model, "abc"), inputs=(numbers(LARGE, "NOTE"),)) is None
-
-    def test_parallel_steps_may_still_write_an_output(self) -> None:
-        outputs = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
-        fan_out = model("m", *outputs, steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M", "Z")))
-        assert layout(fan_out, *map(model, "abc"), inputs=()) is None
-
-    def test_the_steps_of_a_nested_ensemble_are_checked(self) -> None:
-        outer = model(steps=(step("inner", "X", "Y"),))
-        inner = model("inner", steps=(step("a", "X", "Y"), step("b", "X", "Z")))
-        assert layout(outer, inner, model("a"), model("b")) is None
-
-    def test_a_decoupled_ensemble_uses_grpc(self) -> None:
-        assert layout(model(steps=(step("a", "X", "Y"),), decoupled=True), model("a")) is None
-
-    def test_an_ensemble_with_an_unknown_step_uses_grpc(self) -> None:
-        assert layout(model(steps=(step("a", "X", "Y"),))) is None
-
-    def test_a_reloaded_model_changes_the_layout(self) -> None:
-        layouts = Layouts(MAX_MESSAGE_BYTES)
-        request = InferenceRequest("m", (numbers(),))
-        for name in "ab":
-            layouts.learn(model(name), "")
-        layouts.learn(model(steps=(step("a", "X", "Y"), step("b", "X", "Z"))), "")
-        assert layouts.layout_of(request) is None
-        layouts.learn(model(), "")
-        assert layouts.layout_of(request) is not None
+def test_a_reloaded_model_changes_the_layout() -> None:
+    layouts = Layouts(MAX_MESSAGE_BYTES)
+    request = InferenceRequest("m", (numbers(),))
+    for name in "ab":
+        layouts.learn(model(name), "")
+    layouts.learn(model(steps=(step("a", "X", "Y"), step("b", "X", "Z"))), "")
+    assert layouts.layout_of(request) is None
+    layouts.learn(model(), "")
+    assert layouts.layout_of(request) is not None

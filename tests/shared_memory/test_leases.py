@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import DeadlineExceeded, GatewayError, ModelError
 from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
 from app.shared_memory.layout import LARGE_BYTES
-from tests.shared_memory.stage import LARGE, MIB, Stage, failing, never, not_found_or, numbers, seen_by, sum_of
+from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, never, not_found_or, numbers, seen_by, sum_of
 
 
 def raw(content: bytes) -> bytes:
@@ -47,17 +47,12 @@ async def test_how_a_tensor_is_written(stage: Stage, tensor: Tensor, written: by
     assert seen == [written]
 
 
-async def test_an_output_of_fixed_size_uses_shared_memory(stage: Stage) -> None:
+async def test_an_output_of_fixed_size_uses_shared_memory_and_is_not_changed_by_the_next_call(stage: Stage) -> None:
     outputs = (await stage.infer(numbers(2), model="fixed")).outputs
     assert set(outputs) == {"Y", "Z"}
+    await stage.infer(numbers(1), model="fixed")
     assert outputs["Y"].array.tolist() == [2 * LARGE] * LARGE
     assert outputs["Z"].array.tolist() == [2 * LARGE]
-
-
-async def test_an_output_is_not_changed_by_the_next_call(stage: Stage) -> None:
-    first = await stage.infer(numbers(1), model="fixed")
-    await stage.infer(numbers(2), model="fixed")
-    assert first.outputs["Y"].array[0] == LARGE
     assert stage.triton.shared.registered == 1
 
 
@@ -160,23 +155,18 @@ class TestQuarantine:
 
 
 class TestFallback:
-    async def test_a_failed_registration_is_logged_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-        stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
-        for value in (1, 2):
-            assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
-        assert stage.observed.ways == ["unavailable", "unavailable"]
-        assert caplog.text.count("no shared memory for large tensors") == 1
-
-    async def test_a_failed_registration_is_retried(
+    async def test_a_failed_registration_is_logged_once_and_retried(
         self, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
-        await stage.infer()
+        for value in (1, 2):
+            assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
+        assert caplog.text.count("no shared memory for large tensors") == 1
         stage.triton.shared.refusal = ""
         monkeypatch.setattr(stage.shared_memory._backoff, "due_at", 0.0)
         with caplog.at_level("INFO"):
             await stage.infer()
-        assert stage.observed.ways == ["unavailable", "shared_memory"]
+        assert stage.observed.ways == ["unavailable", "unavailable", "shared_memory"]
         assert stage.observed.bytes == (LARGE_BYTES, 0, 0), "without the region that was not registered"
         assert "sent through shared memory" in caplog.text
 
@@ -275,11 +265,11 @@ async def test_reordered_and_small_arrays_are_copied(stage: Stage, seen: list[by
 
 
 class TestLimitsOfBodies:
-    async def test_a_small_body_gets_no_region(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.shared_memory.bodies.take(LARGE_BYTES - 1, ELEMENT) is None
-
-    async def test_a_body_gets_no_region_if_none_is_large_enough(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.shared_memory.bodies.take(MIB, ELEMENT) is None
+    async def test_a_body_gets_no_region_if_it_is_small_or_none_is_large_enough(
+        self, stage: Stage, seen: list[bytes]
+    ) -> None:
+        for size in (LARGE_BYTES - 1, MIB):
+            assert stage.shared_memory.bodies.take(size, ELEMENT) is None
         body_of(stage, b"a" * ROOM)
         assert stage.shared_memory.bodies.take(ROOM, ELEMENT) is None
 

@@ -22,7 +22,7 @@ from app.shared_memory.regions import (
     rounded,
 )
 from app.triton.connect import open_transport, registry_of
-from tests.shared_memory.stage import MIB
+from tests.shared_memory.conftest import MIB
 from tests.toolkit.triton import FakeTriton, serving
 
 KILLED = """

@@ -77,14 +77,23 @@ def test_a_conversation_is_rendered(text: str, variables: dict[str, Any], conten
     assert ChatTemplate(text, variables).render(conversation(*contents)) == expected
 
 
-def test_a_template_that_raises_reports_its_own_message() -> None:
-    assert refusal("{{ raise_exception('No.') if messages|length > 1 }}", "a", "b") == (
-        "'messages' are refused by the model's chat template: No.."
-    )
-
-
-def test_an_error_does_not_repeat_the_messages() -> None:
-    assert "secret" not in refusal("{{ raise_exception('Not ' + messages[0].content) }}", "secret")
+@pytest.mark.parametrize(
+    ("text", "problem", "logged"),
+    [
+        ("{{ raise_exception('No.') if messages|length > 1 }}", "are refused by the model's chat template: No.", []),
+        ("{{ raise_exception('Not ' + messages[0].content) }}", "are refused", []),
+        (
+            "{{ 1 / (2 - messages|length) }}",
+            "cannot be rendered by the model's chat template",
+            ["a chat template failed: ZeroDivisionError"],
+        ),
+    ],
+)
+def test_a_refusal_has_the_words_of_the_template_and_none_of_the_messages(
+    text: str, problem: str, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusal(text, "secret", "b") == f"'messages' {problem}."
+    assert caplog.messages == logged
 
 
 @pytest.mark.parametrize(
@@ -115,6 +124,7 @@ def test_the_cost_of_a_conversation_is_limited(text: str) -> None:
                 "{{ 1 / 0 }}",
                 "{{ missing.attribute }}",
                 "{% include 'x' %}",
+                "{{ tools[0].missing.name }}",
             )
         ),
         ("{% set a = namespace(__call__=1) %}", "SecurityError"),
@@ -125,13 +135,7 @@ def test_the_cost_of_a_conversation_is_limited(text: str) -> None:
 )
 def test_a_failing_template_is_rejected_at_compile_time(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ChatTemplate(text, {})
-
-
-def test_a_template_error_does_not_repeat_the_messages(caplog: pytest.LogCaptureFixture) -> None:
-    text = "{{ 1 / (2 - messages|length) }}"
-    assert refusal(text, "secret", "b") == "'messages' cannot be rendered by the model's chat template."
-    assert caplog.messages == ["a chat template failed: ZeroDivisionError"]
+        ChatTemplate(text, {}, has_tools="tools" in text)
 
 
 JOINING = [
@@ -185,11 +189,6 @@ def test_conversations_with_tools_use_the_tool_template() -> None:
     tool_use = ChatTemplate("tools: {{ tools[0].function.name }}", {}, has_tools=True)
     both = ChatTemplate("{{ tools is none }}", {}, tool_use=tool_use)
     assert [both.render(conversation("Hi")), both.render(conversation("Hi"), [TOOL])] == ["True", "tools: f"]
-
-
-def test_a_tool_template_that_fails_is_rejected() -> None:
-    with pytest.raises(ValueError, match="does not render one message of a user: "):
-        ChatTemplate("{{ tools[0].missing.name }}", {}, has_tools=True)
 
 
 def test_the_limit_of_the_output_counts_the_text_of_tools() -> None:

@@ -94,17 +94,13 @@ def text_in(parts: Sequence[Part]) -> str:
 
 @pytest.mark.parametrize("format_", FORMATS)
 class TestEachFormat:
-    def test_one_call(self, format_: ToolFormat) -> None:
-        parts = read(format_, written(format_, CALLS[format_][0]))
-        assert (calls_in(parts), text_in(parts)) == ([CALL], "")
-
-    def test_several_calls(self, format_: ToolFormat) -> None:
-        parts = read(format_, written(format_, *CALLS[format_], CALLS[format_][0]))
-        assert (calls_in(parts), text_in(parts)) == ([CALL, TIME, CALL], "")
-
-    def test_text_before_a_call(self, format_: ToolFormat) -> None:
-        parts = read(format_, "Let me see.\n\n" + written(format_, CALLS[format_][0]))
-        assert (calls_in(parts), text_in(parts)) == ([CALL], "Let me see.")
+    @pytest.mark.parametrize("before", ["", "Let me see."])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_calls_and_the_text_before_them(self, format_: ToolFormat, before: str, *, several: bool) -> None:
+        first, second = CALLS[format_]
+        calls = (first, second, first) if several else (first,)
+        parts = read(format_, (before and before + "\n\n") + written(format_, *calls))
+        assert (calls_in(parts), text_in(parts)) == ([CALL, TIME, CALL] if several else [CALL], before)
 
     def test_a_text_without_a_call_is_kept(self, format_: ToolFormat) -> None:
         text = '  a {b} [c] <d> {"e": [1, {"f": 2}]} [TOOL] <tool> weather(city="x") {"g": \n'
@@ -201,11 +197,6 @@ def test_other_spellings(format_: ToolFormat, text: str, calls: list[Any], rest:
     assert (calls_in(parts), text_in(parts)) == (calls, rest)
 
 
-def test_the_channel_analysis_is_reasoning() -> None:
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
-    assert read("gpt_oss", text) == [Part("reasoning", "Hm."), Part("text", "Yes.")]
-
-
 class TestPythonic:
     @pytest.mark.parametrize(
         ("text", "arguments"),
@@ -257,42 +248,47 @@ class TestQwen3Coder:
         assert made.add('a long "text"')[-1] == Part("arguments", r"a long \"text\"")
 
 
-class TestReasoning:
-    @staticmethod
-    def read(text: str, *, reasoning: Any = "qwen3", prompt: str = "", tools: bool = False) -> list[tuple[str, str]]:
-        format_: ToolFormat | None = "hermes" if tools else None
+HM_YES = [Part("reasoning", "Hm."), Part("text", "Yes.")]
+OSS_TEXT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+TIME_CALL = CALLS["hermes"][1]
 
-        def made() -> Parser:
-            found = parser_of(format_, TOOLS if tools else {}, reasoning, prompt)
-            assert found is not None
-            return found
 
-        whole = parts_of(made(), [text])
-        assert parts_of(made(), text) == whole
-        return [(part.kind, part.text) for part in whole]
-
-    def test_tags(self) -> None:
-        expected = [("reasoning", "Hm."), ("text", "Yes.")]
-        assert self.read("<think>\nHm.\n</think>\n\nYes.") == expected
-        assert self.read("[T]Hm.[/T]Yes.", reasoning=("[T]", "[/T]")) == expected
-
-    def test_a_text_without_reasoning(self) -> None:
-        assert self.read("Yes. <think>") == [("text", "Yes. <think>")]
-
-    def test_the_prompt_may_begin_the_reasoning(self) -> None:
-        assert self.read("Hm.</think>Yes.", prompt="user\n<think>\n") == [("reasoning", "Hm."), ("text", "Yes.")]
-        assert self.read("Yes.", prompt="<think>\n\n</think>\n\n", reasoning="deepseek_r1") == [("text", "Yes.")]
-
-    def test_deepseek_always_begins_with_reasoning(self) -> None:
-        assert self.read("Hm.</think>Yes.", reasoning="deepseek_r1") == [("reasoning", "Hm."), ("text", "Yes.")]
-
-    def test_reasoning_that_never_ends(self) -> None:
-        assert self.read("<think>Hm.") == [("reasoning", "Hm.")]
-
-    def test_a_call_in_the_reasoning_is_no_call(self) -> None:
-        call = CALLS["hermes"][1]
-        parts = self.read(f"<think>{call}</think>\n{call}", tools=True)
-        assert parts == [("reasoning", call), ("call", "time"), ("arguments", "{}")]
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "text", "parts"),
+    [
+        ("qwen3", "", "<think>\nHm.\n</think>\n\nYes.", HM_YES),
+        (("[T]", "[/T]"), "", "[T]Hm.[/T]Yes.", HM_YES),
+        ("gpt_oss", "", OSS_TEXT, HM_YES),
+        ("qwen3", "", "Yes. <think>", [Part("text", "Yes. <think>")]),
+        ("qwen3", "user\n<think>\n", "Hm.</think>Yes.", HM_YES),
+        ("deepseek_r1", "<think>\n\n</think>\n\n", "Yes.", [Part("text", "Yes.")]),
+        ("deepseek_r1", "", "Hm.</think>Yes.", HM_YES),
+        ("qwen3", "", "<think>Hm.", [Part("reasoning", "Hm.")]),
+        (
+            "qwen3",
+            "",
+            f"<think>{TIME_CALL}</think>\n{TIME_CALL}",
+            [Part("reasoning", TIME_CALL), Part("call", "time"), Part("arguments", "{}")],
+        ),
+    ],
+    ids=[
+        "tags",
+        "own tags",
+        "the channel analysis",
+        "no reasoning",
+        "the prompt begins it",
+        "the prompt has ended it",
+        "deepseek always begins with it",
+        "it never ends",
+        "a call in it is no call",
+    ],
+)
+def test_reasoning_is_told_from_the_text(reasoning: Any, prompt: str, text: str, parts: list[Part]) -> None:
+    format_: ToolFormat | None = "hermes" if TIME_CALL in text else None
+    for pieces in ([text], text):
+        made = parser_of(format_, TOOLS if format_ else {}, reasoning, prompt)
+        assert made is not None
+        assert parts_of(made, pieces) == parts
 
 
 class TestGuided:

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -130,7 +130,7 @@ class Application:
             if span is not None:
                 end_request_span(span, record, getattr(scope.get("endpoint"), "path", None))
             record.count(self.inference.metrics)
-            exchange.connection.after_writing(partial(self._close, exchange))
+            exchange.connection.loop.call_soon(self._close, exchange)  # after the answer is written
 
     def _close(self, exchange: Exchange) -> None:
         self.inference.workload.remove(exchange)

@@ -108,7 +108,8 @@ class Receiver(asyncio.BufferedProtocol):
 class HttpConnection(ClosingProtocol):
     """The client's connection. Adds itself to each request's state, as ``connection``.
 
-    ``on_lost`` is called once when the connection is lost.
+    ``on_lost`` is called once when the connection is lost. Work that an application gives to ``loop.call_soon`` after
+    its answer follows the write of the answer, so that the client does not wait for it.
     """
 
     __slots__ = (
@@ -211,8 +212,9 @@ class HttpConnection(ClosingProtocol):
         if cycle.waiting_for_100_continue:
             cycle.waiting_for_100_continue = False
             self.transport.write(INTERIM_ANSWER)
-        begun, cycle.body = bytes(cycle.body), bytearray()
-        self._pass(sink.add, begun)
+        if cycle.body:
+            begun, cycle.body = bytes(cycle.body), bytearray()
+            self._pass(sink.add, begun)
         if self._missing >= LARGE_BYTES:
             self._direct = self._sink
         self.flow.resume_reading()
@@ -294,10 +296,6 @@ class HttpConnection(ClosingProtocol):
         self.transport.set_protocol(Receiver(websocket))
         self.flow.resume_reading()
         return websocket
-
-    def after_writing(self, work: Callable[[], None]) -> None:
-        """Does ``work`` as soon as the answer so far is written, so that the client does not wait for it."""
-        self.loop.call_soon(work)  # after _write_held, which was scheduled in this turn or before
 
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:

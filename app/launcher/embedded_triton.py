@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -124,7 +123,7 @@ memory and starts processes."""
 
 
 class GuardedTriton:
-    """Created by `start`; runs until `ended` returns."""
+    """Created by `start`; runs until `ended` is done."""
 
     def __init__(self, launch: Launch, process: Process, pid: int, log: asyncio.StreamReader) -> None:
         self.launch = launch
@@ -132,7 +131,8 @@ class GuardedTriton:
         self.log = TritonLog()
         self._process = process
         self._dying: asyncio.Task[None] | None = None
-        self._ended = asyncio.ensure_future(self._run(log))
+        self.ended = asyncio.ensure_future(self._run(log))
+        """Done when Triton, its guard and their files are gone; its result is Triton's exit status (128 + signal)."""
 
     @classmethod
     async def start(cls, launch: Launch) -> "GuardedTriton":
@@ -162,30 +162,16 @@ class GuardedTriton:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(log, "rb", 0))
         return cls(launch, process, int(pid), reader)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether Triton, its processes and its files are gone."""
-        return self._ended.done()
-
-    async def ended(self) -> int:
-        """Waits until Triton, its guard and their files are gone. Returns Triton's exit status (128 + signal)."""
-        return await asyncio.shield(self._ended)
-
-    @property
-    def status(self) -> int:
-        """Triton's exit status (128 + signal). Only after its end."""
-        return self._ended.result()
-
-    async def stop(self) -> int:
+    async def stop(self) -> None:
         """Closes the guard's pipe, so that the guard ends Triton, and waits."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return await self.ended()
+        await asyncio.shield(self.ended)
 
-    async def kill(self) -> int:
+    async def kill(self) -> None:
         """Kills an unresponsive Triton without its exit timeout, and waits."""
         guard.end_group(self.pid)
-        return await self.ended()
+        await asyncio.shield(self.ended)
 
     async def _run(self, log: asyncio.StreamReader) -> int:
         relay = asyncio.ensure_future(self._relay(log))
@@ -303,12 +289,10 @@ class EmbeddedTriton:
 
         Unexpected exceptions propagate, because without this task Triton would not be restarted.
         """
-        backoff = Backoff(self._options.first_restart_s, self._options.longest_restart_s)
+        options = self._options
+        backoff = Backoff(options.first_restart_s, options.longest_restart_s, forgiven_s=_STABLE_S)
         while not self._stopping.is_set():
-            since = time.monotonic()
             status = await self._ended()
-            if time.monotonic() - since > _STABLE_S:
-                backoff.reset()
             if not self._stopping.is_set():
                 logger.error("the embedded Triton ended with %s and is started again", self._end(status))
             while not await _happens_within(backoff.fail(), self._stopping.wait()):
@@ -353,10 +337,10 @@ class EmbeddedTriton:
                 while not await _is_ready(client, triton.launch.nonce):
                     if self._stopping.is_set():
                         raise EmbeddedTritonError("Triton was stopped before it was ready.")
-                    if triton.has_ended and triton.status > _SIGNALED and not triton.log.failures:
-                        end = self._end(triton.status)
+                    if triton.ended.done() and triton.ended.result() > _SIGNALED and not triton.log.failures:
+                        end = self._end(triton.ended.result())
                         raise StartCrashed(f"Triton crashed while it loaded its models, with {end}.")
-                    if triton.has_ended:
+                    if triton.ended.done():
                         raise EmbeddedTritonError(f"Triton did not start:\n{triton.log.explanation()}")
                     progress = f"{len(loaded)} of {len(names)} models ready"
                     text = f"{progress}: {loaded[-1]}" if loaded else progress
@@ -382,16 +366,16 @@ class EmbeddedTriton:
         assert self._triton is not None, "watch() follows start()"
         triton, failures = self._triton, 0
         async with _client(self.http_url) as client:
-            while not await _happens_within(LIVENESS_POLL_S, triton.ended()):
+            while not await _happens_within(LIVENESS_POLL_S, asyncio.shield(triton.ended)):
                 try:
                     is_live = (await client.get("/v2/health/live", timeout=_LIVE_TIMEOUT_S)).is_success
                 except httpx.HTTPError:
                     is_live = False
                 failures = 0 if is_live else failures + 1
-                if failures == LIVENESS_FAILURES and not triton.has_ended:
+                if failures == LIVENESS_FAILURES and not triton.ended.done():
                     logger.error("the embedded Triton failed %d liveness checks in a row: it is killed", failures)
                     await triton.kill()
-        return triton.status
+        return triton.ended.result()
 
 
 async def _happens_within(delay_s: float, event: Awaitable[object]) -> bool:

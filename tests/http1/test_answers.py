@@ -106,7 +106,7 @@ async def test_work_after_an_answer_follows_its_write_and_precedes_the_next_requ
         connection = scope["state"]["connection"]
         connection.take_body(LIMIT)
         assert connection.answer(200, [(b"content-length", b"0")], b"")
-        connection.after_writing(lambda: events.append(client.recv(4096)[:12]))
+        connection.loop.call_soon(lambda: events.append(client.recv(4096)[:12]))
 
     with client:
         async with listening(application) as port:

@@ -1,6 +1,7 @@
 """A request without a server: an exchange with a connection that the test can close."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ class FakeConnection:
         self.is_lost = False
         self.is_aborted = False
         self.receive = receive or nothing
+        self.loop = SimpleNamespace(call_soon=lambda work, *arguments: work(*arguments))
 
     def lose(self) -> None:
         self.is_lost = True
@@ -41,9 +43,6 @@ class FakeConnection:
             if not message.get("more_body", False):
                 return True
         return False
-
-    def after_writing(self, work: Callable[[], None]) -> None:
-        work()
 
     def answer(self, _status: int, _headers: Sequence[Header], _body: bytes) -> bool:
         return False

@@ -16,10 +16,9 @@ import yaml
 from app.codecs.kinds import holds_bytes
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, TensorSpec
-from app.pipelines.compile import CompileContext
 from app.pipelines.llm_spec import recognized
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import RESERVED_NAMES, PipelineSpec
 
 _KINDS = (

@@ -187,44 +187,28 @@ def check_image(content: bytes) -> str:
 
 
 def _number_reader(datatype: str) -> ToArray:
-    is_float = datatype in FLOAT_DATATYPES
-    dtype = np.dtype(np.float64) if is_float else DTYPE_BY_DATATYPE[datatype]
-    narrowed = narrowing_to(datatype) if is_float else None
+    """Also converts arrays of numbers. NaN, which stands for a missing number, stays NaN."""
+    dtype, largest = DTYPE_BY_DATATYPE[datatype], LARGEST_BY_DATATYPE.get(datatype)
+    read_as = dtype if largest is None else np.dtype(np.float64)
+    out_of_range = f"holds a number out of the range of {datatype}"
 
     def read(value: Any) -> Array:
         try:
-            array = np.array(value, dtype)
+            array = np.asarray(value, read_as)
         except OverflowError as exc:
-            raise _out_of_range(datatype) from exc
+            raise ValueError(out_of_range) from exc
         except ValueError as exc:
             raise ValueError("has lists of different lengths") from exc
-        return array if narrowed is None else narrowed(array)
-
-    return read
-
-
-def narrowing_to(datatype: str) -> Callable[[Array], Array]:
-    """Returns a conversion of FP64 arrays to ``datatype``. It raises ValueError if a number is out of range.
-
-    NaN, which stands for a missing number, stays NaN.
-    """
-    dtype, largest = DTYPE_BY_DATATYPE[datatype], LARGEST_BY_DATATYPE[datatype]
-
-    def narrowed(array: Array) -> Array:
         # If the sum of squares is in range, every number is: a quick check for nearly every small request.
-        if array.size <= _FEW_NUMBERS and np.vdot(array, array) < largest * largest:
+        if largest is None or (array.size <= _FEW_NUMBERS and np.vdot(array, array) < largest * largest):
             return array.astype(dtype, copy=False)
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
         if np.isinf(array).any():
-            raise _out_of_range(datatype)
+            raise ValueError(out_of_range)
         return array
 
-    return narrowed
-
-
-def _out_of_range(datatype: str) -> ValueError:
-    return ValueError(f"holds a number out of the range of {datatype}")
+    return read
 
 
 def _mapped(value: Any, convert: Callable[[Any], bytes] = lambda content: content) -> Array:

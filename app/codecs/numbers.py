@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from app.codecs.json_scan import PIECE_BYTES, WHITESPACE, malformed
-from app.codecs.kinds import ToArray, narrowing_to
+from app.codecs.kinds import ToArray
 from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
 
 _INT64 = np.iinfo(np.int64)
@@ -156,7 +156,7 @@ def number_codec(
 
     Args:
         datatype: of the tensor.
-        to_array: the conversion of lists that simdjson does not support.
+        to_array: the conversion of a list or an array of numbers.
         bounds: of each number.
         takes_null: whether ``null`` is a number of a float tensor, NaN.
         takes_literals: whether ``NaN`` and ``Infinity`` are numbers of a float tensor.
@@ -172,15 +172,14 @@ def number_codec(
     low, high = (-math.inf, math.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     low = low if bounds.minimum is None else max(low, bounds.minimum)
     high = high if bounds.maximum is None else min(high, bounds.maximum)
-    narrow = narrowing_to(datatype) if is_float else lambda numbers: numbers.astype(dtype, copy=False)
 
     def narrowed(numbers: Array) -> Array:
         if numbers.min().item() < low or numbers.max().item() > high:
             raise ValueError(f"holds a number that is not between {low} and {high}")
-        return narrow(numbers)
+        return to_array(numbers)
 
     of_type: _BufferType = "d" if is_float else "u" if datatype == "UINT64" else "i"
-    return NumberCodec(dtype, lists, of_type, narrow if (low, high) == (-math.inf, math.inf) else narrowed)
+    return NumberCodec(dtype, lists, of_type, to_array if (low, high) == (-math.inf, math.inf) else narrowed)
 
 
 class _Parser(threading.local):

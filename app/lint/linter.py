@@ -18,13 +18,12 @@ from app.core.model import ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, decoupled_models, findings_of_ensembles, is_auto_completed
 from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
-from app.pipelines.compile import CompileContext
 from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile, derived_spec, left_out, resolved, with_recognized_preset
 from app.pipelines.llm_spec import preset_of, recognized
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import SAMPLE, PipelineSpec
 
 BACKENDS = (

@@ -1,5 +1,5 @@
 """Compiles gateway.yaml against the models that Triton serves, and converts requests to tensors and results back.
 
 The dialects import `catalog.py`, `pipeline.py` and `run.py`; nothing here knows HTTP. Begin with `spec.py`, then
-`compile.py` and `pipeline.py`.
+`pipeline.py`.
 """

@@ -10,18 +10,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
+
 from app.config.watch import FollowedFile
 from app.core.aio import Backoff
+from app.core.answer import part_of
 from app.core.engine import InferenceServer, PipelineLayer
 from app.core.errors import GatewayError, ModelNotReady, UnknownPipeline, UpstreamUnavailable
+from app.core.inference import Deadline
 from app.core.model import ModelConfig
 from app.core.text import nearest
-from app.pipelines.compile import CompileContext
+from app.pipelines.examples import body_of, trial_requests
 from app.pipelines.file import GatewayFile, derived_spec, followed_gateway_file
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.models import Lookup, Missing, OipModels, look_up, read_index
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run_sample
+from app.pipelines.pipeline import CompileContext, Pipeline
+from app.pipelines.run import Collector, run
 from app.pipelines.spec import PipelineSpec
 
 SAMPLES_WAIT_S = 1.0
@@ -218,9 +222,9 @@ class Catalog:
     def pipeline(self, name: str) -> Pipeline:
         """Raises UnknownPipeline or ModelNotReady."""
         entry = self.entries.get(name) or self.entry(name)
-        if (pipeline := entry.pipeline) is None:
+        if entry.compiled is None or not entry.is_served:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
-        return pipeline
+        return entry.compiled
 
     def layers_of(self, model: str) -> tuple[PipelineLayer, ...]:
         """The layers of a pipeline over the model that requests to the model by its own name use too."""
@@ -329,11 +333,30 @@ class Catalog:
         """
         for version in self._versions():
             if version.is_due and version.compiled is not None:
-                version.warming = asyncio.create_task(run_sample(self.engine, version.compiled, self.folder))
+                version.warming = asyncio.create_task(self._run_sample(version.compiled))
                 version.warming.add_done_callback(lambda _: self._settle())
         if running := [version.warming for version in self._versions() if version.warming is not None]:
             await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
         self._settle()
+
+    async def _run_sample(self, pipeline: Pipeline) -> None:
+        """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
+
+        With ``batch``, only its first part. Then runs the trials of the pipeline's layers. Raises GatewayError,
+        OSError, TypeError or ValueError.
+        """
+        body = await asyncio.to_thread(body_of, pipeline, pipeline.spec.sample or {}, self.folder)
+        request = msgspec.structs.replace(pipeline.probe_of(body), is_probe=True)
+        if pipeline.batch is not None:
+            request = part_of(request, range(pipeline.call_items))
+        stream, timeout_s = pipeline.spec.stream, pipeline.timeout_s
+        if stream is not None:  # its first output may wait behind the requests of callers
+            timeout_s = max(timeout_s, stream.first_output_s or 0.0)
+        call = self.engine.infer_stream if pipeline.config.decoupled else self.engine.infer
+        await run(Collector(pipeline, request, is_whole=True), call(request, Deadline.after(timeout_s)))
+        for layer in pipeline.layers:
+            declared, varied = await asyncio.to_thread(trial_requests, pipeline, self.folder)
+            await layer.run_trial(self.engine, declared, varied, timeout_s)
 
     def stop(self) -> None:
         """Stops the samples that are running."""

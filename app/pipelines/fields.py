@@ -1,4 +1,4 @@
-"""The fields of a request, compiled for one model signature: inputs and parameters.
+"""The fields of a pipeline, compiled for one model signature: inputs, parameters and outputs.
 
 A parameter becomes a parameter of Triton's request, a tensor, or a member of a JSON object in a text tensor.
 """
@@ -15,11 +15,15 @@ from msgspec import Meta
 from app.codecs.json_scan import has_more_elements
 from app.codecs.kinds import (
     ToArray,
+    as_datatype,
     bytes_of_base64,
+    bytes_of_numbers,
     check_image,
     converted,
+    declared_shape,
     encoded_json,
     fits,
+    from_array_of,
     holds_bytes,
     is_bare_item,
     is_one_content,
@@ -29,9 +33,10 @@ from app.codecs.kinds import (
     to_array_of,
 )
 from app.codecs.numbers import ANY_NUMBER, Bounds, float_type, integer_type, number_codec, number_type, read_numbers
-from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
+from app.core.errors import ContractViolation
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
 from app.core.model import TensorSpec
-from app.pipelines.spec import InputSpec, ParameterSpec
+from app.pipelines.spec import InputSpec, OutputSpec, ParameterSpec
 
 MAX_ELEMENTS = 65_536
 """Limit of a list of texts or files with a free dimension, because an element needs more memory than its text."""
@@ -292,3 +297,131 @@ Field = InputField | ParameterField
 def repeated(tensor: TensorSpec, array: Array, items: int | None) -> Tensor:
     """``items``: of a batch; None for a model without batches."""
     return Tensor(tensor.name, tensor.datatype, array if items is None else np.repeat(array[np.newaxis], items, axis=0))
+
+
+class OutputField:
+    """One output of a pipeline, compiled for one model signature."""
+
+    is_reasoning = False
+    """Whether the value comes from the text of another output."""
+
+    def __init__(self, name: str, spec: OutputSpec, tensor: TensorSpec, max_batch_size: int, *, has_rows: bool) -> None:
+        """``has_rows``: a response has a row for each item of the request. Raises ValueError."""
+        self.name, self.spec, self.tensor, self._has_rows = name, spec, tensor, has_rows
+        self._is_content = is_one_content(spec.kind, tensor)
+        """Whether the whole tensor is one text or file, and not each element."""
+        is_item = self._is_content or is_bare_item(tensor)
+        self.depth = has_rows + (0 if is_item else len(tensor.dims))
+        """How many lists stand around an element of one response."""
+        if self.depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
+            raise ValueError("has accumulates, none, reaches or join: sum, which only a single value can have")
+        self.is_bare = self.depth == 0
+        """Whether the caller is given one value rather than a list."""
+        self.join = spec.join or ("concatenate" if spec.kind == "text" else "list")
+        self.is_text_run = self.is_bare and spec.kind == "text" and self.join == "concatenate"
+        """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
+        self.is_count = spec.reaches is not None
+        """Whether the responses count, and the output tells at the end whether a limit was reached."""
+        self._takes_batch = max_batch_size > 0 and not has_rows
+        self._dims = ((1,) if self._takes_batch else (-1,) if has_rows else ()) + tensor.dims
+        """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
+        is_list_of_items = self.depth == 1 and is_item
+        self.empty_value: Any = None if self.is_bare else []
+        self.empty_item: Any = None if is_list_of_items else []
+        """The empty value of one item of a batch."""
+        self.may_be_empty = spec.single or -1 in self._dims
+        """Whether an array of the declared shape may have no elements."""
+        from_array = from_array_of(spec.kind, tensor.datatype, is_single=self.is_bare)
+
+        def value_of(array: Array) -> Any:
+            try:
+                value = from_array(array.reshape(-1) if is_list_of_items else array)
+            except ValueError as exc:
+                raise ContractViolation(f"Output '{tensor.name}' is not JSON.", tensor=tensor.name) from exc
+            return None if spec.none is not None and value == spec.none else value
+
+        self.value_of = from_array if spec.kind == "number" and not is_list_of_items else value_of
+        """Returns the value of a non-empty array. Raises ContractViolation if the bytes are not valid JSON."""
+
+    def array_of(self, tensor: Tensor, items: int = 1) -> Array:
+        """The array without its batch dimension. ``items``: of the request, if a response has a row for each.
+
+        Triton checks no output, so many models write shapes and datatypes that differ a little from the declared ones.
+        The array is as declared if its elements are: dimensions of size 1 may be missing or extra, and numbers may have
+        another datatype if the declared one holds them. An empty array may have any shape and datatype.
+
+        Raises ContractViolation if the elements are not the declared ones.
+        """
+        array, declared = tensor.array, self.tensor.datatype
+        if not array.size and not (self._is_content and tensor.datatype == declared and fits(array.shape, self._dims)):
+            return array
+        if tensor.datatype != declared:
+            converted = as_datatype(array, declared)
+            if converted is None:
+                name = DTYPE_BY_DATATYPE[declared].name
+                dtype = _NUMPY.get(name, f"np.{name}")
+                written = "STRING" if tensor.datatype == BYTES else tensor.datatype
+                raise ContractViolation(
+                    f"Output '{tensor.name}' is {tensor.datatype}; {declared} is declared.",
+                    tensor=tensor.name,
+                    hint=f"Convert the output in the model, in Python with `.astype({dtype})`, or declare "
+                    f"`data_type: TYPE_{written}` in its config.pbtxt. The gateway converts numbers only if {declared} "
+                    "holds each of them.",
+                )
+            array = converted
+        if not fits(array.shape, self._dims):
+            shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
+            if shape is None:
+                raise self.other_shape(array.shape)
+            array = array.reshape(shape)
+        array = array[0] if self._takes_batch else array
+        return bytes_of_numbers(array, len(self.tensor.dims)) if self._is_content else array
+
+    def other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
+        """The violation of a model that wrote this shape."""
+        name, dims = self.tensor.name, shape_text(self._dims)
+        if 0 in shape:
+            hint = f"If the model may write none, declare an early_exit rule with empty: [{name}] in gateway.yaml."
+        elif self._takes_batch and shape and declared_shape(shape, (shape[0], *self._dims[1:])):
+            hint = f"The model wrote {shape[0]} rows for one item. With batch: true the answer has all rows."
+        else:
+            hint = (
+                f"Write {dims} in the model, or correct `dims` of '{name}' in its config.pbtxt. Dimensions of size 1 "
+                "may be missing or extra, if it is clear which."
+            )
+        return ContractViolation(
+            f"Output '{name}' has shape {shape_text(shape)}; {dims} is declared.", tensor=name, hint=hint
+        )
+
+
+_NUMPY = {"bool": "np.bool_", "object": "np.object_", "bfloat16": "ml_dtypes.bfloat16"}
+"""How Python names the types whose numpy name is not that of an attribute."""
+
+
+class TextDifferences:
+    """Turns texts that each repeat everything so far into pieces.
+
+    U+FFFD at the end of a text is the beginning of a character, which the next text has whole.
+    """
+
+    def __init__(self, tensor: str) -> None:
+        self._tensor = tensor
+        self._text = ""
+        self._rest = ""
+
+    def decode(self, raw: bytes, final: bool = False) -> str:
+        """Raises ContractViolation for a text that does not repeat the text so far."""
+        if final and not raw:
+            rest, self._rest = self._rest, ""
+            return rest
+        text = raw.decode("utf-8", "replace")
+        if not text.startswith(self._text):
+            raise ContractViolation(
+                f"Output '{self._tensor}' does not begin with the text so far.",
+                tensor=self._tensor,
+                hint="With accumulates: true, each response must repeat the text so far. "
+                "Remove accumulates if the model sends only new text.",
+            )
+        complete = text.rstrip("\ufffd")
+        piece, self._text, self._rest = complete[len(self._text) :], complete, text[len(complete) :]
+        return piece

@@ -13,7 +13,7 @@ from app.llm.answer_parser import Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
-from app.pipelines.fields import Field, InputField, ParameterField
+from app.pipelines.fields import Field, InputField, OutputField, ParameterField
 from app.pipelines.llm_spec import (
     ChatSpec,
     CompletionsSpec,
@@ -24,7 +24,6 @@ from app.pipelines.llm_spec import (
     UsageSpec,
 )
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
-from app.pipelines.outputs import OutputField
 from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"

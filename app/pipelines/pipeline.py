@@ -1,49 +1,63 @@
-"""A pipeline: one product endpoint over one Triton model, compiled once for the model's signature.
+"""A pipeline: one product endpoint over one Triton model, compiled once for the model's live configuration.
 
-The values of a request, by field name -> the request to the model. Compiled for one pipeline.
+Compiling reports the key of the declaration that does not match. Then the values of a request, by field name, become
+the request to the model.
 """
 
 import copy
 import dataclasses
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
 from msgspec.structs import replace
 
-from app.codecs.kinds import encoded_json
+from app.codecs.kinds import agree, declared_shape, encoded_json, is_one_content, kind_fits, shape_text
 from app.core.engine import PipelineLayer
-from app.core.errors import (
-    ClientError,
-    ContextLengthExceeded,
-    FieldProblem,
-    GatewayError,
-    InvalidInput,
-    InvalidRequest,
-    UpstreamError,
+from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest
+from app.core.inference import DTYPE_BY_DATATYPE, Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
+from app.core.model import (
+    Capacity,
+    ModelConfig,
+    TensorSpec,
+    capacity_of,
+    largest_batch,
+    sequence_ids_of,
+    takes_traceparent,
 )
-from app.core.inference import Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
-from app.core.model import Capacity, ModelConfig, capacity_of, sequence_ids_of, takes_traceparent
 from app.pipelines.body import Body, BodyReader, Part
-from app.pipelines.compile import (
-    CompileContext,
-    adapter_fields,
-    call_items_of,
-    check_fields,
-    check_rules,
-    fields_of,
-    has_rows,
-)
-from app.pipelines.fields import Field, InputField, repeated
+from app.pipelines.fields import Field, InputField, OutputField, ParameterField, repeated
 from app.pipelines.file import resolved
 from app.pipelines.graph import graph_of
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at
-from app.pipelines.model_errors import EarlyExitRules, explain, name_failed_step, named_model, public_text
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
+from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.openai_mapping import OpenAIMapping, reasoning_output
-from app.pipelines.spec import ADAPTER, STREAM_DEFAULTS, PipelineSpec, StreamSpec
+from app.pipelines.spec import (
+    ADAPTER,
+    STREAM_DEFAULTS,
+    InputSpec,
+    OutputSpec,
+    ParameterSpec,
+    PipelineSpec,
+    StreamSpec,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompileContext:
+    """The inputs of a pipeline's compilation besides its declaration and its model."""
+
+    timeout_s: float = 30.0
+    early_exit_key: bytes | None = None
+    exposes_errors: bool = False
+    """Whether callers of pipelines see the messages of models."""
+    exposes_oip_errors: bool = False
+    """Whether callers of ``/v2`` do."""
+    tokenizers: Path | None = None
+    """A folder with the tokenizer folders of models with a preset, by the model's name."""
 
 
 class CountLimits(Extension):
@@ -95,17 +109,19 @@ class Pipeline(Target):
         """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
         spec = resolved(spec, config, context.tokenizers)
         super().__init__(name=name, spec=spec, config=config, capacity=capacity_of(config, models))
-        self.inputs, self.sent, self.outputs = fields_of(spec, config)
+        self.inputs, self.sent, self.outputs = _fields_of(spec, config)
         """``sent``: the parameters that a request has, also if callers cannot set them."""
         self.parameters = [each for each in self.sent if each.spec.is_settable]
         """Those that callers can set."""
-        self.parameters += adapter_fields(spec, self.sent)
+        self.parameters += _adapter_fields(spec, self.sent)
         fields: list[Field] = [*self.inputs, *self.parameters]
         self.graph = graph_of(config, models, spec.version)
-        self.call_items = call_items_of(spec, config, models)
+        self.call_items = _call_items_of(spec, config, models)
         """The most items of a call."""
-        check_fields(spec, config, self.inputs, self.sent)
-        check_rules(spec, config, self.sent, [each.name for each in fields], has_key=context.early_exit_key is not None)
+        _check_fields(spec, config, self.inputs, self.sent)
+        _check_rules(
+            spec, config, self.sent, [each.name for each in fields], has_key=context.early_exit_key is not None
+        )
         with mismatch_at("inputs"):
             self.reader = BodyReader(name, fields)
         self.openai: OpenAIMapping | None = None
@@ -128,7 +144,7 @@ class Pipeline(Target):
         """The typed empty value of every output."""
         self.json_tensors = list(dict.fromkeys(each.json_tensor for each in self.sent if each.json_tensor is not None))
         """The text inputs with a JSON object of parameters. They are always sent."""
-        self.contracts_take_batch = config.max_batch_size > 0 and not has_rows(spec, config)
+        self.contracts_take_batch = config.max_batch_size > 0 and not _has_rows(spec, config)
         """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
         self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key)
         self.timeout_s = spec.timeout_s or context.timeout_s
@@ -262,68 +278,164 @@ class Pipeline(Target):
             )
         return self.spec.stream
 
-    def early_exit_of(self, error: GatewayError, request_id: str) -> str:
-        """The reason of the early exit that the pipeline's rules see in an error. Raises the caller's error if none.
 
-        A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
-        model need not.
-        """
-        upstream = error.upstream
-        if upstream is None:
-            raise error
-        reason = self.rules.reason_of_error(upstream, request_id)
-        if reason is not None:
-            return reason
-        message = self.rules.bare(upstream.message, request_id)
-        if error.fault is not None:
-            explain(error, self.graph)
-        elif error.code == "model_error" and error.hint is None:
-            name_failed_step(error, message, self.graph)
-        if intended := self.rules.reason_but_for_code(upstream, request_id):
-            error.hint = (
-                f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
-                "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "
-                "model, use code: any."
+def _has_rows(spec: PipelineSpec, config: ModelConfig) -> bool:
+    """Whether a response has a row for each of several items. A decoupled model gets one item at a time."""
+    return spec.batch is not None and not config.decoupled
+
+
+def _fields_of(
+    spec: PipelineSpec, config: ModelConfig
+) -> tuple[list[InputField], list[ParameterField], list[OutputField]]:
+    """The declared fields, or one for each tensor of the model. Raises PipelineMismatch."""
+    size, max_items = config.max_batch_size, None if spec.batch is None else spec.batch.max_items
+    inputs, parameters, outputs = list[InputField](), list[ParameterField](), list[OutputField]()
+    declared_inputs, declared_outputs = spec.inputs, spec.outputs
+    if declared_inputs is None:
+        taken = {name for each in spec.parameters.values() for name in (each.tensor, each.member_of)}
+        free = [each for each in config.inputs if each.name not in taken]
+        declared_inputs = {
+            each.name: InputSpec(tensor=each.name, kind=_kind_of(each), optional=each.optional) for each in free
+        }
+    if declared_outputs is None:
+        declared_outputs = {each.name: OutputSpec(tensor=each.name, kind=_kind_of(each)) for each in config.outputs}
+    for name, given in declared_inputs.items():
+        with mismatch_at("inputs", name):
+            inputs.append(InputField(name, given, _tensor(config.inputs, given), size, max_items))
+    for name, parameter in spec.parameters.items():
+        with mismatch_at("parameters", name):
+            tensor, json_tensor = (
+                None if tensor is None else tensor_named(config.inputs, tensor, (key,))
+                for key, tensor in (("tensor", parameter.tensor), ("member_of", parameter.member_of))
             )
-        refusal = self._refusal_of(error, upstream, message) if error.code == "model_error" else None
-        if refusal is not None:
-            refusal.upstream, refusal.failed_step = upstream, error.failed_step
-        shown = refusal or error
-        if self.exposes_errors:
-            shown.detail += f" The model's message: {public_text(message)}"
-        raise shown from error
-
-    def _refusal_of(self, error: GatewayError, upstream: UpstreamError, message: str) -> GatewayError | None:
-        """The error for a caller who can correct the request, without the model's message.
-
-        ``message``: without Triton's prefixes.
-        """
-        for rule in self.spec.refusals:
-            if re.search(rule.message_pattern, message[:LONGEST_MESSAGE]):
-                kind, detail, problem = _REFUSALS[rule.code]
-                problems = [] if rule.field is None else [FieldProblem(rule.field, problem)]
-                return kind(rule.detail or detail, hint=_HINT, errors=problems)
-        steps = self.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
-        is_own = upstream.grpc_code is not None and self.spec.model in steps
-        if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
-            return None
-        step = error.failed_step or self.spec.model
-        into = (edge for edge in self.graph.edges if edge.target.step is not None and edge.target.step.model == step)
-        read = {edge.source.tensor.name for edge in into if edge.source.step is None}
-        fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]
-        reads = f" It reads {' and '.join(fields)}." if fields else ""
-        return InvalidInput(f"{named_model(step, self.graph)} refused the input.{reads}", hint=_HINT)
+            parameters.append(ParameterField(name, parameter, tensor, json_tensor, size))
+    for name, output in declared_outputs.items():
+        with mismatch_at("outputs", name):
+            tensor = _tensor(config.outputs, output)
+            outputs.append(OutputField(name, output, tensor, size, has_rows=_has_rows(spec, config)))
+    return inputs, parameters, outputs
 
 
-LONGEST_MESSAGE = 4096
-"""Only this much of a message is searched."""
-_HINT = "The gateway's log has the model's message in the line with this request id."
-_REFUSALS: dict[str, tuple[type[ClientError], str, str]] = {
-    "context_length_exceeded": (
-        ContextLengthExceeded,
-        "The request is longer than the model's context.",
-        "is longer than the model's context",
-    ),
-    "invalid_input": (InvalidInput, "The model refused the input.", "is not accepted by the model"),
-}
-"""By the code of a rule: the caller's error, its detail, and the problem of the rule's field."""
+def _kind_of(tensor: TensorSpec) -> Any:
+    return "text" if tensor.datatype == "BYTES" else "number"
+
+
+def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec) -> TensorSpec:
+    tensor = tensor_named(tensors, given.tensor, ("tensor",))
+    if tensor.datatype not in DTYPE_BY_DATATYPE:
+        raise PipelineMismatch(("tensor",), f"has datatype {tensor.datatype}, which has no JSON form")
+    if not kind_fits(given.kind, tensor):
+        text = f"'{given.kind}' does not fit {tensor.datatype}"
+        if given.kind == "number":
+            text = f"is missing, and {tensor.datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
+        elif tensor.datatype in ("UINT8", "INT8") and given.kind != "json":
+            text += f" {shape_text(tensor.dims)}: a file or text needs the dims [-1]"
+        else:
+            text += ": leave `kind` out for a tensor of numbers"
+        raise PipelineMismatch(("kind",), text)
+    if not given.single or is_one_content(given.kind, tensor):
+        return tensor
+    if tensor.dims not in ((-1,), (1,), ()):
+        text = f"is on, but '{tensor.name}' has the dims {shape_text(tensor.dims)}; it needs [-1]"
+        raise PipelineMismatch(("single",), text)
+    return dataclasses.replace(tensor, dims=(1,))  # which every check and schema knows as a single value
+
+
+def _adapter_fields(spec: PipelineSpec, parameters: Sequence[ParameterField]) -> list[ParameterField]:
+    """The field that names an adapter, if there are any. It is not sent: it sets hidden parameters."""
+    fields = {each.name: each for each in parameters}
+    for adapter, values in spec.adapters.items():
+        for name, value in values.items():
+            with mismatch_at("adapters", adapter, name):
+                fields[name].converted(value)
+    text = "The adapter of the model."
+    named_by = ParameterSpec(type="string", enum=[*spec.adapters] or None, optional=True, description=text)
+    return [ParameterField(ADAPTER, named_by)] if spec.adapters else []
+
+
+def _call_items_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig]) -> int:
+    """The most items of a call. Raises PipelineMismatch."""
+    most = largest_batch(config, models)
+    if spec.batch is None:
+        return max(most, 1)
+    if most == 0:
+        raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
+    if spec.batch.parts is not None and spec.batch.parts > most:
+        raise PipelineMismatch(("batch", "parts"), f"is {spec.batch.parts}, and the model takes {most} items at a time")
+    return 1 if config.decoupled else spec.batch.parts or most
+
+
+def _check_fields(
+    spec: PipelineSpec, config: ModelConfig, inputs: Sequence[InputField], parameters: Sequence[ParameterField]
+) -> None:
+    """Checks duplicate names and members, and missing or duplicate inputs. Raises PipelineMismatch."""
+    members = [each for each in parameters if each.spec.member_of is not None]
+    objects, taken = {(each.spec.member_of, each.place[0]) for each in members}, set[tuple[Any, ...]]()
+    for each in members:
+        text_tensor, (outer, name) = each.spec.member_of, each.place
+        is_twice = (text_tensor, outer, name) in taken
+        taken.add((text_tensor, outer, name))
+        if is_twice or (not outer and (text_tensor, name) in objects):
+            text = f"is the member '{name}' of '{text_tensor}', which another parameter is too"
+            raise PipelineMismatch(("parameters", each.name), text)
+    fields: list[tuple[str, Field]] = [("inputs", each) for each in inputs]
+    fields += [("parameters", each) for each in parameters]
+    for key, field in fields:
+        needed = field.tensor
+        if needed is not None and not needed.optional and field.spec.optional and field.spec.default is None:
+            # Triton would pass a request without the tensor to the model.
+            default = "`default: []`" if -1 in needed.dims and key == "inputs" else "a `default`"
+            text = f"is true, and the model requires '{needed.name}': set {default}"
+            raise PipelineMismatch((key, field.name, "optional"), f"{text}, or `optional` in the model's config.pbtxt")
+    names = {field.name for field in inputs}
+    for parameter in parameters:
+        if parameter.name in names:
+            text = "has the same name as an input of the model; rename one of them, under inputs or here"
+            raise PipelineMismatch(("parameters", parameter.name), text)
+    given = [each.tensor.name for _, each in fields if each.tensor is not None]
+    given += {each.json_tensor.name for each in parameters if each.json_tensor is not None}
+    for tensor in config.inputs:
+        if tensor.name not in given and not tensor.optional:
+            raise PipelineMismatch(("inputs",), f"do not have '{tensor.name}', which the model requires")
+        if given.count(tensor.name) > 1:
+            raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
+
+
+def _check_rules(
+    spec: PipelineSpec,
+    config: ModelConfig,
+    parameters: Sequence[ParameterField],
+    settable: Collection[str],
+    *,
+    has_key: bool,
+) -> None:
+    """Checks what outputs, contracts, early exits and refusals refer to. Raises PipelineMismatch.
+
+    ``settable``: the names of the fields that callers can set.
+    """
+    integers = {each.name: each for each in parameters if each.spec.type == "integer"}
+    sent = {name: each for name, each in integers.items() if each.tensor is None and each.json_tensor is None}
+    for name, output in (spec.outputs or {}).items():
+        if output.reaches is not None:
+            named(output.reaches, integers, "an integer parameter", "outputs", name, "reaches")
+    for name, contract in spec.contract.items():
+        with mismatch_at("contract", name):
+            tensor = tensor_named(config.outputs, name, ())
+            dims = (-1, *tensor.dims) if _has_rows(spec, config) else tensor.dims
+            agreed = tuple(contract.shape or ())
+            is_possible = agree(agreed, dims) or declared_shape(agreed, dims) is not None
+            if contract.shape is not None and tensor.is_typed and not is_possible:
+                text = f"is {shape_text(agreed)}, and the model's output '{name}' is {shape_text(dims)}"
+                raise PipelineMismatch(("shape",), text)
+            if isinstance(contract.max_items, str):
+                named(contract.max_items, sent, "an integer parameter", "max_items")
+    for index, rule in enumerate(spec.early_exit):
+        with mismatch_at("early_exit", index):
+            for key, names in (("missing", rule.missing), ("empty", rule.empty)):
+                for name in names or ():
+                    tensor_named(config.outputs, name, (key,))
+            if rule.error is not None and rule.error.signed and not has_key:
+                raise PipelineMismatch(("error", "signed"), "requires a key: set GATEWAY_EARLY_EXIT_KEY")
+    for index, refusal in enumerate(spec.refusals):
+        if refusal.field is not None:
+            named(refusal.field, dict.fromkeys(settable), "a field of the pipeline", "refusals", index, "field")

@@ -1,24 +1,22 @@
 """Runs one unary request of a pipeline, and converts the responses of any request to the caller's values.
 
-A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request. With ``batch`` the items run
-as parts, each with such an answer, and the answers are joined in order.
-``Canceller`` cancels abandoned requests, and ``run_sample`` runs a pipeline's sample.
+A ``Collector`` gets the responses of one request. With ``batch`` the items run as parts, each with a collector, and
+their answers are joined in order. ``Canceller`` cancels abandoned requests.
 """
 
-import asyncio
 import codecs
 import functools
 import logging
 import math
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
+from app.codecs.kinds import declared_shape, shape_text
 from app.core.aio import BackgroundTasks
 from app.core.answer import (
     Answer,
@@ -30,14 +28,21 @@ from app.core.answer import (
     check_rows,
     items_of,
     joined_rows,
-    part_of,
 )
 from app.core.engine import Engine, discard_stream
-from app.core.errors import ContractViolation, GatewayError
+from app.core.errors import (
+    ClientError,
+    ContextLengthExceeded,
+    ContractViolation,
+    FieldProblem,
+    GatewayError,
+    InvalidInput,
+    UpstreamError,
+)
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
-from app.pipelines.examples import body_of, trial_requests
+from app.pipelines.fields import OutputField, TextDifferences
+from app.pipelines.model_errors import explain, name_failed_step, named_model, public_text
 from app.pipelines.openai_mapping import Division
-from app.pipelines.outputs import ContractCheck, OutputField, TextDifferences
 from app.pipelines.pipeline import CountLimits, Pipeline, Target
 from app.pipelines.spec import INDEX
 
@@ -45,26 +50,30 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Collector(Answer):
-    """The answer of a stream: the values of each response. Determines how the answer ended."""
+    """The values of a request's responses. Determines how the answer ended.
+
+    The answer of a stream writes those of each response. A whole answer writes one output at the end, with each output
+    of a decoupled model joined as it declares.
+    """
 
     has_enough = False
     tokens: Tokens | None = None
-    _item_count = 1
     _fault: ContractViolation | None = None
     """Of a model that is not decoupled: an output is missing, or has no elements although its declared shape has some.
     An early exit may explain it."""
 
-    def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_divided: bool = True) -> None:
+    def __init__(
+        self, pipeline: Pipeline, request: InferenceRequest, *, is_whole: bool = False, is_divided: bool = True
+    ) -> None:
         """``is_divided``: the reasoning in the text is an output of its own, if the pipeline has one."""
         self._pipeline = pipeline
         self._request_id = request.request_id
-        if pipeline.batch is not None:
-            self._item_count = items_of(request)
-        self._fields = pipeline.outputs
+        self._is_whole = is_whole
+        self._item_count = 1 if pipeline.batch is None else items_of(request)
         self._decoupled = pipeline.config.decoupled
-        self._contract = None
-        if contracts := pipeline.spec.contract:
-            self._contract = ContractCheck(contracts, request.parameters, takes_batch=pipeline.contracts_take_batch)
+        self._contracts, self._parameters = pipeline.spec.contract, request.parameters
+        self._first_sizes: dict[str, int] = {}
+        """By tensor of a contract, the number of elements in its first response."""
         self._texts: dict[str, TextDifferences | codecs.IncrementalDecoder] = {
             field.name: TextDifferences(field.tensor.name) if field.spec.accumulates else _UTF8("replace")
             for field in pipeline.text_runs
@@ -79,6 +88,11 @@ class Collector(Answer):
         if pipeline.usage is not None:
             self.tokens = Tokens()
         self._division = None if pipeline.divided is None or not is_divided else Division(pipeline.divided, request)
+        self._values: Values = {}
+        """The whole answer of a model that is not decoupled."""
+        self._pieces: dict[str, list[Any]] = {}
+        """The whole answer of a decoupled model: by output, the values that are not None; if they are not joined, only
+        the last one."""
 
     def count(self, response: InferenceResponse) -> None:
         """Counts the tokens of a response, in the tensors that ``openai: usage`` names."""
@@ -99,7 +113,7 @@ class Collector(Answer):
             tokens.completion = int(written.array.flat[-1])
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """Returns the values of one response; None for a response without outputs.
+        """Returns the values of one response of a stream; None for a response without outputs, or of a whole answer.
 
         Raises ContractViolation, also if a model that is not decoupled omitted an output, or wrote it without its
         elements, and no rule of an early exit holds.
@@ -108,8 +122,8 @@ class Collector(Answer):
             return None
         if self.tokens is not None:
             self.count(response)
-        if self._contract is not None:
-            self._contract.check(response)
+        if self._contracts:
+            self._check_contracts(response)
         self._written.update(response.outputs)
         if self._pipeline.rules.rules:
             self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
@@ -121,11 +135,17 @@ class Collector(Answer):
         if response.is_final and (self._texts or self._counts):
             for name, rest in self._rests().items():
                 values[name] = (values[name] or "") + rest
-        return values
+        if not self._is_whole:
+            return values
+        if self._decoupled:
+            self._take(values)
+        else:
+            self._values = values
+        return None
 
     def _values_of(self, response: InferenceResponse) -> Values:
         values = dict(self._pipeline.empty_values)
-        for field in self._fields:
+        for field in self._pipeline.outputs:
             tensor = response.outputs.get(field.tensor.name)
             if field.is_reasoning:
                 continue
@@ -149,22 +169,28 @@ class Collector(Answer):
 
         Raises the error for the caller, or ContractViolation if a model that is not decoupled wrote no output.
         """
-        rests = None
+        pipeline, rests = self._pipeline, None
         if error is not None:
-            reason: str | None = self._pipeline.early_exit_of(error, self._request_id)
+            reason: str | None = early_exit_of(pipeline, error, self._request_id)
         else:
-            reason = self._reason_of_outputs()
+            reason = self._reason_of_outputs() if pipeline.rules.rules else None
             if reason is None and not self._written and not self._decoupled:
-                raise _not_written(self._fields[0].tensor.name)
+                raise _not_written(pipeline.outputs[0].tensor.name)
             if self._texts or self._counts:
                 rests = self._rests()
+        outputs: Sequence[Values] = ()
         if rests or (reason is not None and not self._written):
-            return Ending(reason, [{**self._pipeline.empty_values, **(rests or {})}])
-        return Ending(reason)
+            outputs = [{**pipeline.empty_values, **(rests or {})}]
+        if self._is_whole and self._decoupled:
+            for values in outputs:
+                self._take(values)
+            outputs = [{field.name: self._joined(field) for field in pipeline.outputs}]
+        elif self._is_whole:
+            outputs = outputs or (self._values,)
+        return Ending(reason, outputs)
 
     def _reason_of_outputs(self) -> str | None:
-        rules = self._pipeline.rules
-        return rules.reason_of_outputs(self._written, self._written - self._filled) if rules.rules else None
+        return self._pipeline.rules.reason_of_outputs(self._written, self._written - self._filled)
 
     def _rests(self) -> Mapping[str, str]:
         """Returns, once, U+FFFD for each remaining byte of an incomplete character, and whether limits were reached."""
@@ -176,45 +202,47 @@ class Collector(Answer):
             return self._division.rests(rests)
         return {name: rest for name, rest in rests.items() if rest}
 
+    def _check_contracts(self, response: InferenceResponse) -> None:
+        """Raises ContractViolation.
 
-class WholeAnswer(Collector):
-    """The answer of a unary request: one output, with each output of a decoupled model joined as it declares."""
-
-    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
-        super().__init__(pipeline, request)
-        self._values: Values = {}
-        """Of a model that is not decoupled."""
-        self._pieces: dict[str, list[Any]] = {field.name: [] for field in self._fields} if self._decoupled else {}
-        """By output, the values that are not None; only the last one if they are not joined."""
-
-    def add(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`Collector.add`."""
-        values = super().add(response)
-        if values is not None and self._decoupled:
-            self._take(values)
-        elif values is not None:
-            self._values = values
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the errors of :meth:`Collector.finish`."""
-        ending = super().finish(error)
-        if not self._decoupled:
-            return Ending(ending.early_exit, ending.outputs or (self._values,))
-        for rest in ending.outputs:
-            self._take(rest)
-        return Ending(ending.early_exit, ({field.name: self._joined(field) for field in self._fields},))
+        A common fault of language-model ensembles is a step that sends all tokens so far instead of the newest token.
+        Its tensor grows with each response, and Triton accepts this if the next step accepts any size.
+        """
+        takes_batch = self._pipeline.contracts_take_batch
+        for name, contract in self._contracts.items():
+            tensor = response.outputs.get(name)
+            if tensor is None:
+                continue
+            size, most, wrong, is_growth = tensor.array.size, contract.max_items, "", True
+            limit = self._parameters.get(most) if isinstance(most, str) else most
+            first = self._first_sizes.setdefault(name, size) if contract.not_growing else size
+            agreed = (*((1,) if takes_batch else ()), *(contract.shape or ()))
+            if limit is not None and size > int(limit):
+                wrong = f"the contract allows at most {limit} items"
+            elif contract.shape is not None and declared_shape(tensor.shape, agreed) is None:
+                words = " with the batch dimension" if takes_batch else ""
+                wrong, is_growth = f"the contract requires {shape_text(agreed)}{words}", False
+            elif size > first:
+                wrong = f"the first response had {first} items, and no later response may have more"
+            if wrong:
+                grows = f"A step sends all items of '{name}' with each response. It must send only items that are new."
+                raise ContractViolation(
+                    f"Output '{name}' has shape {shape_text(tensor.shape)}; {wrong}.",
+                    tensor=name,
+                    hint=grows if is_growth else None,
+                )
 
     def _take(self, values: Values) -> None:
-        for field in self._fields:
+        for field in self._pipeline.outputs:
             if (value := values[field.name]) is not None:
-                pieces = self._pieces[field.name]
+                pieces = self._pieces.setdefault(field.name, [])
                 if field.join == "last" or field.is_count:
                     pieces.clear()
                 pieces.append(value)
 
     def _joined(self, field: OutputField) -> Any:
         """Joins the texts or arrays of all responses. Arrays of different shapes become the list of their items."""
-        pieces = self._pieces[field.name]
+        pieces = self._pieces.get(field.name, [])
         if field.join in ("last", "sum") or field.is_count:
             return functools.reduce(operator.add, pieces) if pieces else field.empty_value
         if field.is_text_run:
@@ -229,66 +257,43 @@ def _not_written(tensor: str) -> ContractViolation:
     return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
 
 
-class StreamedBatch(Batch):
-    """The outputs of a stream with ``batch``.
+class PipelineBatch(Batch):
+    """The answer of a request with ``batch``.
 
-    Each output has the number of its item as ``index``; if the model takes several items at a time, that of the first
-    item of the part. An early exit of a part is that of each of its items.
+    Each output of a stream has the number of its item as ``index``; if the model takes several items at a time, that of
+    the first item of the part. An early exit of a part is that of each of its items. A decoupled model gets one item at
+    a time, because Triton does not tell to which row a response belongs.
     """
 
-    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest, *, is_whole: bool) -> None:
         super().__init__(request, pipeline.call_items)
-        self._pipeline = pipeline
+        self._pipeline, self._is_whole = pipeline, is_whole
         self._exits: list[str | None] = [None] * self.count
+        self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
+        """Of a whole answer: by output, the rows of each part, by its first item."""
+        self._sizes: dict[int, dict[str, int]] = {}
+        """Of a whole answer: by first item of a part and tensor, the size of the first dimension."""
 
     def answer_of(self, part: BatchPart) -> Answer:
-        return Collector(self._pipeline, part.request)
+        return Collector(self._pipeline, part.request, is_whole=self._is_whole)
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Raises the errors of :meth:`Batch.add`."""
+        if self._is_whole and response.outputs:
+            sizes = {name: tensor.shape[0] if tensor.shape else 0 for name, tensor in response.outputs.items()}
+            self._sizes[response.choice] = sizes
         values = super().add(response)
         return None if values is None else {INDEX: response.choice, **values}
 
     def put(self, items: range, answer: Answer, ending: Ending) -> Values | None:
+        """Raises ContractViolation if the rows of a whole answer are not the items."""
         self._exits[items.start : items.stop] = [ending.early_exit] * len(items)
-        return next(iter(ending.outputs), None)
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """The whole request is an early exit if each of its items is. Raises the error."""
-        super().finish(error)
-        exits = self._exits
-        return Ending(None if None in exits else exits[0], (), exits) if self._pipeline.rules else Ending()
-
-
-class PipelineBatch(StreamedBatch):
-    """The answer of a unary request.
-
-    A decoupled model gets one item at a time, because Triton does not tell to which row a response belongs.
-    """
-
-    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
-        super().__init__(pipeline, request)
-        self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
-        """By output, the rows of each part, by its first item."""
-        self._sizes: dict[int, dict[str, int]] = {}
-        """By first item of a part and tensor, the size of the first dimension."""
-
-    def answer_of(self, part: BatchPart) -> Answer:
-        return WholeAnswer(self._pipeline, part.request)
-
-    def add(self, response: InferenceResponse) -> Values | None:
-        """Raises the errors of :meth:`Batch.add`."""
-        if response.outputs:
-            sizes = {name: tensor.shape[0] if tensor.shape else 0 for name, tensor in response.outputs.items()}
-            self._sizes[response.choice] = sizes
-        return super().add(response)
-
-    def put(self, items: range, answer: Answer, ending: Ending) -> None:
-        """Raises ContractViolation for rows that are not the items."""
-        sizes = self._sizes.pop(items.start, {})
+        if not self._is_whole:
+            return next(iter(ending.outputs), None)
+        sizes, has_exit = self._sizes.pop(items.start, {}), ending.early_exit is not None
         (values,) = ending.outputs  # of a model that is not decoupled, each is a list or an array of rows
         for field in self._pipeline.outputs:
-            value, has_exit = values[field.name], ending.early_exit is not None
+            value = values[field.name]
             if self._pipeline.config.decoupled:
                 value = [value]
             elif len(value) == 0 and (has_exit or self.has_several):
@@ -298,22 +303,23 @@ class PipelineBatch(StreamedBatch):
             elif self.has_several:
                 check_rows(field.tensor.name, len(value), items)
             self._rows[field.name][items.start] = value
-        super().put(items, answer, ending)
+        return None
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        ending = super().finish(error)
+        """The whole request is an early exit if each of its items is. Raises the error."""
+        super().finish(error)
+        reason = None if None in self._exits else self._exits[0]
+        if not self._is_whole:
+            return Ending(reason, (), self._exits) if self._pipeline.rules else Ending()
         joined = {name: joined_rows([rows for _, rows in sorted(parts.items())]) for name, parts in self._rows.items()}
-        return Ending(ending.early_exit, [joined], self._exits)
+        return Ending(reason, [joined], self._exits)
 
 
-def answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answer:
-    """The answer of a unary request."""
-    return WholeAnswer(pipeline, request) if pipeline.batch is None else PipelineBatch(pipeline, request)
-
-
-def streamed_answer_of(pipeline: Pipeline, request: InferenceRequest) -> Answer:
-    """The answer of a stream."""
-    return Collector(pipeline, request) if pipeline.batch is None else StreamedBatch(pipeline, request)
+def answer_of(pipeline: Pipeline, request: InferenceRequest, *, is_whole: bool) -> Answer:
+    """The answer of a unary request, or of a stream."""
+    if pipeline.batch is None:
+        return Collector(pipeline, request, is_whole=is_whole)
+    return PipelineBatch(pipeline, request, is_whole=is_whole)
 
 
 async def run(
@@ -339,6 +345,74 @@ async def run(
         return await answer.end()
     except GatewayError as exc:
         return await answer.end(exc)
+
+
+LONGEST_MESSAGE = 4096
+"""Only this much of a message is searched."""
+_HINT = "The gateway's log has the model's message in the line with this request id."
+_REFUSALS: dict[str, tuple[type[ClientError], str, str]] = {
+    "context_length_exceeded": (
+        ContextLengthExceeded,
+        "The request is longer than the model's context.",
+        "is longer than the model's context",
+    ),
+    "invalid_input": (InvalidInput, "The model refused the input.", "is not accepted by the model"),
+}
+"""By the code of a rule: the caller's error, its detail, and the problem of the rule's field."""
+
+
+def early_exit_of(pipeline: Pipeline, error: GatewayError, request_id: str) -> str:
+    """The reason of the early exit that the pipeline's rules see in an error. Raises the caller's error if none.
+
+    A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
+    model need not.
+    """
+    upstream = error.upstream
+    if upstream is None:
+        raise error
+    reason = pipeline.rules.reason_of_error(upstream, request_id)
+    if reason is not None:
+        return reason
+    message = pipeline.rules.bare(upstream.message, request_id)
+    if error.fault is not None:
+        explain(error, pipeline.graph)
+    elif error.code == "model_error" and error.hint is None:
+        name_failed_step(error, message, pipeline.graph)
+    if intended := pipeline.rules.reason_but_for_code(upstream, request_id):
+        error.hint = (
+            f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
+            "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "
+            "model, use code: any."
+        )
+    refusal = _refusal_of(pipeline, error, upstream, message) if error.code == "model_error" else None
+    if refusal is not None:
+        refusal.upstream, refusal.failed_step = upstream, error.failed_step
+    shown = refusal or error
+    if pipeline.exposes_errors:
+        shown.detail += f" The model's message: {public_text(message)}"
+    raise shown from error
+
+
+def _refusal_of(pipeline: Pipeline, error: GatewayError, upstream: UpstreamError, message: str) -> GatewayError | None:
+    """The error for a caller who can correct the request, without the model's message.
+
+    ``message``: without Triton's prefixes.
+    """
+    for rule in pipeline.spec.refusals:
+        if re.search(rule.message_pattern, message[:LONGEST_MESSAGE]):
+            kind, detail, problem = _REFUSALS[rule.code]
+            problems = [] if rule.field is None else [FieldProblem(rule.field, problem)]
+            return kind(rule.detail or detail, hint=_HINT, errors=problems)
+    steps = pipeline.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
+    is_own = upstream.grpc_code is not None and pipeline.spec.model in steps
+    if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
+        return None
+    step = error.failed_step or pipeline.spec.model
+    into = (edge for edge in pipeline.graph.edges if edge.target.step is not None and edge.target.step.model == step)
+    read = {edge.source.tensor.name for edge in into if edge.source.step is None}
+    fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
+    reads = f" It reads {' and '.join(fields)}." if fields else ""
+    return InvalidInput(f"{named_model(step, pipeline.graph)} refused the input.{reads}", hint=_HINT)
 
 
 CANCEL_TIMEOUT_S = 5.0
@@ -372,24 +446,3 @@ class Canceller:
             await discard_stream(self._engine, request, Deadline.after(CANCEL_TIMEOUT_S))
         except GatewayError as exc:
             _log.warning("cancel call to model '%s' failed: %s", request.model, exc.detail)
-
-
-async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
-    """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
-
-    With ``batch``, only its first part. Then runs the trials of the pipeline's layers.
-
-    ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
-    """
-    body = await asyncio.to_thread(body_of, pipeline, pipeline.spec.sample or {}, folder)
-    request = replace(pipeline.probe_of(body), is_probe=True)
-    if pipeline.batch is not None:
-        request = part_of(request, range(pipeline.call_items))
-    stream, timeout_s = pipeline.spec.stream, pipeline.timeout_s
-    if stream is not None:  # its first output may wait behind the requests of callers
-        timeout_s = max(timeout_s, stream.first_output_s or 0.0)
-    call = engine.infer_stream if pipeline.config.decoupled else engine.infer
-    await run(WholeAnswer(pipeline, request), call(request, Deadline.after(timeout_s)))
-    for layer in pipeline.layers:
-        declared, varied = await asyncio.to_thread(trial_requests, pipeline, folder)
-        await layer.run_trial(engine, declared, varied, timeout_s)

@@ -7,8 +7,7 @@ import msgspec
 from app.codecs.kinds import LARGEST_BY_DATATYPE, is_bare_item
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.core.json import COUNT, Schema, enum_of, list_of, with_types
-from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.outputs import OutputField
+from app.pipelines.fields import InputField, OutputField, ParameterField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import INDEX
 

@@ -30,7 +30,7 @@ from app.main import Gateway
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
-from app.pipelines.compile import CompileContext
+from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
 from app.process.listening import connections_within, watch_open_files
 from app.process.supervision import Supervisor

@@ -13,9 +13,8 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Te
 from app.core.model import ModelConfig, TensorSpec
 from app.grpc.rpc import Metadata
 from app.observability.metrics import CountedCall, Metrics
-from app.pipelines.compile import CompileContext
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import WholeAnswer, run
+from app.pipelines.pipeline import CompileContext, Pipeline
+from app.pipelines.run import Collector, run
 from app.pipelines.spec import PipelineSpec
 from app.triton.codec import RepeatedHeads, request_message
 from app.triton.triton_engine import TritonEngine
@@ -85,7 +84,7 @@ def parts() -> dict[str, Part]:
     heads = RepeatedHeads()
 
     def run_small() -> Coroutine[Any, Any, Ending]:
-        return run(WholeAnswer(pipeline, request), quick.infer(request, deadline))
+        return run(Collector(pipeline, request, is_whole=True), quick.infer(request, deadline))
 
     values = _result_of(run_small()).outputs[0]
     return {

@@ -28,7 +28,7 @@ def doubling(**batch: Any) -> Pipeline:
 
 def batch_of(p: Pipeline, count: int) -> PipelineBatch:
     body = orjson.dumps({"X": [[i, -i] for i in range(count)]})
-    return PipelineBatch(p, p.request_of_json(body))
+    return PipelineBatch(p, p.request_of_json(body), is_whole=True)
 
 
 def echo(sent: Tensor, version: str = "1") -> InferenceResponse:
@@ -78,7 +78,7 @@ def test_a_part_has_views_of_the_arrays_and_its_own_id() -> None:
 def test_a_parameter_tensor_is_split_too() -> None:
     config = model(["X FP32 [1]", "K INT32 [1]"], "Y FP32 [1]", max_batch_size=2)
     p = pipeline(config, batch=True, parameters={"k": {"type": "integer", "tensor": "K"}})
-    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3], "k": 5}'))
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3], "k": 5}'), is_whole=True)
     assert [part.request.inputs[1].array.tolist() for part in batch.parts()] == [[[5], [5]], [[5]]]
 
 
@@ -104,7 +104,7 @@ def test_a_part_with_other_rows_is_a_violation_that_names_the_output(rows: int) 
 @pytest.mark.parametrize("written", [lambda rows: rows[:, 0], lambda rows: rows[None], lambda rows: rows.squeeze()])
 def test_rows_without_their_dimension_of_size_1_are_joined(written: Callable[[Array], Array]) -> None:
     p = pipeline(model("X FP32 [1]", "Y FP32 [1]", max_batch_size=2), batch=True)
-    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'), is_whole=True)
     for part in batch.parts():
         answered(batch, part, response(tensor("Y", "FP32", written(part.request.inputs[0].array))))
     assert [float(each) for each in batch.finish().outputs[0]["Y"]] == [1, 2, 3]
@@ -112,7 +112,7 @@ def test_rows_without_their_dimension_of_size_1_are_joined(written: Callable[[Ar
 
 def test_rows_without_elements_are_empty_lists() -> None:
     p = pipeline(model("X FP32 [1]", "Y FP32 [-1]", max_batch_size=2), batch=True)
-    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'))
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2, 3]}'), is_whole=True)
     for part in batch.parts():
         answered(batch, part, response(tensor("Y", "FP32", np.zeros((len(part.items), 0)))))
     assert batch.finish().outputs == [{"Y": [[], [], []]}]
@@ -129,7 +129,7 @@ def test_one_part_is_not_copied() -> None:
 def test_a_request_is_an_early_exit_if_each_item_is(sizes: tuple[int, ...], exit_of_all: str | None) -> None:
     rules = [{"reason": "nothing", "empty": ["Y"]}]
     p = pipeline(model("X FP32 [1]", "Y FP32 [-1]", max_batch_size=2), batch={"parts": 1}, early_exit=rules)
-    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2]}'))
+    batch = PipelineBatch(p, p.request_of_json(b'{"X": [1, 2]}'), is_whole=True)
     for part, size in zip(batch.parts(), sizes, strict=True):
         answered(batch, part, response(tensor("Y", "FP32", np.ones((1, size)))))
     ending = batch.finish()

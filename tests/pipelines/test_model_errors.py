@@ -21,7 +21,8 @@ from app.core.model import ModelConfig
 from app.pipelines.graph import MAX_STEPS, Edge, EdgeEnd, Graph, graph_of
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.model_errors import explain
-from app.pipelines.pipeline import LONGEST_MESSAGE, Pipeline
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import LONGEST_MESSAGE, early_exit_of
 from app.pipelines.spec import PipelineSpec
 from app.triton.repository import read_repository
 from tests.toolkit.broken_repositories import Repository, sound
@@ -69,7 +70,7 @@ def error_of(message: str, grpc_code: str | None = None, **keys: object) -> Gate
     error = ModelError("Model 'llama' failed.")
     error.upstream = UpstreamError(grpc_code, message)
     with pytest.raises(GatewayError) as raised:
-        p.early_exit_of(error, "rid")
+        early_exit_of(p, error, "rid")
     return raised.value
 
 
@@ -100,7 +101,7 @@ def test_an_early_exit_comes_first() -> None:
     p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, early_exit=exits)
     error = ModelError("It failed.")
     error.upstream = UpstreamError(None, REFUSED[1][0])
-    assert p.early_exit_of(error, "rid") == "empty"
+    assert early_exit_of(p, error, "rid") == "empty"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_rule_names_a_field_of_the_pipeline() -> None:
 def test_the_message_of_an_early_exit_with_another_code_gets_a_hint() -> None:
     rules = [{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]
     with pytest.raises(ModelError) as caught:
-        pipeline(CONFIG, early_exit=rules).early_exit_of(refusal("EXIT", "INTERNAL"), "rid")
+        early_exit_of(pipeline(CONFIG, early_exit=rules), refusal("EXIT", "INTERNAL"), "rid")
     assert "'no'" in (caught.value.hint or "")
 
 
@@ -135,7 +136,7 @@ class TestNameOfTheFailedStep:
 
     def failed(self, message: str, p: Pipeline | None = None) -> GatewayError:
         with pytest.raises(GatewayError) as caught:
-            (p or self.P).early_exit_of(refusal(message, "INTERNAL"), "rid")
+            early_exit_of(p or self.P, refusal(message, "INTERNAL"), "rid")
         return caught.value
 
     def test_the_error_names_a_step_that_names_itself(self) -> None:
@@ -173,7 +174,7 @@ class TestNameOfTheFailedStep:
     def test_invalid_input_keeps_the_message_for_the_log(self) -> None:
         p = pipeline(ensemble("whole", self.STEP), self.STEP, rejects_input=["preprocess"])
         with pytest.raises(InvalidInput) as caught:
-            p.early_exit_of(refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")
+            early_exit_of(p, refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")
         assert caught.value.upstream == UpstreamError("INVALID_ARGUMENT", "preprocess: too long")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.codecs.kinds import declared_shape, fits
 from app.core.errors import ContractViolation
 from app.core.inference import DTYPE_BY_DATATYPE, Tensor, bytes_array
-from app.pipelines.outputs import OutputField
+from app.pipelines.fields import OutputField
 from tests.toolkit.models import model, pipeline, tensor
 
 

@@ -12,12 +12,11 @@ from app.core.errors import ContractViolation, InvalidInput
 from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig
 from app.llm.tokenizer import read_folder
-from app.pipelines.compile import CompileContext
 from app.pipelines.file import derived_spec
 from app.pipelines.llm_spec import ChatSpec, recognized
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, WholeAnswer
+from app.pipelines.pipeline import CompileContext, Pipeline
+from app.pipelines.run import Collector
 from tests.toolkit.models import model, pipeline, response, tensor
 
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty")
@@ -296,7 +295,7 @@ def answer(text: str, *, is_final: bool) -> InferenceResponse:
 
 
 def whole(p: Pipeline, responses: list[InferenceResponse], **fields: Any) -> Values:
-    collected = WholeAnswer(p, request(p, **fields))
+    collected = Collector(p, request(p, **fields), is_whole=True)
     for each in responses:
         collected.add(each)
     return collected.finish().outputs[0]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from app.core.answer import Ending
 from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.json import json_of
+from app.core.model import TensorSpec
 from app.pipelines.mismatch import PipelineMismatch
-from app.pipelines.outputs import ContractCheck
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Canceller, Collector, WholeAnswer, run
-from app.pipelines.spec import ContractSpec
+from app.pipelines.run import Canceller, Collector, run
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import ensemble, model, pipeline, refusal, response, tensor
 from tests.toolkit.work import CountedText, grows_with
@@ -40,7 +40,7 @@ async def ran(p: Pipeline, *answers: Answer) -> tuple[dict[str, Any], str | None
 
 async def run_with(engine: FakeEngine, p: Pipeline) -> Ending:
     request, call = p.request_of_json(b"{}"), engine.infer_stream if p.config.decoupled else engine.infer
-    return await run(WholeAnswer(p, request), call(request, Deadline.after(20)))
+    return await run(Collector(p, request, is_whole=True), call(request, Deadline.after(20)))
 
 
 def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool = True) -> InferenceResponse:
@@ -301,7 +301,7 @@ def test_numbers_stay_an_array() -> None:
 class TestJoinedArrays:
     def joined(self, text: str, *arrays: Any) -> Any:
         p = pipeline(model([], text, decoupled=True))
-        whole = WholeAnswer(p, p.request_of_json(b"{}"))
+        whole = Collector(p, p.request_of_json(b"{}"), is_whole=True)
         for array in arrays:
             whole.add(response(tensor("Y", text.split(" ")[1], array), is_final=False))
         return whole.finish().outputs[0]["Y"]
@@ -327,7 +327,7 @@ def test_the_work_to_join_a_text_grows_with_its_length_only() -> None:
 
     def work(count: int) -> Callable[[], object]:
         p = streamed(outputs=TEXT_ONLY)
-        answer = WholeAnswer(p, p.request_of_json(b"{}"))
+        answer = Collector(p, p.request_of_json(b"{}"), is_whole=True)
         answer._texts = {"text": Decoder()}  # type: ignore[dict-item]
         pieces = [piece(b"a word ") for _ in range(count)]
         return lambda: [answer.add(each) for each in pieces]
@@ -339,69 +339,68 @@ def of_shape(*shape: int) -> InferenceResponse:
     return response(Tensor("T", "INT32", np.zeros(shape, np.int32)))
 
 
+def contracted(contract: dict[str, Any], max_batch_size: int = 0) -> Collector:
+    """The tensor of the contract is not an output of the pipeline, so that only the contract is checked."""
+    config = model([], ["Y FP32 [1]"], max_batch_size=max_batch_size, decoupled=True)
+    tensor = TensorSpec("T", "INT32", tuple(contract.get("shape", [-1])))
+    config = replace(config, outputs=(*config.outputs, tensor))
+    return collector(pipeline(config, outputs={"y": {"tensor": "Y"}}, contract={"T": contract}))
+
+
 @pytest.mark.parametrize(
-    ("contract", "takes_batch", "shapes", "failing"),
+    ("contract", "max_batch_size", "shapes", "failing"),
     [
-        ({"max_items": 2}, False, [(1,), (2,), (0,), (3,)], 3),
-        ({"max_items": 2}, False, [(1, 2), (2, 2)], 1),
-        ({"shape": [-1, 2]}, False, [(5, 2), (0, 2), (2, 3)], 2),
-        ({"shape": [1]}, False, [(1, 2)], 0),
+        ({"max_items": 2}, 0, [(1,), (2,), (0,)], (3,)),
+        ({"max_items": 2}, 0, [(1, 2)], (2, 2)),
+        ({"shape": [-1, 2]}, 0, [(5, 2), (0, 2)], (2, 3)),
+        ({"shape": [1]}, 0, [], (1, 2)),
         # the shape is that of the tensor as declared: dimensions of size 1 may be missing or extra
-        ({"shape": [1]}, False, [(1, 1), (), (2,)], 2),
-        ({"shape": [5]}, True, [(5,), (1, 5), (4,)], 2),
+        ({"shape": [1]}, 0, [(1, 1), ()], (2,)),
+        ({"shape": [5]}, 4, [(5,), (1, 5)], (4,)),
         # without the batch dimension
-        ({"shape": [1]}, True, [(1, 1), (1, 2)], 1),
-        ({"shape": [1]}, True, [(2, 1)], 0),
-        ({"not_growing": True}, False, [(2,), (1,), (2,), (3,)], 3),
+        ({"shape": [1]}, 4, [(1, 1)], (1, 2)),
+        ({"shape": [1]}, 4, [], (2, 1)),
+        ({"not_growing": True}, 0, [(2,), (1,), (2,)], (3,)),
     ],
     ids=str,
 )
 def test_a_violation_is_found_at_its_response(
-    contract: dict[str, Any], *, takes_batch: bool, shapes: list[tuple[int, ...]], failing: int
+    contract: dict[str, Any], max_batch_size: int, shapes: list[tuple[int, ...]], failing: tuple[int, ...]
 ) -> None:
-    check = ContractCheck({"T": ContractSpec(**contract)}, takes_batch=takes_batch)
-    for shape in shapes[:failing]:
-        check.check(of_shape(*shape))
-    with pytest.raises(ContractViolation):
-        check.check(of_shape(*shapes[failing]))
+    found = contracted(contract, max_batch_size)
+    found.add(response(tensor("Y", "FP32", [[0.0]])))  # responses without the tensor are ignored
+    for shape in shapes:
+        found.add(of_shape(*shape))
+    with pytest.raises(ContractViolation, match="Output 'T'") as caught:
+        found.add(of_shape(*failing))
+    assert caught.value.tensor == "T"
 
 
 def test_a_contract_may_have_other_dimensions_of_size_1_than_the_model() -> None:
     p = pipeline(model([], "T INT32 [2]", max_batch_size=4), contract={"T": {"shape": [1, 2]}})
-    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(2)) is not None
+    assert collector(p).add(of_shape(2)) is not None
     with pytest.raises(PipelineMismatch, match=r"is \[1,3\], and the model's output 'T' is \[2\]"):
         pipeline(model([], "T INT32 [2]"), contract={"T": {"shape": [1, 3]}})
 
 
-def test_responses_without_the_tensor_are_ignored() -> None:
-    check = ContractCheck({"T": ContractSpec(max_items=0, shape=[1], not_growing=True)})
-    check.check(response())
-    check.check(InferenceResponse({}))
-
-
-def test_the_detail_has_the_actual_and_the_declared_size() -> None:
-    with pytest.raises(ContractViolation) as caught:
-        ContractCheck({"T": ContractSpec(max_items=1)}).check(of_shape(2))
-    assert caught.value.tensor == "T"
-    assert caught.value.detail == "Output 'T' has shape [2]; the contract allows at most 1 items."
-    assert "only items that are new" in (caught.value.hint or "")
+GROWS = "A step sends all items of 'T' with each response. It must send only items that are new."
 
 
 @pytest.mark.parametrize(
-    ("shape", "takes_batch", "seen", "detail"),
+    ("contract", "max_batch_size", "detail", "hint"),
     [
-        ([5], False, (2, 5), "has shape [2,5]; the contract requires [5]."),
-        ([1, 5], True, (2, 5), "has shape [2,5]; the contract requires [1,1,5] with the batch dimension."),
-        ([5], True, (2, 5), "has shape [2,5]; the contract requires [1,5] with the batch dimension."),
+        ({"max_items": 1}, 0, "the contract allows at most 1 items.", GROWS),
+        ({"shape": [5]}, 0, "the contract requires [5].", None),
+        ({"shape": [1, 5]}, 4, "the contract requires [1,1,5] with the batch dimension.", None),
+        ({"shape": [5]}, 4, "the contract requires [1,5] with the batch dimension.", None),
     ],
 )
-def test_a_shape_violation_names_both_shapes(
-    shape: list[int], *, takes_batch: bool, seen: tuple[int, ...], detail: str
+def test_a_violation_names_what_was_sent_and_what_was_agreed(
+    contract: dict[str, Any], max_batch_size: int, detail: str, hint: str | None
 ) -> None:
     with pytest.raises(ContractViolation) as caught:
-        ContractCheck({"T": ContractSpec(shape=shape)}, takes_batch=takes_batch).check(of_shape(*seen))
-    assert caught.value.detail == f"Output 'T' {detail}"
-    assert caught.value.hint is None
+        contracted(contract, max_batch_size).add(of_shape(2, 5))
+    assert (caught.value.detail, caught.value.hint) == (f"Output 'T' has shape [2,5]; {detail}", hint)
 
 
 def test_a_parameter_of_the_request_may_be_the_limit() -> None:

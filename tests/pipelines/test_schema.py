@@ -16,7 +16,7 @@ from app.core.errors import InvalidInput
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Deadline, InferenceResponse
 from app.pipelines.examples import Filled, body_of, declared_requests, example_of, file_names_of, paths_in
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, WholeAnswer, run
+from app.pipelines.run import Collector, run
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model, pipeline, response, tensor
@@ -164,7 +164,7 @@ async def test_a_joined_result_matches_its_schema() -> None:
 
 async def joined(p: Pipeline, *answers: InferenceResponse) -> Any:
     engine, request = FakeEngine(answers=list(answers)), p.request_of_json(b"{}")
-    ending = await run(WholeAnswer(p, request), engine.infer_stream(request, Deadline.after(20)))
+    ending = await run(Collector(p, request, is_whole=True), engine.infer_stream(request, Deadline.after(20)))
     return as_read({**ending.outputs[0], "early_exit": ending.early_exit})
 
 

@@ -23,7 +23,7 @@ from app.core.model import ModelConfig
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
-from app.pipelines.compile import CompileContext
+from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
 from app.routes import DIALECTS
 from app.streams.memory_store import MemoryStore

@@ -7,8 +7,7 @@ import numpy as np
 from app.core.errors import GatewayError, ModelError, UpstreamError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig, Step, TensorSpec
-from app.pipelines.compile import CompileContext
-from app.pipelines.pipeline import Pipeline
+from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import PipelineSpec
 
 KEY = b"a key of sixteen bytes or more"

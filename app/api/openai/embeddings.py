@@ -24,7 +24,7 @@ from app.core.json import json_of
 from app.pipelines.body import refused
 from app.pipelines.fields import MAX_TOKENS, TokenId, TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm
-from app.pipelines.run import WholeAnswer
+from app.pipelines.run import Collector
 
 MAX_INPUTS = 2048
 """OpenAI's limit."""
@@ -152,7 +152,7 @@ class _PartAnswer(Answer):
     def __init__(self, batch: EmbeddingsBatch, part: BatchPart) -> None:
         self._batch = batch
         self._items = part.items
-        self._answers = [WholeAnswer(batch.pipeline, part.request) for _ in part.items]
+        self._answers = [Collector(batch.pipeline, part.request, is_whole=True) for _ in part.items]
 
     @property
     def tokens(self) -> Tokens | None:
@@ -180,7 +180,7 @@ class _PartAnswer(Answer):
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Returns the vector of each item. An early exit makes it empty.
 
-        Raises ContractViolation, or the errors of :meth:`WholeAnswer.finish`.
+        Raises ContractViolation, or the errors of :meth:`Collector.finish`.
         """
         with openai_names(self._batch.names):
             endings = [answer.finish(error) for answer in self._answers]

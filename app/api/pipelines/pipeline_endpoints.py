@@ -57,7 +57,7 @@ from app.http1.websocket import Message, SocketTerms
 from app.observability.record import RequestRecord
 from app.pipelines.fields import InputField
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import answer_of, streamed_answer_of
+from app.pipelines.run import answer_of
 from app.streams.events import STALL_S, Event
 from app.streams.store import StartedStream, StreamStore
 
@@ -103,7 +103,7 @@ class PipelineEndpoints:
         once = self._once_of(exchange)
         call = self.inference.begin(exchange, pipeline, pipeline.timeout_s)
         request = await read_inference(exchange, pipeline, self.limits, call.deadline)
-        call.requests, call.answer = [request], answer_of(pipeline, request)
+        call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=True)
         if once is None or not pipeline.spec.idempotent:
             with exchange.cancelled_on_disconnect():
                 ending = await self.inference.answer(call)
@@ -131,7 +131,7 @@ class PipelineEndpoints:
         check_is_start(exchange)
         call = self.inference.begin(exchange, pipeline, pipeline.stream_spec().timeout_s)
         request = await read_inference(exchange, pipeline, self.limits, call.deadline)
-        call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
+        call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=False)
         with exchange.cancelled_on_disconnect():
             opened = await self.inference.open_stream(call)
         return StreamResponse.of(*opened, self.limits)
@@ -164,7 +164,7 @@ class PipelineEndpoints:
             deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
             request = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
             call = inference.call(exchange, pipeline, deadline)
-            call.requests, call.answer = [request], streamed_answer_of(pipeline, request)
+            call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=False)
             with exchange.cancelled_on_disconnect():
                 await store.require_room(record.key)
                 slot = await inference.take_slot(call)
@@ -291,7 +291,7 @@ class PipelineMessageHandler(MessageHandler):
         call.record = record
         request = await read_message(exchange, pipeline, message, call.deadline)
         is_whole = streams is None and pipeline.batch is None
-        call.requests, call.answer = [request], (answer_of if is_whole else streamed_answer_of)(pipeline, request)
+        call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=is_whole)
         stream, opening = await inference.open_stream(call)
         return Reply(stream.log, opening, stream.end, stream.ended)
 

@@ -47,7 +47,7 @@ from app.http1.websocket import Message, Reason, WebSocket
 from app.observability.metrics import Metrics, OpenedMetrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, WholeAnswer
+from app.pipelines.run import Collector
 from app.sessions.session import AnswerMemory, End, PipelineSession, SessionLost, StepAnswer, UnknownSession
 from app.sessions.session_terms import SessionTerms, own_ids_of
 from app.streams.events import Event, LiveLog
@@ -347,7 +347,7 @@ class StepRequest(Struct, eq=False):
         request = (await self.read(deadline)).owned()
 
         async def run() -> StepAnswer:
-            ending = await self.inference.answer(self._call(request, WholeAnswer(pipeline, request)))
+            ending = await self.inference.answer(self._call(request, Collector(pipeline, request, is_whole=True)))
             return StepAnswer(await body_of_values(rendered(pipeline, ending)[0]), ending.early_exit)
 
         with self.waiting:

@@ -316,6 +316,12 @@ def test_both_codecs_agree_on_edges(value: bytes) -> None:
     check_both(b'{"l": %s}' % value)
 
 
+@pytest.mark.parametrize("text", [r'"a\"b"', r'"a\\"', r'"\\\""', r'"a\\", "w": ["\""]', r'"a\"', r'"\u005c"', '"[{"'])
+def test_both_readers_agree_on_texts_with_escapes(text: str) -> None:
+    for spaces in range(8):  # every place of an escape within a piece
+        check_both(f'{{{" " * spaces}"note": {text}}}'.encode())
+
+
 def test_the_error_names_the_position_of_an_invalid_number() -> None:
     rows = [[1, 2]] * 30_000 + [[3, 4.5]]
     with pytest.raises(InvalidInput) as caught:

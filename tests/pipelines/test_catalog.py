@@ -95,6 +95,12 @@ class TestFollowingTheModels:
         engine.configs["plain"] = model("X FP32 [2]", "Y FP32 [1]", name="plain")
         await turn(catalog)
         assert catalog.pipeline("p").inputs[0].tensor.dims == (2,)
+        engine.configs["whole"] = ensemble("whole", PLAIN)
+        write(path, "pipelines:\n  p: {model: whole}\n")
+        for decoupled in (False, True):
+            engine.configs["plain"] = dataclasses.replace(PLAIN, decoupled=decoupled)
+            await turn(catalog)
+            assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [decoupled]
 
     async def test_an_optional_pipeline_does_not_affect_readiness(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: absent, readiness: optional}\n")
@@ -110,6 +116,7 @@ class TestWithoutAFile:
         catalog = Catalog(engine)
         await turn(catalog)
         assert catalog.entries.keys() == {"plain"}
+        assert catalog.oip_models.names == ["plain"]
         assert catalog.is_ready
         engine.unready = {"plain"}
         await turn(catalog)
@@ -172,13 +179,6 @@ class TestFollowingTheFile:
         assert catalog.pipeline("p").timeout_s == 3
         assert len(engine.requests) == 1
 
-    async def test_changed_examples_are_a_new_version(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, examples: {one: {X: 1}}}\n")
-        write(path, "pipelines:\n  p: {model: plain, examples: {two: {X: 2}}}\n")
-        await turn(catalog)
-        assert catalog.pipeline("p").spec.examples == {"two": {"X": 2}}
-        assert engine.requests == []
-
     def test_an_invalid_file_at_start_is_an_error(self, engine: FakeEngine, path: Path) -> None:
         write(path, "pipelines: [")
         with pytest.raises(ConfigError):
@@ -238,23 +238,17 @@ class TestReloading:
 
     async def test_a_changed_pipeline_is_applied_when_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
+        pipeline = catalog.pipeline("p")
+        for text, has_failed in (("pipelines:\n  p: {model: later}\n", True), (FILE, False)):  # and a reverted change
+            write(path, text)
+            await turn(catalog)
+            assert (catalog.reload_failed, catalog.pipeline("p") is pipeline) == (has_failed, True)
         write(path, "pipelines:\n  p: {model: later}\n")
         await turn(catalog)
-        assert catalog.reload_failed
         engine.configs["later"] = dataclasses.replace(PLAIN, name="later")
         await turn(catalog)
         assert catalog.pipeline("p").config.name == "later"
         assert not catalog.reload_failed
-
-    async def test_a_reverted_change_is_dropped(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path)
-        pipeline = catalog.pipeline("p")
-        write(path, "pipelines:\n  p: {model: absent}\n")
-        await turn(catalog)
-        write(path, FILE)
-        await turn(catalog)
-        assert not catalog.reload_failed
-        assert catalog.pipeline("p") is pipeline
 
     async def test_an_added_pipeline_affects_readiness_once_served(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
@@ -429,14 +423,6 @@ class TestAskingTriton:
         await turn(catalog)
         assert catalog.pipeline("q")
 
-    async def test_a_changed_step_rebuilds_the_graph(self, engine: FakeEngine, path: Path) -> None:
-        engine.configs["whole"] = ensemble("whole", PLAIN)
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: whole}\n")
-        assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [False]
-        engine.configs["plain"] = dataclasses.replace(PLAIN, decoupled=True)
-        await turn(catalog)
-        assert [step.config.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
-
     @pytest.mark.parametrize(
         ("faulty", "detail", "problem"),
         [
@@ -529,15 +515,12 @@ class WaitingEngine(FakeEngine):
 
 
 class TestWarmingUp:
-    async def test_the_sample_is_run_once(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, sample: {X: 1.5}}\n")
+    async def test_the_sample_is_run_once_unless_warmup_is_off(self, engine: FakeEngine, path: Path) -> None:
+        others = "  q: {model: plain, warmup: false, sample: {X: 1}}\n  r: {model: plain, sample: {X: 1.5}}\n"
+        catalog = await loaded(engine, path, FILE + others)
         await turn(catalog)
-        assert [request.inputs[0].array.tolist() for request in engine.requests] == [[1.5]]
-
-    async def test_without_a_sample_or_with_warmup_off_nothing_runs(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path, FILE + "  q: {model: plain, warmup: false, sample: {X: 1}}\n")
         assert catalog.is_ready
-        assert engine.requests == []
+        assert [request.inputs[0].array.tolist() for request in engine.requests] == [[1.5]]
 
     async def test_the_sample_of_a_session_does_not_take_the_place_of_a_caller(self, path: Path) -> None:
         engine = FakeEngine.of(dataclasses.replace(PLAIN, sequence=SequenceBatching("UINT64", idle_s=60.0)))
@@ -572,27 +555,15 @@ class TestWarmingUp:
             "; the model says: no such key: /opt/weights Traceback"
         )
         assert "weights" not in f"{catalog.entries['p'].state_detail}"
-
-    async def test_the_same_failure_of_another_instance_is_not_logged_again(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine.answers = [refusal("Failed for model 'plain_0_0': no ink")]
-        catalog = await loaded(engine, path, WITH_SAMPLE)
-        engine.answers = [refusal("Failed for model 'plain_0_1': no ink")]
-        catalog.entries["p"].retry_now()
-        await turn(catalog)
-        assert len(engine.requests) == 2
-        assert len(caplog.records) == 1
-
-    async def test_the_failure_of_a_changed_model_is_logged_again(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine.answers = [refusal("no ink")]
-        catalog = await loaded(engine, path, WITH_SAMPLE)
+        for instance in (0, 1):  # the same failure of another instance is not logged again
+            engine.answers = [refusal(f"Failed for model 'plain_0_{instance}': no ink")]
+            catalog.entries["p"].retry_now()
+            await turn(catalog)
+        assert (len(engine.requests), len(caplog.records)) == (3, 1)
         engine.answers = [refusal("no paper")]
         engine.configs["plain"] = dataclasses.replace(PLAIN, max_batch_size=4)
         await turn(catalog)
-        assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["no ink", "no paper"]
+        assert [record.message.rpartition(": ")[2] for record in caplog.records[1:]] == ["no paper"]
 
     @pytest.mark.parametrize("occasion", ["another model", "a reload", "Triton's return", "the file"])
     async def test_a_change_retries_the_sample_at_once(self, engine: FakeEngine, path: Path, occasion: str) -> None:
@@ -731,7 +702,9 @@ async def test_a_configuration_stays_the_same_object_until_it_changes(tmp_path: 
 
 
 async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path) -> None:
-    catalog = await catalog_of(tmp_path, "oip: {models: [c]}")
+    catalog = await catalog_of(tmp_path, "oip: {models: [c, d]}")
+    with pytest.raises(ModelNotReady):
+        catalog.oip_models.model("d")  # was never ready
     engine = catalog.engine
     assert isinstance(engine, FakeEngine)
     engine.unready.add("c")
@@ -739,18 +712,3 @@ async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path)
     engine.is_up = False
     await catalog.follow_models()
     assert catalog.oip_models.model("c").config.name == "c"
-
-
-async def test_a_model_that_was_never_ready_is_not_ready(tmp_path: Path) -> None:
-    catalog = await catalog_of(tmp_path, "oip: {models: [d]}")
-    with pytest.raises(ModelNotReady):
-        catalog.oip_models.model("d")
-
-
-async def test_without_a_file_every_ready_model_is_exposed() -> None:
-    engine = FakeEngine.of(*(model("X FP32 [1]", "Y FP32 [1]", name=name) for name in "ab"))
-    engine.unready.add("b")
-    catalog = Catalog(engine)
-    catalog.load_file()
-    await catalog.refresh()
-    assert catalog.oip_models.names == ["a"]

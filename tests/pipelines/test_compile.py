@@ -29,22 +29,13 @@ from tests.toolkit.models import ensemble, model, pipeline
 
 
 def test_the_defaults() -> None:
-    spec = PipelineSpec(model="m")
+    spec, stream = PipelineSpec(model="m"), StreamSpec()
     assert (spec.stream, spec.batch, spec.idempotent, spec.warmup) == (None, None, False, True)
     assert (spec.early_exit, spec.readiness, spec.examples) == ([], "required", {})
-
-
-@pytest.mark.parametrize("value", [True, None, {}])
-def test_stream_without_keys_has_the_defaults(value: Any) -> None:
-    stream = PipelineSpec.model_validate({"model": "m", "stream": value}).stream
-    assert stream == StreamSpec()
-    assert (stream.progress_s, stream.timeout_s, stream.commit_s) == (30, 600, 5)
-    assert PipelineSpec.model_validate({"model": "m", "stream": False}).stream is None
-
-
-def test_the_longest_time_until_the_first_output_is_progress_s_by_default() -> None:
-    assert StreamSpec(progress_s=7).longest_first_s == 7
+    assert (stream.progress_s, stream.timeout_s, stream.commit_s, stream.longest_first_s) == (30, 600, 5, 30)
     assert StreamSpec(progress_s=7, first_output_s=300).longest_first_s == 300
+    for value, expected in ((True, stream), (None, stream), ({}, stream), (False, None)):
+        assert PipelineSpec.model_validate({"model": "m", "stream": value}).stream == expected
 
 
 def test_values_are_kept_as_written() -> None:
@@ -139,22 +130,10 @@ def test_undeclared_fields_are_derived() -> None:
         ("NOTE", "text", False),
     ]
     assert [(field.name, field.spec.kind) for field in p.outputs] == [("Y", "number"), ("TEXT", "text")]
-
-
-def test_a_tensor_of_a_parameter_is_not_a_derived_input() -> None:
-    p = pipeline(CONFIG, parameters={"note": {"type": "string", "tensor": "NOTE"}})
+    assert (derived_spec("m").model, derived_spec("m").stream) == ("m", StreamSpec())
+    p = pipeline(CONFIG, timeout_s=2, parameters={"note": {"type": "string", "tensor": "NOTE"}})
     assert [field.name for field in p.inputs] == ["X"]
-
-
-def test_a_model_without_a_file_allows_streams() -> None:
-    spec = derived_spec("m")
-    assert spec.model == "m"
-    assert spec.stream is not None
-
-
-def test_timeout_s_overrides_the_default() -> None:
-    assert pipeline(CONFIG).timeout_s == 30
-    assert pipeline(CONFIG, timeout_s=2).timeout_s == 2
+    assert (pipeline(CONFIG).timeout_s, p.timeout_s) == (30, 2)
 
 
 def test_rules_know_the_ensembles_of_the_graph() -> None:
@@ -294,16 +273,7 @@ def test_a_request_is_for_the_model_and_the_version() -> None:
         ("Y", "INT32", (1,)),
     ]
     assert request.parameters == {"n": 4}
-
-
-def test_every_request_has_a_random_id() -> None:
-    p = pipeline(model([], "Z FP32 [1]"))
-    ids = {p.request_of_json(b"{}").request_id for _ in range(100)}
-    assert len(ids) == 100
-    assert all(len(each) == 32 for each in ids)
-
-
-def test_all_problems_of_the_values_are_reported_together() -> None:
+    assert len({p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}').request_id for _ in range(100)}) == 100
     with pytest.raises(InvalidInput) as caught:
         pipeline(model(["X FP32 [2]", "Y FP32 [3]"])).request_of_json(b'{"X": [1], "Y": []}')
     assert [found.field for found in caught.value.errors] == ["X", "Y"]

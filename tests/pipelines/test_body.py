@@ -126,7 +126,7 @@ class TestFields:
             (b'{"x": [], "note": "", "doc": {"a": "\xff"}}', "doc", "is not UTF-8 text"),
         ],
     )
-    def test_one_problem_is_the_detail(self, text: bytes, field: str, problem: str) -> None:
+    def test_a_wrong_or_reserved_field_is_named(self, text: bytes, field: str, problem: str) -> None:
         error = refusal(text)
         assert [(found.field, found.problem) for found in error.errors] == [(field, problem)]
         assert error.detail.removesuffix(".") == f"'{field}' {problem}"

@@ -28,7 +28,6 @@ REASONS_BY_ERROR = {
 }
 UNARY = ("scripted", "scripted_chain", "scripted_nested", "scripted_bls")
 STREAMED = ("scripted_stream", "stream_chain", "stream_nested")
-OTHER_ID = "0123456789abcdef0123456789abcdef"
 EMPTY = {"text": None, "numbers": []}
 
 
@@ -101,12 +100,6 @@ class TestUnaryModels:
         empty = ask(client, pipeline, numbers=[], text="kept")
         assert empty.json() == {"text": "kept", "numbers": [], "early_exit": "no_items"}
 
-    def test_a_similar_message_is_an_error(self, client: httpx.Client, pipeline: str) -> None:
-        for fields in SIMILAR:
-            answer = ask(client, pipeline, error=error(**fields))
-            assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), fields
-            assert "X-Early-Exit" not in answer.headers
-
     def test_an_exception_is_a_model_error(self, client: httpx.Client, exits: GatewayProcess, pipeline: str) -> None:
         before = exceptions_and_exits(exits, pipeline)
         texts = [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
@@ -115,18 +108,6 @@ class TestUnaryModels:
             assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
             assert text.strip() not in answer.text
         assert exceptions_and_exits(exits, pipeline) == (before[0] + len(texts), before[1])
-
-
-SIMILAR = [
-    {"message": f"{MARKER} says the user"},
-    {"message": f"the user says {MARKER}"},
-    {"message": f"in ensemble 'other', {MARKER}"},
-    {"message": f"[request id: {OTHER_ID}] {MARKER}"},
-    {"message": "EARLY_EXIT[blank] page=12\nx"},
-    {"message": "EARLY_EXIT/1 " + "0" * 64 + ' {"reason":"proven","rid":""}'},
-    {"signed": "proven", "rid": OTHER_ID},
-    {"signed": "another"},
-]
 
 
 def exits_by_reason(exits: GatewayProcess, pipeline: str) -> dict[str, float]:

@@ -195,12 +195,6 @@ def models(tmp_path: Path) -> dict[str, ModelConfig]:
     return {model.folder: model.config for model in read_repository(tmp_path)}
 
 
-def test_a_plain_model_is_one_step(models: dict[str, ModelConfig]) -> None:
-    graph = graph_of(models["ident"], models)
-    assert [(step.name, step.ensemble) for step in graph.steps] == [("ident", "")]
-    assert [arrow(edge) for edge in graph.edges] == ["-.X > ident.X X FP32[-1]", "ident.Y > -.Y Y FP32[-1]"]
-
-
 def test_nested_ensembles_are_expanded_and_models_numbered(models: dict[str, ModelConfig]) -> None:
     graph = graph_of(models["outer"], models)
     assert [(step.name, step.ensemble) for step in graph.steps] == [
@@ -215,23 +209,15 @@ def test_nested_ensembles_are_expanded_and_models_numbered(models: dict[str, Mod
         "-.IN > join.B IN FP32[-1]",
         "join.Y > -.OUT OUT FP32[-1]",
     ]
-
-
-def test_steps_may_be_listed_in_any_order(models: dict[str, ModelConfig]) -> None:
     reordered = replace(models["outer"], steps=models["outer"].steps[::-1])
-    assert set(map(arrow, graph_of(reordered, models).edges)) == set(
-        map(arrow, graph_of(models["outer"], models).edges)
-    )
-
-
-def test_ensembles_are_listed_without_models(models: dict[str, ModelConfig]) -> None:
+    assert set(map(arrow, graph_of(reordered, models).edges)) == set(map(arrow, graph.edges))
     below = {name: models[name] for name in ("outer", "sound", "ident", "join")}
     assert graph_of(models["outer"], below).ensembles == {"outer", "sound"}
-
-
-def test_a_step_with_a_missing_model_is_omitted(models: dict[str, ModelConfig]) -> None:
-    graph = graph_of(models["outer"], {"outer": models["outer"], "join": models["join"]})
-    assert [step.name for step in graph.steps] == ["join"]
+    without = graph_of(models["outer"], {"outer": models["outer"], "join": models["join"]})
+    assert [step.name for step in without.steps] == ["join"]
+    plain = graph_of(models["ident"], models)
+    assert [(step.name, step.ensemble) for step in plain.steps] == [("ident", "")]
+    assert [arrow(edge) for edge in plain.edges] == ["-.X > ident.X X FP32[-1]", "ident.Y > -.Y Y FP32[-1]"]
 
 
 def test_an_input_of_a_model_in_several_steps_has_the_edges_that_may_be_at_fault(
@@ -298,18 +284,12 @@ def test_an_error_without_a_fault_is_unchanged(graph: Graph) -> None:
     assert (error.detail, error.hint) == ("plain", "the hint")
 
 
-def test_the_hint_names_the_step_that_writes_the_tensor(graph: Graph) -> None:
+def test_the_hint_names_every_step_that_may_have_written_the_tensor(graph: Graph, same: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "join", "B"))
     assert error.hint.startswith("Step 'fork' (its output 'Q') did not write it")
     assert error.tensor == "B"
-
-
-def test_the_hint_names_a_missing_input_of_the_request(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
     assert error.hint == "The request does not have 'X', which step 'fork' requires."
-
-
-def test_the_hint_names_every_step_that_may_have_written_the_tensor(same: Graph) -> None:
     error = explained(same, Fault(FaultKind.NOT_GIVEN, "same", "ident", "X"))
     assert error.detail == "Step 'ident' did not receive its input 'X'."
     assert error.hint.startswith(

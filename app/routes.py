@@ -1,16 +1,24 @@
-"""Every address of the gateway, on the main and the admin port, and what answers there."""
+"""Every address of the gateway, what answers there, and the applications of the main and the admin port."""
 
 import os
-from collections.abc import Sequence
+import ssl
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+from prometheus_client.registry import Collector
 from starlette.middleware import Middleware
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.api.endpoint import Endpoint, EndpointGroup, Found
-from app.api.exchange import Exchange, JsonResponse
+from app.admission.admission import WHOLE, Share
+from app.admission.keys import FollowedKeys
+from app.api.bodies import Limits
+from app.api.call import Inference
+from app.api.downloads import ImageDownloads
+from app.api.endpoint import Application, BrowserRules, Cors, Endpoint, EndpointGroup, Found, Layer
+from app.api.exchange import ByteBudget, Exchange, JsonResponse
 from app.api.oip import oip_operations as of_oip
 from app.api.oip.oip_endpoints import OipEndpoints, error_response, generate_error_response, stream_error_response
 from app.api.openai import openai_operations as of_openai
@@ -21,25 +29,123 @@ from app.api.openapi import CONSOLE, DOCS, PAGE_HEADERS, Documents, Operation, j
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.probes import Liveness, MetricsPages, Probes, Readiness
+from app.api.probes import Liveness, MetricsPages, Probes, Processes, Readiness
 from app.api.sockets import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
-from app.observability.metrics import Statistics
-
-if TYPE_CHECKING:
-    from app.main import Gateway
+from app.core.inference import TensorMemory
+from app.observability.metrics import Statistics, statistics_of
+from app.streams.store import StreamStore
+from app.triton.health.health import HealthByAddress
 
 get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
 DIALECTS = ("pipelines", "oip", "openai")
 """In the order of /docs. Also the names in the ``dialects`` of keys."""
 
 
-def dialects_of(gateway: "Gateway") -> Sequence[EndpointGroup]:
-    return [_pipelines(gateway), _oip(gateway), _openai(gateway)]
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one gateway."""
+
+    inference: Inference
+    store: StreamStore | None
+    """None if resumable streams are off."""
+    limits: Limits
+    tensor_memory: TensorMemory | None = None
+    """Shared with Triton; None without shared memory."""
+    triton_metrics_url: str | None = None
+    triton_metrics_tls: ssl.SSLContext | None = None
+    health: HealthByAddress = field(default_factory=HealthByAddress)
+    """The health of each Triton."""
+    keys: FollowedKeys | None = None
+    """None if no keys are required."""
+    layers: Sequence[Layer] = ()
+    page: Collector | None = None
+    """The metrics of all processes that serve the API; None if this process is the only one."""
+    browser_rules: BrowserRules | None = None
+    """None if every host and every page may send requests."""
+    share: Share = WHOLE
+    downloads: ImageDownloads | None = None
+    """None if images cannot be given by their addresses."""
+    cors_origins: Collection[str] = ()
+    """Of the pages that may read answers and open WebSockets."""
+    cors_headers: Collection[str] = ()
+    """Headers of requests that these pages may send besides the usual ones."""
+    has_docs: bool = True
+    has_console: bool = True
+    may_load: bool = False
+    """Whether the console offers to send many requests."""
+
+    def show_load(self) -> None:
+        """Brings the gauges of admission and of kept streams up to date."""
+        self.inference.show_load()
+        if self.store is not None:
+            self.inference.metrics.kept_streams.set(self.store.usage.streams)
+            self.inference.metrics.kept_stream_bytes.set(self.store.usage.size)
+
+    @property
+    def metrics_page(self) -> Collector:
+        return self.page or self.inference.metrics.registry
+
+    async def statistics(self) -> Statistics:
+        self.show_load()
+        return statistics_of(self.metrics_page)
 
 
-def _pipelines(gateway: "Gateway") -> EndpointGroup:
+def create_app(gateway: Gateway, *, admin_port: int) -> Application:
+    has_docs, origins = gateway.has_docs, gateway.cors_origins
+    hint = "GET /docs lists the addresses." if has_docs else "GET /v1/pipelines lists the pipelines."
+    elsewhere = f"The admin port, {admin_port}, serves the metrics."
+    inference, keys, layers = gateway.inference, gateway.keys, gateway.layers
+    probes = health(Probes(inference.catalog, inference.workload, keys=keys))
+    groups = [
+        _pipelines(gateway),
+        _oip(gateway),
+        _openai(gateway),
+        *(group for layer in layers for group in layer.groups),
+        probes,
+    ]
+    documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
+    groups.append(pages(documents, gateway))
+    routes: list[BaseRoute] = [each.route(keys, group.dialect) for group in groups for each in group.endpoints]
+    routes += [Mount("/docs/assets", DOCS)] if has_docs else []
+    routes += [Mount("/console", CONSOLE)] if gateway.has_console else []
+    cors = None
+    if origins:
+        read = [*gateway.cors_headers, *(name for layer in layers for name in layer.headers)]
+        exposed = [name for layer in layers for name in layer.answer_headers]
+        cors = partial(Cors, origins=origins, headers=read, exposed=exposed)
+    return Application(
+        routes,
+        inference,
+        ByteBudget(gateway.limits.max_bytes_in_flight, gateway.tensor_memory),
+        {"": hint, "/metrics": elsewhere, "/metrics/triton": elsewhere},
+        error_forms=[form for group in groups for form in group.error_forms],
+        rules=gateway.browser_rules,
+        cors=cors,
+    )
+
+
+def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | None = None) -> Application:
+    """``processes``: all that serve the API; None if this process is the only one."""
+    hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
+    inference = gateway.inference
+    probes = Probes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, processes)
+    url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
+    metrics = MetricsPages(gateway.metrics_page, gateway.show_load, url, tls)
+    endpoints = [
+        *health(probes).endpoints,
+        get("/health/triton", probes.triton),
+        get("/metrics", metrics.gateway_metrics),
+        get("/metrics/triton", metrics.triton_metrics),
+        *(endpoint for layer in gateway.layers for endpoint in layer.admin_endpoints),
+    ]
+    routes = [each.route() for each in endpoints]
+    budget = ByteBudget(gateway.limits.max_bytes_in_flight, gateway.tensor_memory)
+    return Application(routes, inference, budget, {"": hint}, rules=gateway.browser_rules)
+
+
+def _pipelines(gateway: Gateway) -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
     find = partial(live_findings, inference.catalog)
     catalog = CatalogEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
@@ -66,7 +172,7 @@ def _pipelines(gateway: "Gateway") -> EndpointGroup:
     return EndpointGroup(endpoints, of_pipelines.tags_of, dialect="pipelines")
 
 
-def _oip(gateway: "Gateway") -> EndpointGroup:
+def _oip(gateway: Gateway) -> EndpointGroup:
     oip = OipEndpoints(gateway.inference, gateway.limits)
     endpoints = [
         get("/v2", oip.server, of_oip.SERVER),
@@ -88,7 +194,7 @@ def _oip(gateway: "Gateway") -> EndpointGroup:
     return EndpointGroup(endpoints, of_oip.tags_of, of_oip.ERRORS, "oip", [("/v2", error_response)])
 
 
-def _openai(gateway: "Gateway") -> EndpointGroup:
+def _openai(gateway: Gateway) -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
     models, chat = OpenAIModels(inference.catalog), ChatRoute(inference, limits, gateway.downloads)
     completions, embeddings = CompletionsRoute(inference, limits), EmbeddingsRoute(inference, limits)
@@ -118,7 +224,7 @@ def health(probes: Probes) -> EndpointGroup:
     return EndpointGroup(endpoints, lambda _visible: {"health": "For probes"})
 
 
-def pages(documents: Documents, gateway: "Gateway") -> EndpointGroup:
+def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
     """The pages for people."""
 
     async def settings(_exchange: Exchange, _found: Found) -> Response:
@@ -139,13 +245,3 @@ def pages(documents: Documents, gateway: "Gateway") -> EndpointGroup:
     ]
     front = of_console if gateway.has_console else [get("/", to_docs, key="ignored")] if gateway.has_docs else []
     return EndpointGroup([*(of_docs if gateway.has_docs else []), *front])
-
-
-def admin(probes: Probes, metrics: MetricsPages) -> Sequence[Endpoint]:
-    """On the admin port, beside those of layers."""
-    return [
-        *health(probes).endpoints,
-        get("/health/triton", probes.triton),
-        get("/metrics", metrics.gateway_metrics),
-        get("/metrics/triton", metrics.triton_metrics),
-    ]

@@ -59,7 +59,7 @@ LAYERS = {
             "lint",
         ),
         *("streams", "sessions", "observability", "http1", "api"),
-        *("console", "check", "main", "routes", "settings"),
+        *("console", "check", "routes", "settings"),
     },
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
@@ -68,7 +68,7 @@ CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "llm", "shared_memory
 """Packages that know nothing of the gateway: each could be published alone."""
 
 PAGE_WITH_THE_ORDER = "docs/explanation/architecture.md"
-READ_SETTINGS = {"settings", "main", "cli", "process"}
+READ_SETTINGS = {"settings", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 STARTER = ROOT / "app" / "starter"
 """The files of `triton-gateway init`: a model is a module of its own."""

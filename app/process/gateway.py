@@ -26,7 +26,6 @@ from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
 from app.core.text import is_loopback, nearest
-from app.main import Gateway
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
@@ -35,7 +34,7 @@ from app.pipelines.run import Canceller
 from app.process.listening import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton, credentials_of
-from app.routes import DIALECTS
+from app.routes import DIALECTS, Gateway
 from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.grpc_errors import is_dead_process

@@ -24,7 +24,6 @@ from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
 from app.core.errors import Draining
 from app.http1.protocol import ConnectionLimit, HttpConnection
-from app.main import create_admin_app, create_app
 from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
@@ -36,7 +35,7 @@ from app.process.listening import LAST_BYTES_S, listening, serving, url_of
 from app.process.supervision import ShutdownRequested, Supervisor, first_of
 from app.process.tritons import check_credentials, running_triton
 from app.process.workers import PageOfAll, Worker, run_workers
-from app.routes import DIALECTS
+from app.routes import DIALECTS, create_admin_app, create_app
 from app.settings import PREFIX, Settings, SettingsError
 from app.streams.memory_store import MemoryStore
 from app.streams.store import KeepLimits, StreamStore

@@ -15,12 +15,12 @@ from app.api.idempotency.idempotency_layer import Idempotency
 from app.core.engine import InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, ModelState, TensorSpec
-from app.main import Gateway, create_app
 from app.observability.log import configure_logging
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Canceller
+from app.routes import Gateway, create_app
 from app.streams.memory_store import MemoryStore
 
 MODEL = ModelConfig(

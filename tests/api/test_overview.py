@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from app.core.errors import ModelError, UpstreamUnavailable
-from app.main import create_admin_app
+from app.routes import create_admin_app
 from tests.api.conftest import FINAL, PNG, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected

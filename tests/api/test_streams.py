@@ -16,7 +16,7 @@ from sse_starlette.sse import AppStatus
 from app.api.bodies import Limits
 from app.api.streaming import PING, RETRY, StreamResponse, frame_of
 from app.core.errors import GatewayError
-from app.main import create_app
+from app.routes import create_app
 from app.streams.events import Event, EventName, LiveLog, ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word

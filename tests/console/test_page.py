@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.api.openapi import PAGE_HEADERS as HEADERS
-from app.main import create_app
+from app.routes import create_app
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected

@@ -20,12 +20,11 @@ from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
 from app.api.sessions.session_layer import Sessions
 from app.core.model import ModelConfig
-from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
-from app.routes import DIALECTS
+from app.routes import DIALECTS, Gateway, create_admin_app, create_app
 from app.streams.memory_store import MemoryStore
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected

@@ -27,7 +27,7 @@ from app.observability.tracing import (
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.models import refusal
 
-CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
+CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, 0)
 
 
@@ -54,13 +54,10 @@ def failing(error: GatewayError) -> RequestRecord:
     return record
 
 
-def test_the_trace_context_is_read_from_the_headers() -> None:
+def test_the_trace_context_is_read_from_exactly_one_valid_header() -> None:
     assert trace_of([CALLER.traceparent], ["a=1", "b=2"]) == TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
-
-
-@pytest.mark.parametrize("traceparents", [[], ["garbage"], [CALLER.traceparent, CALLER.traceparent]])
-def test_context_needs_exactly_one_valid_header(traceparents: list[str]) -> None:
-    assert trace_of(traceparents, ["a=1"]) is None
+    for traceparents in ([], ["garbage"], [CALLER.traceparent, CALLER.traceparent]):
+        assert trace_of(traceparents, ["a=1"]) is None
 
 
 def test_without_a_collector_the_parent_is_the_callers_span() -> None:
@@ -87,7 +84,7 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
     assert (seen.name, seen.kind, seen.service) == ("POST /v1/pipelines/{name}", 2, "triton-gateway")
     assert (seen.trace_id, seen.parent_id) == (CALLER.trace_id, CALLER.span_id)
     assert span.trace is not None
-    assert seen.span_id == span.trace.span_id
+    assert (span.trace.span_id, span.trace.state) == (seen.span_id, "a=1,b=2")
     assert not seen.is_error
     assert seen.attributes == {
         "http.request.method": "POST",
@@ -165,12 +162,11 @@ async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: Tracer, 
     assert await sent(tracer, collector) == []
 
 
-async def test_the_callers_tracestate_is_passed_on(tracer: Tracer) -> None:
-    parent = TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
-    assert tracer.start("POST", SpanKind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
-
-
 async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, collector: Collector) -> None:
+    own = InferenceRequest("m", ())  # a call of the gateway itself starts no trace
+    call = traced_call(tracer, own, "ModelInfer")
+    call.ended("OK", None)
+    assert call.request is own
     request = InferenceRequest("m", (), trace=CALLER)
     call = traced_call(tracer, request, "ModelInfer")
     call.ended("OK", None)
@@ -183,7 +179,7 @@ async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, 
         "triton.model_name": "m",
         "triton.request_id": request.request_id,
     }
-    assert call.request.trace == TraceContext(CALLER.trace_id, seen.span_id, 1)
+    assert call.request.trace == TraceContext(CALLER.trace_id, seen.span_id, 1, "a=1,b=2")
 
 
 @pytest.mark.parametrize(
@@ -197,14 +193,6 @@ async def test_the_span_of_a_call_has_its_code_and_never_its_message(
     assert (seen.name, seen.is_error) == ("ModelStreamInfer m", error is not None)
     assert seen.attributes["rpc.response.status_code"] == code
     assert "user text" not in str(seen)
-
-
-async def test_calls_of_the_gateway_itself_start_no_trace(tracer: Tracer, collector: Collector) -> None:
-    request = InferenceRequest("m", ())
-    call = traced_call(tracer, request, "ModelInfer")
-    call.ended("OK", None)
-    assert call.request is request
-    assert await sent(tracer, collector) == []
 
 
 async def test_otel_service_name_overrides_the_service_name(

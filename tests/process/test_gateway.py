@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -44,9 +44,20 @@ async def refreshed(
 
 
 async def become(name: str, metrics: Metrics, value: float | None, **labels: str) -> None:
+    await become_true(lambda: metrics.registry.get_sample_value(f"triton_gateway_{name}", labels) == value)
+
+
+async def become_true(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while metrics.registry.get_sample_value(f"triton_gateway_{name}", labels) != value:
+        while not condition():
             await asyncio.sleep(0.005)
+
+
+class SilentEngine(FakeEngine):
+    async def is_live(self) -> bool:
+        if not self.is_up:
+            await asyncio.sleep(3600)
+        return True
 
 
 @pytest.mark.parametrize(
@@ -58,19 +69,24 @@ async def become(name: str, metrics: Metrics, value: float | None, **labels: str
     ],
     ids=lambda text: text[:60],
 )
-async def test_an_unusable_file_does_not_end_the_refresh(tmp_path: Path, hostile: str) -> None:
+async def test_neither_an_unusable_file_nor_a_silent_triton_ends_the_reloads(tmp_path: Path, hostile: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}}")
-    async with refreshed(FakeEngine.of(PLAIN), path) as (catalog, metrics):
+    engine = SilentEngine.of(PLAIN)
+    async with refreshed(engine, path) as (catalog, metrics):
         await become("model_ready", metrics, 1, model="plain")
         path.write_text(hostile)
         await become("config_reload_failed", metrics, 1)
         assert catalog.is_ready
         path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
-        async with asyncio.timeout(5):
-            while "q" not in catalog.entries or catalog.entries["q"].pipeline is None:
-                await asyncio.sleep(0.005)
+        await become_true(lambda: "q" in catalog.entries and catalog.entries["q"].pipeline is not None)
         await become("config_reload_failed", metrics, 0)
+        engine.is_up = False
+        path.write_text("[")
+        await become("config_reload_failed", metrics, 1)
+        path.write_text("pipelines: {p: {model: plain}}")
+        await become("config_reload_failed", metrics, 0)
+        assert catalog.entries.keys() == {"p"}
 
 
 class FailingEngine(FakeEngine):
@@ -86,9 +102,7 @@ async def test_an_unexpected_exception_is_logged_and_retried(tmp_path: Path, cap
     engine = FailingEngine.of(PLAIN)
     engine.is_up = False
     async with refreshed(engine, path) as (catalog, metrics):
-        async with asyncio.timeout(5):
-            while "ZeroDivisionError" not in caplog.text:
-                await asyncio.sleep(0.005)
+        await become_true(lambda: "ZeroDivisionError" in caplog.text)
         engine.is_up = True
         await become("model_ready", metrics, 1, model="plain")
         assert catalog.is_ready
@@ -106,42 +120,17 @@ async def test_an_unloaded_model_is_not_ready(tmp_path: Path) -> None:
         await become("model_ready", metrics, None, model="other")
 
 
-class SilentEngine(FakeEngine):
-    async def is_live(self) -> bool:
-        if not self.is_up:
-            await asyncio.sleep(3600)
-        return True
-
-
-async def test_a_silent_triton_does_not_delay_a_reload(tmp_path: Path) -> None:
-    path = tmp_path / "gateway.yaml"
-    path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
-    engine = SilentEngine.of(PLAIN)
-    async with refreshed(engine, path) as (catalog, metrics):
-        await become("model_ready", metrics, 1, model="plain")
-        engine.is_up = False
-        path.write_text("[")
-        await become("config_reload_failed", metrics, 1)
-        path.write_text("pipelines: {p: {model: plain}}")
-        await become("config_reload_failed", metrics, 0)
-        assert catalog.entries.keys() == {"p"}
-
-
 async def test_a_file_created_later_is_loaded_and_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "gateway.yaml"
 
     async def until(names: set[str]) -> None:
-        async with asyncio.timeout(5):
-            while {name for name, entry in catalog.entries.items() if entry.pipeline} != names:
-                await asyncio.sleep(0.005)
+        await become_true(lambda: {name for name, entry in catalog.entries.items() if entry.pipeline} == names)
 
     async with refreshed(FakeEngine.of(PLAIN), None, path) as (catalog, _):
         await until({"plain"})
         path.write_text("pipelines: {mine: {modle: plain}}")
-        async with asyncio.timeout(5):
-            while "did you mean 'model'?" not in caplog.text:
-                await asyncio.sleep(0.005)
+        await become_true(lambda: "did you mean 'model'?" in caplog.text)
         assert catalog.entries.keys() == {"plain"}
         path.write_text("pipelines: {mine: {model: plain}}")
         await until({"mine"})

@@ -8,41 +8,35 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from app.process.serving import announce, hard_to_try, wrong_address
+from app.process.serving import HTTP_PORT, announce, hard_to_try, wrong_address
 from tests.conftest import Require
 from tests.toolkit.models import ensemble, model, pipeline
-from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, free_ports, running_gateway
+from tests.toolkit.processes import WITHOUT_TRITON, running_gateway
 from tests.toolkit.triton import FakeTriton, serving
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 
-def config(folder: Path) -> str:
-    path = folder / "gateway.yaml"
-    path.write_text("pipelines: {shown: {model: m}, other: {model: m, readiness: optional}}")
-    return str(path)
+@pytest.mark.parametrize(
+    ("is_up", "message"),
+    [(False, "Waiting for Triton at 127.0.0.1:1."), (True, "Waiting for shown (model not ready).")],
+)
+def test_the_message_names_what_is_not_ready(tmp_path: Path, is_up: bool, message: str) -> None:
+    (tmp_path / "gateway.yaml").write_text("pipelines: {shown: {model: m}, other: {model: m, readiness: optional}}")
 
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            address = (await stack.enter_async_context(serving(FakeTriton()))).url if is_up else "127.0.0.1:1"
+            settings = {"triton_url": address, "config": str(tmp_path / "gateway.yaml")}
+            gateway = stack.enter_context(running_gateway(tmp_path / "gateway", ready=False, **settings))
+            await asyncio.to_thread(eventually, lambda: message in gateway.log)
+            assert [json.loads(line)["message"] for line in gateway.log.splitlines()].count(message) == 1
 
-def wait_for_one(message: str, gateway: GatewayProcess) -> None:
-    eventually(lambda: message in gateway.log)
-    assert [json.loads(line)["message"] for line in gateway.log.splitlines()].count(message) == 1
-
-
-def test_the_message_names_the_triton_that_is_not_ready(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    settings = {"triton_url": f"127.0.0.1:{port}", "config": config(tmp_path)}
-    with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
-        wait_for_one(f"Waiting for Triton at 127.0.0.1:{port}.", gateway)
-
-
-async def test_the_message_names_the_pipelines_that_are_not_ready(tmp_path: Path) -> None:
-    async with serving(FakeTriton()) as triton:
-        settings = {"triton_url": triton.url, "config": config(tmp_path)}
-        with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
-            await asyncio.to_thread(wait_for_one, "Waiting for shown (model not ready).", gateway)
+    asyncio.run(run())
 
 
 def test_the_first_call_that_is_shown_is_one_that_a_person_can_read() -> None:
@@ -72,31 +66,23 @@ async def http_port() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_http_port_of_triton_is_recognized(http_port: int) -> None:
-    problem = await wrong_address(f"127.0.0.1:{http_port}")
-    assert problem is not None
-    assert problem.endswith("the gateway needs Triton's gRPC port, usually 8001, not its HTTP port")
-
-
-async def test_an_unknown_host_is_reported() -> None:
+async def test_only_an_address_that_cannot_be_right_is_reported() -> None:
+    """Not a Triton that runs, or that may be about to start."""
     assert await wrong_address("triton.invalid:8001") == "the host name 'triton.invalid' is not known"
-
-
-async def test_a_running_or_starting_triton_is_not_reported() -> None:
     async with serving(FakeTriton()) as triton:
         assert await wrong_address(triton.url) is None
     assert await wrong_address(triton.url) is None
     assert await wrong_address("unix:/run/triton.sock") is None
 
 
-async def test_a_wrong_address_is_reported_at_once(http_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_http_port_of_triton_is_reported_at_once(http_port: int, capfd: pytest.CaptureFixture[str]) -> None:
     class Down:
         is_ready = triton_is_up = False
 
     announcing = asyncio.create_task(announce(Down(), "http://127.0.0.1:1", f"127.0.0.1:{http_port}"))
     printed = ""
     async with asyncio.timeout(1.5):
-        while "an HTTP server answers there" not in printed:
+        while HTTP_PORT not in printed:
             await asyncio.sleep(0.01)
             printed += capfd.readouterr().err
     announcing.cancel()

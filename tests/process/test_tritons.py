@@ -107,16 +107,17 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
     assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)
 
 
-@pytest.mark.parametrize(("model", "first_output_s"), [("chain", 300.0), ("step", 300.0), ("unrelated", 0.0)])
-async def test_a_model_has_the_longest_first_output_time_of_its_pipelines(
-    tmp_path: Path, model: str, first_output_s: float
+@pytest.mark.parametrize(
+    ("model", "first_output_s", "engine_errors"),
+    [("chain", 300.0, ["A", "B", "C"]), ("step", 300.0, []), ("unrelated", 0.0, [])],
+)
+async def test_a_model_has_the_longest_first_output_time_and_the_engine_errors_of_its_pipelines(
+    tmp_path: Path, model: str, first_output_s: float, engine_errors: list[str]
 ) -> None:
-    pipelines = "{long: {model: chain, stream: {first_output_s: 300}}, short: {model: step, stream: true}}"
-    assert (await declarations_of(tmp_path, pipelines)).of(model).first_output_s == first_output_s
-
-
-async def test_the_engine_errors_of_a_model_are_those_of_its_pipelines(tmp_path: Path) -> None:
     """A pipeline over an ensemble declares the messages of the ensemble, and not those of its steps."""
-    pipelines = "{one: {model: chain, engine_errors: [A, B]}, two: {model: chain, engine_errors: [C]}}"
-    declared = await declarations_of(tmp_path, pipelines)
-    assert [declared.of(name).engine_errors for name in ("chain", "step")] == [["A", "B", "C"], []]
+    pipelines = (
+        "{long: {model: chain, stream: {first_output_s: 300}, engine_errors: [A, B]}, "
+        "two: {model: chain, engine_errors: [C]}, short: {model: step, stream: true}}"
+    )
+    declared = (await declarations_of(tmp_path, pipelines)).of(model)
+    assert (declared.first_output_s, declared.engine_errors) == (first_output_s, engine_errors)

@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,6 +35,7 @@ from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
 from app.core.inference import TensorMemory
 from app.observability.metrics import Statistics, statistics_of
+from app.settings import Settings
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
@@ -67,14 +68,7 @@ class Gateway:
     share: Share = WHOLE
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
-    cors_origins: Collection[str] = ()
-    """Of the pages that may read answers and open WebSockets."""
-    cors_headers: Collection[str] = ()
-    """Headers of requests that these pages may send besides the usual ones."""
-    has_docs: bool = True
-    has_console: bool = True
-    may_load: bool = False
-    """Whether the console offers to send many requests."""
+    settings: Settings = field(default_factory=Settings)
 
     def show_load(self) -> None:
         """Brings the gauges of admission and of kept streams up to date."""
@@ -93,8 +87,8 @@ class Gateway:
 
 
 def create_app(gateway: Gateway, *, admin_port: int) -> Application:
-    has_docs, origins = gateway.has_docs, gateway.cors_origins
-    hint = "GET /docs lists the addresses." if has_docs else "GET /v1/pipelines lists the pipelines."
+    settings, origins = gateway.settings, gateway.settings.cors_origins
+    hint = "GET /docs lists the addresses." if settings.docs else "GET /v1/pipelines lists the pipelines."
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     inference, keys, layers = gateway.inference, gateway.keys, gateway.layers
     probes = health(Probes(inference.catalog, inference.workload, keys=keys))
@@ -108,11 +102,11 @@ def create_app(gateway: Gateway, *, admin_port: int) -> Application:
     documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
     groups.append(pages(documents, gateway))
     routes: list[BaseRoute] = [each.route(keys, group.dialect) for group in groups for each in group.endpoints]
-    routes += [Mount("/docs/assets", DOCS)] if has_docs else []
-    routes += [Mount("/console", CONSOLE)] if gateway.has_console else []
+    routes += [Mount("/docs/assets", DOCS)] if settings.docs else []
+    routes += [Mount("/console", CONSOLE)] if settings.console else []
     cors = None
     if origins:
-        read = [*gateway.cors_headers, *(name for layer in layers for name in layer.headers)]
+        read = [*settings.cors_headers, *(name for layer in layers for name in layer.headers)]
         exposed = [name for layer in layers for name in layer.answer_headers]
         cors = partial(Cors, origins=origins, headers=read, exposed=exposed)
     return Application(
@@ -149,7 +143,7 @@ def _pipelines(gateway: Gateway) -> EndpointGroup:
     inference, limits = gateway.inference, gateway.limits
     find = partial(live_findings, inference.catalog)
     catalog = CatalogEndpoints(inference, limits, gateway.layers, gateway.statistics, find)
-    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.store, gateway.cors_origins)
+    pipelines = PipelineEndpoints(inference, limits, gateway.layers, gateway.store, gateway.settings.cors_origins)
     # Samples show the scheme that the caller used. Nothing else needs the headers of a proxy.
     proxied = [Middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))]
     listed = json_answer("The pipelines", PipelineList)
@@ -228,7 +222,7 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
     """The pages for people."""
 
     async def settings(_exchange: Exchange, _found: Found) -> Response:
-        return JsonResponse({"may_load": gateway.may_load}, headers=PAGE_HEADERS)
+        return JsonResponse({"may_load": gateway.settings.offers_load}, headers=PAGE_HEADERS)
 
     async def to_docs(_exchange: Exchange, _found: Found) -> Response:
         return RedirectResponse("/docs")
@@ -243,5 +237,6 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
         get("/", CONSOLE.page("index.html"), key="ignored"),
         get("/console/settings", settings, key="ignored"),
     ]
-    front = of_console if gateway.has_console else [get("/", to_docs, key="ignored")] if gateway.has_docs else []
-    return EndpointGroup([*(of_docs if gateway.has_docs else []), *front])
+    has_docs = gateway.settings.docs
+    front = of_console if gateway.settings.console else [get("/", to_docs, key="ignored")] if has_docs else []
+    return EndpointGroup([*(of_docs if has_docs else []), *front])

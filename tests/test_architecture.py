@@ -68,7 +68,7 @@ CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "llm", "shared_memory
 """Packages that know nothing of the gateway: each could be published alone."""
 
 PAGE_WITH_THE_ORDER = "docs/explanation/architecture.md"
-READ_SETTINGS = {"settings", "cli", "process"}
+READ_SETTINGS = {"settings", "routes", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 STARTER = ROOT / "app" / "starter"
 """The files of `triton-gateway init`: a model is a module of its own."""

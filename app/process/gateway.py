@@ -206,11 +206,7 @@ async def open_gateway(
                 browser_rules=browser_rules_of(settings),
                 share=triton.share,
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
-                cors_origins=settings.cors_origins,
-                cors_headers=settings.cors_headers,
-                has_docs=settings.docs,
-                has_console=settings.console,
-                may_load=settings.offers_load,
+                settings=settings,
             )
         await inference.canceller.close()
 

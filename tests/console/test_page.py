@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from app.api.openapi import PAGE_HEADERS as HEADERS
 from app.routes import create_app
+from app.settings import Settings
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
@@ -48,7 +49,7 @@ async def test_the_page_is_at_the_root(gateway: Served) -> None:
 
 @pytest.mark.parametrize("may_load", [False, True])
 async def test_the_page_is_told_whether_it_may_send_load(gateway: Served, may_load: bool) -> None:
-    gateway.gateway.may_load = may_load
+    gateway.gateway.settings = Settings(console_load=may_load)
     answer = await gateway.client.get("/console/settings")
     assert answer.json() == {"may_load": may_load}
 
@@ -85,12 +86,12 @@ def test_no_module_makes_markup_from_text(name: str) -> None:
 
 
 async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
-    answer = await fetched(create_app(replace(gateway.gateway, has_console=False), admin_port=8081), "/")
+    answer = await fetched(create_app(replace(gateway.gateway, settings=Settings(console=False)), admin_port=8081), "/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
 async def test_without_console_and_docs_the_root_is_404(gateway: Served) -> None:
-    app = create_app(replace(gateway.gateway, has_docs=False, has_console=False), admin_port=8081)
+    app = create_app(replace(gateway.gateway, settings=Settings(docs=False, console=False)), admin_port=8081)
     assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
 
 

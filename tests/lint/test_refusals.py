@@ -89,9 +89,14 @@ def test_a_key_that_a_map_of_a_step_has_twice_is_the_only_finding(tmp_path: Path
         )
 
 
-def test_an_entry_that_is_there_twice_with_the_same_value_is_fine(tmp_path: Path, errors_of: Findings) -> None:
+@pytest.mark.parametrize(
+    ("maps", "folder"), [(f"{IN_MAP} {OUT_MAP} {OUT_MAP}", "m"), (f"{IN_MAP} {OUT_MAP}", "a b")], ids=["twice", "blank"]
+)
+def test_a_repeated_entry_and_a_blank_in_the_name_of_an_ensemble_are_fine(
+    tmp_path: Path, errors_of: Findings, maps: str, folder: str
+) -> None:
     ident(tmp_path)
-    write(tmp_path, f'{ENSEMBLE}ensemble_scheduling {{ step {{ model_name: "ident" {IN_MAP} {OUT_MAP} {OUT_MAP} }} }}')
+    write(tmp_path, f'{ENSEMBLE}ensemble_scheduling {{ step {{ model_name: "ident" {maps} }} }}', folder=folder)
     assert not errors_of()
 
 
@@ -113,14 +118,6 @@ def test_a_name_that_a_shell_splits_is_an_error(tmp_path: Path, errors_of: Findi
 @pytest.mark.parametrize("name", ["a#b", "a=b", "a~b", "a[1]", "a@b,c+d:e%f", "a{b}", "größe"])
 def test_other_names_are_fine(tmp_path: Path, errors_of: Findings, name: str) -> None:
     write(tmp_path, MODEL, folder=name)
-    assert not errors_of()
-
-
-def test_a_name_with_a_blank_is_fine_for_an_ensemble(tmp_path: Path, errors_of: Findings) -> None:
-    ident(tmp_path)
-    write(
-        tmp_path, f'{ENSEMBLE}ensemble_scheduling {{ step {{ model_name: "ident" {IN_MAP} {OUT_MAP} }} }}', folder="a b"
-    )
     assert not errors_of()
 
 

@@ -25,6 +25,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
 from app.routes import DIALECTS, Gateway, create_admin_app, create_app
+from app.settings import Settings
 from app.streams.memory_store import MemoryStore
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
@@ -91,7 +92,7 @@ async def served(
                 keys=None if keys is None else FollowedKeys(keys, DIALECTS),
             )
             gateway.browser_rules, gateway.downloads = rules, downloads
-            gateway.cors_origins, gateway.cors_headers = origins, cors_headers
+            gateway.settings = Settings(cors_origins=origins, cors_headers=cors_headers)
             explained = Explanations(
                 is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url
             )

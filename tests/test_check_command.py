@@ -1,15 +1,21 @@
-"""``triton-gateway check``: its output and its exit status."""
+"""``triton-gateway check``: its output and its exit status, and folders of an attacker.
+
+With these it ends, uses little memory, and prints no control characters.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.cli import main
-from tests.toolkit.broken_repositories import BROKEN
+from app.triton.model_folder import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
+from tests.toolkit.broken_repositories import BROKEN, Repository
 
 
 @pytest.fixture
@@ -85,29 +91,14 @@ def test_the_json_format(checked) -> None:
         (["--triton", "127.0.0.1:9"], "Nothing answers at 127.0.0.1:9 (gRPC). Is it Triton's gRPC port, usually 8001?"),
     ],
 )
-def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], expected: str) -> None:
+def test_a_failed_check_is_status_2(checked, capsys, monkeypatch, arguments: list[str], expected: str) -> None:
+    """With --triton, the settings of TLS are those of the gateway."""
     checked("cycle")
     assert main(["check", *arguments]) == 2
     assert expected in capsys.readouterr().err
-
-
-def test_a_running_triton_is_checked_with_the_settings_of_tls(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GATEWAY_TRITON_CA", str(tmp_path / "no.pem"))
+    monkeypatch.setenv("GATEWAY_TRITON_CA", "no.pem")
     assert main(["check", "--triton", "127.0.0.1:9"]) == 2
     assert "no.pem: cannot be read" in capsys.readouterr().err
-
-
-def test_a_model_that_cannot_be_read_is_the_only_finding(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["init", "demo"]) == 0
-    Path("demo/count_words/config.pbtxt").write_text("input [ {")
-    capsys.readouterr()
-    assert main(["check", "demo"]) == 1
-    summary, *findings = capsys.readouterr().out.splitlines()
-    assert summary == "4 models, 3 pipelines: 1 error"
-    assert [line.split()[:2] for line in findings if line.strip()] == [["error", "unreadable-config"]]
 
 
 def test_a_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> None:
@@ -118,3 +109,183 @@ def test_a_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> 
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+Checked = tuple[int, str]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    repository = Repository(tmp_path / "models")
+    repository.model("ident", "X", "Y")
+    return repository
+
+
+@pytest.fixture
+def check(repository: Repository, capsys: pytest.CaptureFixture[str]) -> Callable[..., Checked]:
+    """Returns the exit status and what was printed."""
+
+    def check(*flags: str) -> Checked:
+        status = main(["check", str(repository.path), *flags])
+        return status, "".join(capsys.readouterr())
+
+    return check
+
+
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def large(path: Path) -> None:
+    path.write_bytes(b"#" * (max(MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES) + 1))
+
+
+SPECIAL = [link_to_device, fifo, folder, large]
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [("config.pbtxt", "unreadable-config"), ("1/model.py", "script-syntax"), ("1/x.py", "script-syntax")],
+)
+def test_only_regular_files_of_limited_size_are_read(
+    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None], file: str, code: str
+) -> None:
+    path = repository.path / "ident" / file
+    path.unlink(missing_ok=True)
+    make(path)
+    status, printed = check()
+    assert status == 1
+    assert code in printed
+    assert "cannot be read" in printed
+
+
+@pytest.mark.parametrize("make", [*SPECIAL, lambda path: path.symlink_to("nowhere")])
+def test_a_gateway_yaml_that_is_no_small_file_is_status_2(
+    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None]
+) -> None:
+    make(repository.path / "gateway.yaml")
+    status, printed = check()
+    assert status == 2
+    assert "gateway.yaml: cannot be read" in printed
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "inputs: {x: {tensor: X, kind: image}}\n    sample: {x: file}",
+        "inputs: {x: {tensor: X, kind: text}}\n    openai: {chat: {prompt: x, text: y, template: file}}",
+    ],
+    ids=["sample", "template"],
+)
+def test_files_that_gateway_yaml_names_are_checked_alike(
+    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None], keys: str
+) -> None:
+    repository.model("texts", "X:STRING:1", "Y:STRING:1")
+    if make is large:
+        with (repository.path / "file").open("wb") as file:
+            file.truncate(65 * 1024 * 1024)
+    else:
+        make(repository.path / "file")
+    (repository.path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: texts\n    {keys}\n")
+    status, printed = check()
+    assert status in {1, 2}
+    assert "cannot be read" in printed
+
+
+@pytest.mark.parametrize(("depth", "last"), [(28, "ident"), (28, "absent"), (1200, "ident")])
+def test_nested_ensembles_are_followed_once(
+    repository: Repository, check: Callable[..., Checked], depth: int, last: str
+) -> None:
+    names = [f"e{level}" for level in range(depth)]
+    for name, below in zip(names, [*names[1:], last], strict=True):
+        repository.ensemble(name, "X", "Y", f"{below} X=X > Y=t", f"{below} X=t > Y=Y")
+    (repository.path / "gateway.yaml").write_text("pipelines: {p: {model: e0}, q: {model: e1}}\n")
+    status, printed = check()
+    assert (status, f"{depth + 1} models" in printed) == (int(last == "absent"), True)
+
+
+def test_an_ensemble_with_too_many_wires_is_not_compared(repository: Repository, check: Callable[..., Checked]) -> None:
+    steps = [f"ident X=X > Y=t{number}" for number in range(MAX_WIRES // 3 + 1)]
+    repository.ensemble("wide", "X", "Y", *steps)
+    status, printed = check()
+    assert status == 1
+    assert f"config.pbtxt:1: more than {MAX_WIRES} tensors, steps and entries of their maps" in printed
+
+
+def test_the_findings_are_limited(repository: Repository, check: Callable[..., Checked]) -> None:
+    for number in range(4):
+        steps = [f"absent X=X > Y=t{step}" for step in range(MAX_WIRES // 3 - 1)]
+        repository.ensemble(f"wide{number}", "X", "Y", *steps)
+    status, printed = check()
+    assert (status, len(printed.splitlines())) == (1, 1001)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31m\u202e\n"
+
+
+def test_names_are_printed_without_control_characters(repository: Repository, check: Callable[..., Checked]) -> None:
+    name = f"a{HOSTILE}"
+    repository.ensemble(name, "X", "Y", "ident X=X > Y=Y")
+    escaped = HOSTILE.encode("unicode_escape").decode().replace("\\", "\\\\")
+    config = f'backend: "python" input {{ name: "{escaped}" data_type: TYPE_FP32 dims: [ -5 ] }}'
+    (repository.path / name / "config.pbtxt").write_text(config.replace("\\\\u202e", "").replace("\\\\", "\\"))
+    os.mkdir(os.fsencode(repository.path) + b"/\xff\xfe")  # noqa: PTH102 - not a name in UTF-8
+    (repository.path / "gateway.yaml").write_text('pipelines: {p: {model: ident, "k\\e[31m": 1}}\n')
+    status, printed = check()
+    assert status == 2
+    assert "\\x1b[31m" in printed
+    assert all(line.isprintable() for line in printed.splitlines())
+    (repository.path / "gateway.yaml").unlink()
+    status, printed = check()
+    assert status == 1
+    assert "a\\x1b]0;owned\\x07\\x1b[31m\\u202e\\n: " in printed
+    assert "\\udcff\\udcfe: " in printed
+    assert all(line.isprintable() for line in printed.splitlines())
+    status, printed = check("--format", "json")
+    assert {finding["model"] for finding in json.loads(printed)["findings"]} >= {"\\udcff\\udcfe"}
+    assert printed.strip().isprintable()
+
+
+def test_a_long_name_is_cut(repository: Repository, check: Callable[..., Checked]) -> None:
+    repository.ensemble("long", "X", "Y", f"{'n' * 500_000} X=X > Y=Y")
+    status, printed = check()
+    assert status == 1
+    assert len(printed) < 4000
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "code"),
+    [
+        ("0", 0, "invalid-size"),
+        ("-5", 0, "invalid-size"),
+        ("4", -1, "invalid-size"),
+        ("9223372036854775807", 0, "excessive-size"),
+        ("65536,65536", 0, "excessive-size"),
+        ("4", 2147483647, "excessive-size"),
+        ("-1,2147483647", 65536, None),
+    ],
+)
+def test_sizes_are_checked(
+    repository: Repository, check: Callable[..., Checked], dims: str, batch: int, code: str | None
+) -> None:
+    repository.model("sized", f"X:FP32:{dims}", "Y", batch=batch)
+    status, printed = check()
+    assert status == int(code == "invalid-size")
+    assert (code or "no findings") in printed
+
+
+def test_a_script_name_that_is_no_file_name_is_a_finding(repository: Repository, check: Callable[..., Checked]) -> None:
+    repository.model("named", "X", "Y", f'default_model_filename: "{"n" * 300}"')
+    status, printed = check()
+    assert status == 1
+    assert re.search(r"named: .*n{300} does not exist: the Python backend needs this script", printed)

@@ -27,8 +27,16 @@ async def returning() -> None:
 
 
 async def test_a_task_runs_for_the_duration_of_its_block() -> None:
-    supervisor = Supervisor()
-    async with supervisor.running("watch", forever()):
+    """Its end is a cancellation, or a function that stops it."""
+    supervisor, stop = Supervisor(), asyncio.Event()
+
+    async def until_stopped() -> None:
+        await stop.wait()
+
+    async with (
+        supervisor.running("watch", forever()),
+        supervisor.running("server", until_stopped(), stop=stop.set),
+    ):
         (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "watch")
         assert not task.done()
     assert task.cancelled()
@@ -49,17 +57,6 @@ async def test_a_task_that_ends_is_logged_and_ends_the_process(
     assert isinstance(record.exc_info and record.exc_info[1], cause)
     with pytest.raises(BackgroundTaskFailed):
         supervisor.raise_if_failed()
-
-
-async def test_a_task_can_be_stopped_with_a_function() -> None:
-    stop, supervisor = asyncio.Event(), Supervisor()
-
-    async def until_stopped() -> None:
-        await stop.wait()
-
-    async with supervisor.running("server", until_stopped(), stop=stop.set):
-        pass
-    assert not supervisor.requested.is_set()
 
 
 async def test_an_error_while_a_task_stops_is_a_failure() -> None:
@@ -124,14 +121,11 @@ def test_an_ignored_signal_stays_ignored() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-async def test_work_without_a_signal_has_its_result() -> None:
-    assert await Supervisor().unless_requested(asyncio.sleep(0, 7)) == 7
-    with pytest.raises(ZeroDivisionError):
-        await Supervisor().unless_requested(failing())
-
-
-async def test_a_signal_cancels_the_work() -> None:
+async def test_work_has_its_result_unless_a_signal_cancels_it() -> None:
     supervisor = Supervisor()
+    assert await supervisor.unless_requested(asyncio.sleep(0, 7)) == 7
+    with pytest.raises(ZeroDivisionError):
+        await supervisor.unless_requested(failing())
     cancelled = asyncio.Event()
 
     async def work() -> None:

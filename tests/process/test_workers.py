@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -161,27 +159,6 @@ def test_a_reload_that_failed_in_one_process_is_shown(first: Process, second: Pr
     assert first.number_of("config_reload_failed") == 0
     second.metrics.config_reload_failed.set(1)
     assert first.number_of("config_reload_failed") == 1
-
-
-def test_values_of_a_killed_process_stay_readable(first: Process) -> None:
-    script = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from app.observability.metrics import Metrics\n"
-        "from app.process.workers import Board\n"
-        "board = Board(Path(sys.argv[1]), 3)\n"
-        "board.keep_metrics(2)\n"
-        "Metrics('1').requests.labels('p', 'unary', 'ok').inc(3)\n"
-        "board.statuses[2].state = 2\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", script, str(first.folder)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert first.number_of("requests_total", **OK) == 3
-    assert first.board.statuses[2].state == 2
-    first.board.clear(2)
-    assert first.number_of("requests_total", **OK) == 3
-    assert first.board.statuses[2].state == 0
 
 
 def test_cpu_time_and_memory_are_sums_over_the_processes(first: Process, second: Process) -> None:

@@ -109,15 +109,6 @@ async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStor
     await asyncio.wait_for(stream.ended(), 5)
 
 
-async def test_a_reader_that_reconnects_in_time_keeps_the_stream(store: MemoryStore) -> None:
-    stream, stream_id = await kept(store, runs_on=True, resume_s=3 * RESUME_S)
-    for _ in range(4):
-        reader = await opened(store, stream_id)
-        await reader.close()
-        await asyncio.sleep(RESUME_S)
-    assert stream.outcome is None
-
-
 async def test_deleting_ends_the_stream_with_an_error_event(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True)
     reading = asyncio.create_task(read_all(store, stream_id))

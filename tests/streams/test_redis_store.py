@@ -25,7 +25,6 @@ from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, Re
 from app.streams.store import KEEP_LIMITS, KeepLimits
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
-from tests.toolkit.models import response, tensor
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.streams import FINAL, FakeAnswer, ids, opened, problem_of, read_all, stream_of, token
 
@@ -89,20 +88,6 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
         slow, quick = await asyncio.gather(read_all(store, stream_id, pause_s=0.01), read_all(store, stream_id))
     assert slow == quick
     assert ids(slow) == list(range(1, 102))
-
-
-async def test_reading_dropped_events_raises_stream_evicted(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_store, "MAX_REPLAY_BYTES", 1_000_000)
-    large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
-    async with running(redis) as store:
-        _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
-        reader = await opened(store, stream_id)
-        await asyncio.sleep(0.6)
-        with pytest.raises(StreamEvicted):
-            await reader.read(0)
-        await reader.close()
 
 
 @pytest.mark.usefixtures("quick_orphans")

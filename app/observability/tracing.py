@@ -3,8 +3,7 @@
 Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collector is set.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -148,15 +147,10 @@ class _TracedCall(ObservedCall):
         self._span.end(attributes, error=code if error else None)
 
 
-@asynccontextmanager
-async def open_tracer(url: str | None, version: str) -> AsyncIterator[Tracer]:
-    """``url``: the collector's address for traces; None: no spans."""
-    tracer = Tracer()
-    if url is not None:
-        from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
+def tracer_of(url: str | None, version: str) -> Tracer:
+    """``url``: the collector's address for traces; None: no spans. Close the tracer at the end."""
+    if url is None:
+        return Tracer()
+    from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
 
-        tracer = OtlpTracer(url, version)
-    try:
-        yield tracer
-    finally:
-        await tracer.close()
+    return OtlpTracer(url, version)

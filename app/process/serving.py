@@ -25,7 +25,7 @@ from app.api.probes import Processes
 from app.core.errors import Draining
 from app.http1.protocol import ConnectionLimit, HttpConnection
 from app.observability.log import say
-from app.observability.tracing import open_tracer
+from app.observability.tracing import tracer_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import read_gateway_file, warn_without_counter
@@ -159,7 +159,8 @@ async def _run_gateway(
         for port, name in ((settings.port, "PORT"), (settings.admin_port, "ADMIN_PORT"))
     )
     port, admin_port = main.getsockname()[1], admin.getsockname()[1]
-    tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
+    tracer = tracer_of(settings.traces_url, __version__)
+    stack.push_async_callback(tracer.close)
     store = None
     if worker is None or settings.redis_url is not None:
         store = await stack.enter_async_context(open_store(settings))

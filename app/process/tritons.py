@@ -139,12 +139,12 @@ async def running_triton(settings: Settings, supervisor: Supervisor, admin_port:
         await embedded.stop()
 
 
+@dataclass(slots=True)
 class Declarations:
     """What the catalog's pipelines declare about models, and their samples as canaries."""
 
-    def __init__(self, catalog: Catalog | None = None) -> None:
-        self.catalog = catalog
-        """None until the models are known."""
+    catalog: Catalog | None = None
+    """None until the models are known."""
 
     @property
     def _pipelines(self) -> Sequence[Pipeline]:

@@ -117,10 +117,6 @@ class Keys:
         self.events, self.stream, self.readers = f"{base}:events", f"{base}:stream", f"{base}:readers"
 
 
-def owner_key(owner: str) -> str:
-    return f"{PREFIX}:owner:{owner}"
-
-
 def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
     """``entry``: its id and its fields, as redis-py returns it. Raises StreamEvicted if no gateway wrote it."""
     try:
@@ -299,7 +295,7 @@ class Tailer:
         async with self._redis.pipeline(transaction=False) as pipe:
             for tail in tails:
                 keys, lifetime = tail.keys, tail.lifetime_ms
-                pipe.hmget(keys.stream, ["owner", "written"]).exists(owner_key(tail.owner))
+                pipe.hmget(keys.stream, ["owner", "written"]).exists(f"{PREFIX}:owner:{tail.owner}")
                 pipe.pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime).set(keys.readers, 1, px=PRESENCE_MS)
             seen: list[Any] = await pipe.execute()
         now = time.monotonic()

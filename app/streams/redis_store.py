@@ -31,7 +31,6 @@ from app.streams.redis_read import (
     Tailer,
     batches,
     client_of,
-    owner_key,
     redis_errors,
 )
 from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, StreamStore, evicted, new_stream_id, unknown
@@ -120,6 +119,7 @@ class RedisStore(StreamStore):
         self._requests, self._publisher = client_of(url, REQUEST_CONNECTIONS), client_of(url, PUBLISH_CONNECTIONS)
         self._heart, self._tail = client_of(url, 1), client_of(url, 1)
         self._owner = secrets.token_hex(8)
+        self._owner_key = f"{PREFIX}:owner:{self._owner}"
         self._beat_at = time.monotonic()
         """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._tail, self._requests, self._owner, problem_of)
@@ -205,7 +205,7 @@ class RedisStore(StreamStore):
                 task.cancel()
             await asyncio.wait(publishing)
         with suppress(RedisError, OSError):
-            await self._heart.delete(owner_key(self._owner))
+            await self._heart.delete(self._owner_key)
         for client in (self._tail, self._requests, self._publisher, self._heart):
             await client.aclose()
 
@@ -272,7 +272,7 @@ class RedisStore(StreamStore):
 
     async def _heartbeat(self) -> None:
         """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""
-        await self._heart.set(owner_key(self._owner), 1, px=OWNER_MS)
+        await self._heart.set(self._owner_key, 1, px=OWNER_MS)
         now, streams = time.monotonic(), list(self._streams.values())
         if now - self._beat_at > OUTAGE_NOTICED_S:
             # No client could read meanwhile. It may have been a failover that lost terminal events: readers may write

@@ -20,9 +20,9 @@ from app.observability.tracing import (
     Tracer,
     end_request_span,
     end_stream_span,
-    open_tracer,
     trace_of,
     traced_call,
+    tracer_of,
 )
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.models import refusal
@@ -39,8 +39,9 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 async def tracer(collector: Collector) -> AsyncIterator[Tracer]:
-    async with open_tracer(f"{collector.url}/v1/traces", "1.2.3") as opened:
-        yield opened
+    opened = tracer_of(f"{collector.url}/v1/traces", "1.2.3")
+    yield opened
+    await opened.close()
 
 
 async def sent(tracer: Tracer, collector: Collector) -> list[Span]:

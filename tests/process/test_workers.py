@@ -211,35 +211,36 @@ def deaths(gateway: GatewayProcess) -> list[dict[str, object]]:
     return [line for line in gateway.json_lines() if "ended with status" in str(line["message"])]
 
 
-def test_a_worker_that_cannot_start_ends_the_gateway_with_its_status(tmp_path: Path) -> None:
-    with serving(tmp_path, CANNOT_START, explain="true") as gateway:
-        assert gateway.process.wait(PATIENCE_S) == 3
+PORT_TAKEN = """
+import socket
+from contextlib import nullcontext
+real = workers.reserved
+def reserved(*given):
+    with real(*given) as port: pass
+    socket.create_server(('127.0.0.1', port)).detach()
+    return nullcontext(port)
+workers.reserved = reserved
+"""
+"""A socket that does not share the port, between the check of the parent and the start of the workers."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "expected"),
+    [
+        (CANNOT_START, 3, "ended with status 3"),
+        ('workers.COMMAND = ("/nowhere",)', 1, "worker 1 cannot be started: No such file or directory"),
+        (PORT_TAKEN, 2, "GATEWAY_PORT: cannot listen on 127.0.0.1"),
+    ],
+    ids=["its program fails", "no program", "no port"],
+)
+def test_a_worker_that_cannot_start_ends_the_gateway_with_its_status(
+    tmp_path: Path, changed: str, status: int, expected: str
+) -> None:
+    with serving(tmp_path, changed, explain="true") as gateway:
+        assert gateway.process.wait(PATIENCE_S) == status
         assert "GATEWAY_EXPLAIN has no effect" in gateway.log
-        assert "ended with status 3" in gateway.log
+        assert expected in gateway.log
         assert "Traceback" not in gateway.log
-
-
-def test_a_worker_whose_port_is_taken_ends_the_gateway_with_status_2(tmp_path: Path) -> None:
-    """A socket that does not share the port, between the check of the parent and the start of the workers."""
-    taken = (
-        "import socket\n"
-        "real = workers.reserved\n"
-        "def reserved(*given):\n"
-        "    with real(*given) as port: pass\n"
-        "    socket.create_server(('127.0.0.1', port)).detach()\n"
-        "    return workers.nullcontext(port)\n"
-        "from contextlib import nullcontext\n"
-        "workers.nullcontext, workers.reserved = nullcontext, reserved\n"
-    )
-    with serving(tmp_path, taken) as gateway:
-        assert gateway.process.wait(PATIENCE_S) == 2
-        assert "GATEWAY_PORT: cannot listen on 127.0.0.1" in gateway.log
-
-
-def test_a_missing_program_ends_the_gateway_with_status_1(tmp_path: Path) -> None:
-    with serving(tmp_path, 'workers.COMMAND = ("/nowhere",)') as gateway:
-        assert gateway.process.wait(PATIENCE_S) == 1
-        assert "worker 1 cannot be started: No such file or directory" in gateway.log
 
 
 def test_the_cpu_time_of_a_killed_worker_stays_counted_and_its_state_does_not_stay(tmp_path: Path) -> None:

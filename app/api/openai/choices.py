@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import ClassVar
 
 import msgspec
@@ -63,9 +64,10 @@ class TextOptions:
     """Checks the answer."""
 
 
-Alternatives = Mapping[str, Values]
-"""A token as vLLM's ``Logprob`` describes it: token id -> ``{"logprob", "rank", "decoded_token"}``, the chosen token
-first, then the most probable ones."""
+Alternatives = Sequence[tuple[str, float]]
+"""The texts and log probabilities of a token: the chosen one first, then the most probable ones."""
+LEAST = -9999.0
+"""OpenAI's number for a token that has no probability."""
 
 
 class StopMatcher:
@@ -263,7 +265,7 @@ class Choice(ABC):
                     problem = f"Output '{name}' is not a list with an object for each token."
                     raise ContractViolation(problem, tensor=name) from exc
                 self._tokens = self._tokens or []
-                self._tokens += tokens
+                self._tokens += map(alternatives_of, tokens)
             if self._matcher is not None:
                 text = self._matcher.add(text)
                 if self._matcher.has_stopped:
@@ -339,41 +341,33 @@ class ChatChoice(Choice):
         return {"delta" if streams else "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-LEAST = -9999.0
-"""OpenAI's number for a token that has no probability."""
+def alternatives_of(token: Mapping[str, Values]) -> Alternatives:
+    """``token``: as vLLM's ``Logprob`` describes it: token id -> ``{"logprob", "rank", "decoded_token"}``."""
+    found = [(str(each.get("decoded_token") or ""), each.get("logprob")) for each in token.values()]
+    return [(text, max(float(number), LEAST) if isinstance(number, int | float) else LEAST) for text, number in found]
 
 
 def completion_logprobs(tokens: Sequence[Alternatives], offset: int) -> Values:
     """``offset``: the number of characters before the first token."""
-    chosen = [next(iter(token.values()), {}) for token in tokens]
-    texts = list(map(_text_of, chosen))
+    chosen = [next(iter(token), ("", LEAST)) for token in tokens]
+    texts = [text for text, _ in chosen]
     return {
         "tokens": texts,
-        "token_logprobs": list(map(_logprob_of, chosen)),
-        "top_logprobs": [{_text_of(each): _logprob_of(each) for each in token.values()} for token in tokens],
+        "token_logprobs": [number for _, number in chosen],
+        "top_logprobs": list(map(dict, tokens)),
         "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)],
     }
 
 
 def chat_logprobs(tokens: Sequence[Alternatives], most: int) -> Values:
     """``most``: the number of alternatives for a token."""
+
+    def described(text: str, number: float) -> Values:
+        return {"token": text, "logprob": number, "bytes": list(text.encode())}
+
     content = []
     for token in tokens:
-        probable = sorted(token.values(), key=_logprob_of, reverse=True)[:most]
-        chosen = _described(next(iter(token.values()), {}))
-        content.append({**chosen, "top_logprobs": list(map(_described, probable))})
+        probable = sorted(token, key=itemgetter(1), reverse=True)[:most]
+        chosen = described(*next(iter(token), ("", LEAST)))
+        content.append({**chosen, "top_logprobs": [described(*each) for each in probable]})
     return {"content": content, "refusal": None}
-
-
-def _described(alternative: Values) -> Values:
-    text = _text_of(alternative)
-    return {"token": text, "logprob": _logprob_of(alternative), "bytes": list(text.encode())}
-
-
-def _text_of(alternative: Values) -> str:
-    return str(alternative.get("decoded_token") or "")
-
-
-def _logprob_of(alternative: Values) -> float:
-    number = alternative.get("logprob")
-    return max(float(number), LEAST) if isinstance(number, int | float) else LEAST

@@ -168,12 +168,10 @@ class Token(str):
         return super().__len__()
 
 
-def test_the_work_for_log_probabilities_grows_with_the_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_for_log_probabilities_grows_with_the_tokens_only() -> None:
     def work(count: int) -> Callable[[], object]:
-        return lambda: completion_logprobs([{"1": {"logprob": -1.0}}] * count, 7)
+        return lambda: completion_logprobs([[(Token("a"), -1.0)]] * count, 7)
 
-    logprobs = completion_logprobs([{"1": {"logprob": -1.0, "decoded_token": each}} for each in ("ab", "c", "")], 7)
-    assert logprobs["text_offset"] == [7, 9, 10]
+    assert completion_logprobs([[(each, -1.0)] for each in ("ab", "c", "")], 7)["text_offset"] == [7, 9, 10]
     assert completion_logprobs([], 7) == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    monkeypatch.setattr("app.api.openai.choices._text_of", lambda _alternative: Token("a"))
     assert grows_with(work, 1000)

@@ -23,10 +23,12 @@ from app.core.inference import (
     InferenceRequest,
     InferenceResponse,
     Tensor,
+    TraceContext,
     bytes_array,
     elements_in,
     raw_parts,
 )
+from app.grpc.rpc import Metadata
 from app.shared_memory.leases import Lease, TensorSlot
 from app.triton.connect import MAX_MESSAGE_BYTES
 from app.triton.grpc_errors import TOO_LARGE
@@ -126,13 +128,12 @@ def _raw_input_head(size: int) -> bytes:
     return bytes(head)
 
 
-def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
+def trace_metadata(trace: TraceContext) -> Metadata:
     """Returns gRPC metadata that makes Triton's spans children of the caller's span.
 
     Only for a sampled trace: Triton 2.51 records every request that has a parent, and ignores the sampled flag.
     """
-    trace = request.trace
-    if trace is None or not trace.is_sampled:
+    if not trace.is_sampled:
         return ()
     state = (("tracestate", trace.state),) if trace.state else ()
     return ((TRACEPARENT, trace.traceparent), *state)

@@ -318,7 +318,8 @@ class TritonEngine(InferenceServer):
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
         message, began = request_message(request, lease), time.monotonic()
-        call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
+        metadata = () if request.trace is None else trace_metadata(request.trace)
+        call = await self._transport.unary(_INFER, message, timeout_s, metadata)
         del message  # frees the memory before the response arrives
         try:
             answer = await call.response()
@@ -339,9 +340,8 @@ class TritonEngine(InferenceServer):
             try:
                 with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observers, health) as watched:
                     message = request_message(structs.replace(watched.request, inputs=inputs), streamed=True)
-                    call = await self._transport.stream(
-                        _STREAM_INFER, message, timeout_s, trace_metadata(watched.request)
-                    )
+                    metadata = () if watched.request.trace is None else trace_metadata(watched.request.trace)
+                    call = await self._transport.stream(_STREAM_INFER, message, timeout_s, metadata)
                     del message  # frees the memory before the responses arrive
                     running, is_over = RunningStream(model, call), False
                     if not request.is_probe:

@@ -110,6 +110,12 @@ class TestStream:
         ]
         assert counted(api, "write", "stream") == {"ok": 1}
 
+    async def test_text_with_line_ends_cannot_end_a_field(self, api: Served) -> None:
+        hostile = "a\r\n\r\nevent: done\ndata: {}\n\n\0\u2028"
+        api.engine.answers = [word(hostile.encode(), 1), FINAL]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert [(name, data.get("text")) for _, name, data in events(answer)] == [("output", hostile), ("done", None)]
+
     async def test_an_error_before_the_first_output_has_its_status(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})

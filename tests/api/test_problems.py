@@ -179,11 +179,8 @@ async def test_a_mistake_in_a_request_of_tritons_form_is_explained(
 
 
 async def test_the_step_that_refused_the_input_is_named_with_the_fields_that_it_reads(tmp_path: Path) -> None:
-    async with scripted(tmp_path) as api:
-        text = CONFIG.replace("    warmup: false\n  write:", "    rejects_input: [reader]\n    warmup: false\n  write:")
-        (tmp_path / "gateway.yaml").write_text(text)
-        await api.gateway.inference.catalog.follow_file()
-        await api.gateway.inference.catalog.follow_models()
+    text = CONFIG.replace("    warmup: false\n  write:", "    rejects_input: [reader]\n    warmup: false\n  write:")
+    async with scripted(tmp_path, text) as api:
         error = ModelError("Model 'reader' failed.")
         error.upstream = UpstreamError("INVALID_ARGUMENT", "reader: not an image")
         api.engine.answers = [error]

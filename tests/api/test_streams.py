@@ -40,14 +40,20 @@ async def started(api: Served) -> str:
     return str(answer.headers["location"])
 
 
-async def test_a_stream_can_be_read_several_times(api: Served) -> None:
+async def test_a_stream_can_be_read_several_times_resumed_and_deleted(api: Served) -> None:
     url = await started(api)
     assert api.engine.requests[0].parameters == {"seed": 3}
     for _ in range(2):
         answer = await api.client.get(url)
         assert answer.text.startswith("retry: ")
         assert [name for _, name, _ in events(answer)] == ["output", "output", "done"]
+    answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
+    assert [number for number, _, _ in events(answer)] == [3]
+    assert (await api.client.get(url, headers={"Last-Event-ID": "3"})).status_code == 204
     assert counted(api, "write", "stream") == {"ok": 1}
+    assert (await api.client.delete(url)).status_code == 204
+    for answer in (await api.client.delete(url), await api.client.get(url)):
+        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_stream")
 
 
 async def test_a_head_request_is_no_reader_after_its_end(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +62,6 @@ async def test_a_head_request_is_no_reader_after_its_end(api: Served, monkeypatc
     answer = await api.client.head(url)
     assert (answer.status_code, answer.content) == (200, b"")
     assert changes == [1, -1]
-
-
-async def test_a_stream_resumes_after_last_event_id(api: Served) -> None:
-    url = await started(api)
-    answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
-    assert [number for number, _, _ in events(answer)] == [3]
-    assert (await api.client.get(url, headers={"Last-Event-ID": "3"})).status_code == 204
 
 
 @pytest.mark.parametrize("last", ["4", "-1", "x", "1.0", "\u0661", "9" * 400])
@@ -77,13 +76,6 @@ async def test_dropped_events_are_410(api: Served, monkeypatch: pytest.MonkeyPat
     url = await started(api)
     answer = await api.client.get(url)
     assert (answer.status_code, answer.json()["code"]) == (410, "stream_evicted")
-
-
-async def test_a_deleted_stream_is_404(api: Served) -> None:
-    url = await started(api)
-    assert (await api.client.delete(url)).status_code == 204
-    for answer in (await api.client.delete(url), await api.client.get(url)):
-        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_stream")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
-"""A gRPC server without I/O that never exceeds a flow-control window, and answers in random frames.
+"""The receive windows: no call stalls behind a server that never exceeds one, and answers in random frames."""
 
-The script of a call follows from the seed in its request, so that a test knows the answer too.
-"""
-
+import asyncio
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Any, cast
+
+import pytest
 
 from app.grpc import frames
-from app.grpc.frames import Frame, FrameBuffer, frame_bytes
-from app.grpc.http2_session import SMALLEST_FRAME_LIMIT
+from app.grpc.connection import Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
+from app.grpc.frames import PREFIX_BYTES, STREAM_WINDOW, Frame, FrameBuffer, frame_bytes
+from app.grpc.http2_session import SMALLEST_FRAME_LIMIT, Session
 
 DEFAULT_WINDOW = 65_535
 HEAD = b"\x88" + b"\0\x0ccontent-type\x10application/grpc"
@@ -27,17 +29,11 @@ def message_of(random: Random, largest: int) -> bytes:
     return bytes([random.randrange(256)]) * size
 
 
-def request_of(seed: int, size: int = 0) -> bytes:
-    """Returns a request that selects a script, with ``size`` further bytes."""
-    return struct.pack(">Q", seed) + bytes(size)
-
-
 @dataclass
 class Call:
     """``window``: the bytes that the client accepts. ``begun`` and ``sent``: the head, and the bytes of ``body``."""
 
     window: int
-    request: bytearray = field(default_factory=bytearray)
     request_window: int = DEFAULT_WINDOW
     script: list[bytes] | None = None
     """The messages of the answer."""
@@ -52,12 +48,12 @@ class Call:
 
 
 class StrictPeer:
-    """``script_of`` maps the seed of a request to the messages of its answer."""
+    """Answers the calls of one connection, in order, with the messages of ``scripts``."""
 
-    def __init__(self, random: Random, script_of: Callable[[int], list[bytes]]) -> None:
+    def __init__(self, random: Random, scripts: Sequence[list[bytes]]) -> None:
         self.calls: dict[int, Call] = {}
         self._random = random
-        self._script_of = script_of
+        self._scripts = scripts
         self._frames = FrameBuffer(2**24)
         self._preface = b""
         self._window = DEFAULT_WINDOW
@@ -137,10 +133,8 @@ class StrictPeer:
             return
         call.request_window -= len(frame.content)
         assert call.request_window >= 0, "the client exceeded a window"
-        call.request += frame.content
         if frame.flags & frames.END_STREAM:
-            (seed,) = struct.unpack_from(">Q", call.request, 5)
-            call.script = self._script_of(seed)
+            call.script = self._scripts[frame.stream_id // 2]
             call.body = b"".join(struct.pack(">BI", 0, len(each)) + each for each in call.script)
         elif call.request_window < self._random.randrange(1, DEFAULT_WINDOW):
             grown = self._random.randint(1, 2 * DEFAULT_WINDOW)
@@ -163,3 +157,132 @@ class StrictPeer:
         self._initial_window = window
         self._max_frame_bytes = settings.get(frames.MAX_FRAME_SIZE, self._max_frame_bytes)
         self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
+
+
+LIMIT = 64 * 1024 * 1024
+LONG_S = 600.0
+WINDOWS = (64, 300, 4096, STREAM_WINDOW)
+
+
+class PeerTransport:
+    """Passes the client's bytes to the peer."""
+
+    def __init__(self, peer: StrictPeer) -> None:
+        self._peer = peer
+
+    def write(self, data: bytes) -> None:
+        self._peer.receive(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self._peer.receive(b"".join(parts))
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def abort(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Exchange:
+    """A connection of the client and its peer."""
+
+    def __init__(self, random: Random, scripts: list[list[bytes]], window: int = STREAM_WINDOW) -> None:
+        self.random = random
+        self.peer = StrictPeer(random, scripts)
+        self.connection = Http2Connection(Session(window), KeepAlive(LONG_S, LONG_S))
+        self.connection.connection_made(cast("asyncio.Transport", PeerTransport(self.peer)))
+        self.receive(self.peer.take_output())
+
+    def receive(self, data: bytes) -> None:
+        """Passes bytes of the peer to the client, cut anywhere."""
+        cut = self.random.randrange(len(data) + 1) if self.random.random() < 0.3 else 0
+        for part in (data[:cut], data[cut:]):
+            if part:
+                self.connection.data_received(part)
+
+    def send(self) -> bool:
+        """Passes the next frame of the peer to the client. Returns False if the peer may not send."""
+        data = self.peer.take_output() + self.peer.send()
+        self.receive(data)
+        return bool(data)
+
+    def close(self) -> None:
+        self.connection.connection_lost(None)
+
+
+class Reader:
+    """Reads one call, a message with each :meth:`step`."""
+
+    def __init__(self, exchange: Exchange, *, is_stream: bool) -> None:
+        kind = Http2StreamCall if is_stream else Http2UnaryCall
+        self.call: Any = kind(exchange.connection, LIMIT)
+        self.call.start(b"", bytes(exchange.random.choice((0, 10, 200_000))), LONG_S)
+        self.messages: list[bytes] = []
+        self.is_over = False
+        self._is_stream = is_stream
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    async def step(self) -> None:
+        """Begins to read the next message, unless the reader waits for it."""
+        if not self.is_waiting:
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.sleep(0)
+
+    async def _read(self) -> None:
+        try:
+            self.messages.append(await (anext(self.call) if self._is_stream else self.call.response()))
+            self.is_over = not self._is_stream
+        except StopAsyncIteration:
+            self.is_over = True
+
+    def max_window(self, window: int, call: Call) -> int:
+        """Returns the largest allowed window of the peer: for one window, or for the message that the reader awaits."""
+        if not self._is_stream:
+            return max(window, call.rest)
+        read = sum(len(each) + PREFIX_BYTES for each in self.messages)
+        sizes = [len(each) + PREFIX_BYTES for each in (call.script or [])[len(self.messages) :]]
+        return max(window, sizes[0] if sizes and self.is_waiting else 0, call.sent - read) - (call.sent - read)
+
+
+async def exchanged(random: Random) -> int:
+    """Runs some calls on one connection. Returns their number."""
+    window = random.choice(WINDOWS)
+    kinds = [random.random() < 0.8 for _ in range(random.randint(1, 4))]
+    scripts = [
+        [message_of(random, 3 * window) for _ in range(random.randint(0, 5) if is_stream else 1)] for is_stream in kinds
+    ]
+    exchange = Exchange(random, scripts, window)
+    readers = [Reader(exchange, is_stream=is_stream) for is_stream in kinds]
+    pace = random.random()
+    open_readers = list(readers)
+    await asyncio.sleep(0)
+    while open_readers:
+        is_sent = random.random() < pace and exchange.send()
+        reader = random.choice(open_readers)
+        if not is_sent and all(each.is_waiting for each in open_readers):
+            is_sent = exchange.send()
+            assert is_sent, "the readers wait, and the windows stop the peer"
+        await reader.step()
+        for seed, each in enumerate(readers):
+            call = exchange.peer.calls.get(2 * seed + 1)
+            assert call is None or call.window <= each.max_window(window, call), "the window is too large"
+        open_readers = [each for each in open_readers if not each.is_over]
+    assert [each.messages for each in readers] == scripts
+    exchange.close()
+    return len(readers)
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=[pytest.mark.full, pytest.mark.timeout(7200)])])
+async def test_no_call_stalls(count: int) -> None:
+    done, seed = 0, 0
+    while done < count:
+        try:
+            done += await exchanged(Random(seed))
+        except AssertionError as exc:
+            raise AssertionError(f"seed {seed}: {exc}") from exc
+        seed += 1

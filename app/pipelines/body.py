@@ -74,9 +74,33 @@ class BodyReader:
         if not body:
             needed = " and ".join(f"'{name}'" for name, field in self._fields.items() if field.is_required)
             raise InvalidJson(f"The body is empty. Send a JSON object{f' with {needed}' if needed else ''}.")
-        values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
-        if values is None:
-            values = self._decoded_by_member(memoryview(body), given)
+        if len(body) >= LARGE_BYTES:
+            return self._decoded_by_member(memoryview(body), given)
+        body = bytes(body)
+        try:
+            decoded = self._decoder.decode(body)
+        except msgspec.ValidationError:
+            return self._decoded_by_member(memoryview(body), given)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            place = str(exc).removeprefix("JSON is malformed: ").lower()
+            if isinstance(exc, UnicodeDecodeError):
+                place = "it is not UTF-8"
+            elif "truncated" in place:  # msgspec's word for both
+                place = "it ends too early, or a text has half of a surrogate pair"
+            raise InvalidJson(f"The body is not JSON: {place}.") from exc
+        except RecursionError as exc:
+            raise InvalidJson("The body has too many nested levels.") from exc
+        if self._takes_any_json:
+            check_depth(memoryview(body))
+        fields = msgspec.structs.astuple(decoded)
+        is_clear = body.count(b":") == len(fields) - fields.count(msgspec.UNSET)
+        # The decoder would keep only the last of duplicate names.
+        if not is_clear and (b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)):
+            return self._decoded_by_member(memoryview(body), given)
+        pairs = zip(self._fields, fields, strict=True)
+        values = {name: value for name, value in pairs if value is not msgspec.UNSET}
+        if None in fields:
+            values = self._given(values)
         return {**values, **given} if given else values
 
     def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
@@ -101,32 +125,6 @@ class BodyReader:
             raise refused(problems, hint)
         return values
 
-    def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
-        """Returns None if the body must be read member by member. Raises InvalidJson."""
-        try:
-            decoded = self._decoder.decode(body)
-        except msgspec.ValidationError:
-            return None
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            place = str(exc).removeprefix("JSON is malformed: ").lower()
-            if isinstance(exc, UnicodeDecodeError):
-                place = "it is not UTF-8"
-            elif "truncated" in place:  # msgspec's word for both
-                place = "it ends too early, or a text has half of a surrogate pair"
-            raise InvalidJson(f"The body is not JSON: {place}.") from exc
-        except RecursionError as exc:
-            raise InvalidJson("The body has too many nested levels.") from exc
-        if self._takes_any_json:
-            check_depth(memoryview(body))
-        values = msgspec.structs.astuple(decoded)
-        is_clear = body.count(b":") == len(values) - values.count(msgspec.UNSET)
-        # The decoder would keep only the last of duplicate names.
-        if not is_clear and (b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)):
-            return None
-        pairs = zip(self._fields, values, strict=True)
-        given = {name: value for name, value in pairs if value is not msgspec.UNSET}
-        return given if None not in values else self._given(given)
-
     def _decoded_by_member(self, body: memoryview, given: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         problems: list[FieldProblem] = []
@@ -148,7 +146,7 @@ class BodyReader:
         problems += self._absent({*given, *values})
         if problems:
             raise refused(problems)
-        return values
+        return {**values, **given}
 
     def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Removes ``null`` where it means absent."""

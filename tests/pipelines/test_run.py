@@ -139,37 +139,30 @@ class TestADecoupledModel:
         assert engine.closed == 1
 
 
-class TestRejectsInput:
-    """INVALID_ARGUMENT from a step in ``rejects_input`` is an error of the caller."""
+STEP = model([], OUTPUTS, name="step")
+OF_STEP = pipeline(ensemble("whole", STEP), STEP, outputs=WORDS, rejects_input=["step"])
+OF_MODEL = pipeline(model([], OUTPUTS), outputs=WORDS, rejects_input=["model"])
 
-    CONFIG = model([], OUTPUTS, name="step")
-    P = pipeline(ensemble("whole", CONFIG), CONFIG, outputs=WORDS, rejects_input=["step"])
 
-    @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", None])
-    async def test_a_step_that_names_itself_raises_invalid_input(self, code: str | None) -> None:
-        with pytest.raises(InvalidInput) as caught:
-            await ran(self.P, refusal("in ensemble 'whole', step: secret is too small", code))
-        assert "secret" not in caught.value.detail
-
-    @pytest.mark.parametrize(
-        ("message", "code"),
-        [
-            ("in ensemble 'whole', other: no", "INVALID_ARGUMENT"),
-            ("in ensemble 'whole', user wrote step: no", "INVALID_ARGUMENT"),
-            ("in ensemble 'foreign', step: no", "INVALID_ARGUMENT"),
-            ("in ensemble 'whole', step: no", "INTERNAL"),
-        ],
-    )
-    async def test_other_messages_and_codes_are_model_errors(self, message: str, code: str) -> None:
-        with pytest.raises(ModelError):
-            await ran(self.P, refusal(message, code))
-
-    async def test_the_pipelines_own_model_does_not_name_itself(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, rejects_input=["model"])
-        with pytest.raises(InvalidInput):
-            await ran(p, refusal("whatever", "INVALID_ARGUMENT"))
-        with pytest.raises(ModelError):
-            await ran(p, refusal("whatever", None))
+@pytest.mark.parametrize(
+    ("p", "message", "code", "error"),
+    [
+        *((OF_STEP, "in ensemble 'whole', step: secret", code, InvalidInput) for code in ("INVALID_ARGUMENT", None)),
+        (OF_STEP, "in ensemble 'whole', other: secret", "INVALID_ARGUMENT", ModelError),
+        (OF_STEP, "in ensemble 'whole', user wrote step: secret", "INVALID_ARGUMENT", ModelError),
+        (OF_STEP, "in ensemble 'foreign', step: secret", "INVALID_ARGUMENT", ModelError),
+        (OF_STEP, "in ensemble 'whole', step: secret", "INTERNAL", ModelError),
+        # the pipeline's own model does not name itself
+        (OF_MODEL, "secret", "INVALID_ARGUMENT", InvalidInput),
+        (OF_MODEL, "secret", None, ModelError),
+    ],
+)
+async def test_invalid_argument_of_a_step_in_rejects_input_is_an_error_of_the_caller(
+    p: Pipeline, message: str, code: str | None, error: type[GatewayError]
+) -> None:
+    with pytest.raises(error) as caught:
+        await ran(p, refusal(message, code))
+    assert "secret" not in caught.value.detail
 
 
 @pytest.mark.parametrize("error", [UpstreamUnavailable("gone"), ContractViolation("no", tensor="Y")])
@@ -224,16 +217,16 @@ def test_incomplete_characters_are_replaced_at_the_end(pieces: list[bytes], apar
     assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
 
 
-def test_a_response_without_outputs_creates_no_output_event() -> None:
-    assert collector(streamed()).add(InferenceResponse({}, is_final=True)) is None
-
-
-def test_an_output_missing_in_one_response_is_empty() -> None:
+def test_an_output_that_is_missing_or_has_no_elements_is_empty() -> None:
     c = collector(streamed())
-    values = c.add(piece(ids=[1]))
+    values = c.add(piece(ids=[1, 2]))
+    assert isinstance(values["IDS"], np.ndarray)  # numbers stay an array
     assert values["TEXT"] == ""
-    values = c.add(piece(text=b"a"))
-    assert values["IDS"] == []
+    assert c.add(piece(text=b"a"))["IDS"] == []
+    assert c.add(response(Tensor("TEXT", BYTES, np.zeros((0,), np.object_)))) == {"TEXT": "", "IDS": []}
+    assert c.add(InferenceResponse({}, is_final=True)) is None
+    assert c.finish().early_exit is None
+    assert collector(streamed()).finish().early_exit is None  # also without any output
 
 
 def test_two_outputs_may_show_one_tensor() -> None:
@@ -259,9 +252,6 @@ class TestEndings:
             c.add(piece(text, ids))
         assert c.finish().early_exit == expected
 
-    def test_a_stream_without_outputs_ends_normally(self) -> None:
-        assert collector(streamed()).finish().early_exit is None
-
     @pytest.mark.parametrize(("size", "shape"), [(0, (0,)), (0, (0, 2)), (8, (0, 2)), (8, (1, 0))])
     def test_no_elements_of_a_fixed_shape_without_a_rule_are_a_violation(
         self, size: int, shape: tuple[int, ...]
@@ -278,11 +268,6 @@ class TestEndings:
         assert c.add(answered) == {"BOX": [], "IDS": []}
         assert c.finish().early_exit == "no_box"
 
-    def test_a_decoupled_model_may_write_no_elements(self) -> None:
-        c = collector(streamed())
-        c.add(response(Tensor("TEXT", BYTES, np.zeros((0,), np.object_))))
-        assert c.finish().early_exit is None
-
     def test_a_missing_output_without_a_rule_is_a_violation(self) -> None:
         config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
         with pytest.raises(ContractViolation, match="'IDS' was not written") as caught:
@@ -291,11 +276,6 @@ class TestEndings:
         c = collector(pipeline(config, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}]))
         c.add(piece(b"a", is_final=True))
         assert c.finish().early_exit == "no_ids"
-
-
-def test_numbers_stay_an_array() -> None:
-    values = collector(streamed()).add(piece(ids=[1, 2]))
-    assert isinstance(values["IDS"], np.ndarray)
 
 
 class TestJoinedArrays:

@@ -93,9 +93,6 @@ def test_a_model_is_recognized_by_its_tensors(name: str) -> None:
     derived = Pipeline("p", derived_spec("model"), CONFIGS[name], {}, CompileContext())
     assert (derived.spec.preset, next(field.name for field in derived.inputs)) == (name, "prompt")
     assert derived.openai.completions is not None
-
-
-def test_another_model_of_texts_is_not_recognized() -> None:
     assert recognized(model("text_input BYTES [1]", "text_output BYTES [1]")) is None
 
 
@@ -104,15 +101,8 @@ class TestVllm:
         p = served("vllm")
         fields = {"temperature": 0.5, "stop": ["a", "b"], "seed": 2**62, "structured_outputs": {"choice": ["x"]}}
         assert sampling(p, **fields) == {"max_tokens": 1024, **fields, "structured_outputs": '{"choice":["x"]}'}
-
-    def test_the_flags_are_always_sent(self) -> None:
-        tensors = sent(served("vllm"))
         names = {"stream", "exclude_input_in_output", *FLAGS}
-        assert {name: tensors[name] for name in names} == {key: [True] for key in names}
-
-    def test_callers_cannot_set_the_flags(self) -> None:
-        with pytest.raises(InvalidInput, match="'stream' is not a field"):
-            request(served("vllm"), stream=False)
+        assert {name: sent(p)[name] for name in names} == {key: [True] for key in names}
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -125,6 +115,7 @@ class TestVllm:
             ("stop_token_ids", ["a"]),
             ("structured_outputs", "json"),
             ("foo", 1),
+            ("stream", False),
             ("lora_name", "x"),
         ],
     )
@@ -256,6 +247,8 @@ class TestLlmApi:
         with pytest.raises(InvalidInput, match="is not an image"):
             request(p, images=["aGVsbG8="])
         assert p.spec.limits.body_bytes == 64 * 1024 * 1024
+        tensors = sent(p, stop="x")
+        assert (tensors["sampling_param_stop"], "stop" in tensors) == ([b"x"], False)  # `stop` cancels
 
     @pytest.mark.parametrize("more", [{"kind": "binary"}, {"kind": "text"}, {"kind": "image", "base64": True}])
     def test_only_an_image_is_sent_as_a_data_url(self, more: dict[str, Any]) -> None:
@@ -269,10 +262,7 @@ class TestLlmApi:
         collector = Collector(p, request(p))
         assert [(collector.add(each) or {})["text"] for each in responses] == ["", "He", " said ", "\u00e9", ""]
         assert whole(p, responses)["text"] == "He said \u00e9"
-
-    def test_a_character_that_stays_incomplete_is_not_lost(self) -> None:
-        p = served("tensorrt_llm_api")
-        assert whole(p, [answer("a\ufffd", is_final=True)])["text"] == "a\ufffd"
+        assert whole(p, [answer("a\ufffd", is_final=True)])["text"] == "a\ufffd"  # stays incomplete
 
     def test_a_model_that_sends_only_new_text_is_a_violation(self) -> None:
         p = served("tensorrt_llm_api")
@@ -280,11 +270,6 @@ class TestLlmApi:
         collector.add(answer("He", is_final=False))
         with pytest.raises(ContractViolation, match="does not begin with the text so far"):
             collector.add(answer(" said", is_final=False))
-
-    def test_the_input_that_cancels_is_not_a_field(self) -> None:
-        p = served("tensorrt_llm_api")
-        assert sent(p, stop="x")["sampling_param_stop"] == [b"x"]
-        assert "stop" not in sent(p, stop="x")
 
 
 def answer(text: str, *, is_final: bool) -> InferenceResponse:
@@ -349,22 +334,15 @@ def guided(p: Pipeline) -> dict[str, Any]:
     return p.openai.completions.guided_fields(SCHEMA)
 
 
-def test_vllm_gets_an_object_as_a_text() -> None:
+def test_each_backend_gets_a_schema_in_its_form() -> None:
     p = served("vllm")
     assert sampling(p, **guided(p))["structured_outputs"] == f'{{"json":{TEXT}}}'
-
-
-def test_tensorrt_llm_gets_the_schema_and_its_type() -> None:
     p = served("tensorrt_llm")
     tensors = sent(p, **guided(p))
     assert tensors["guided_decoding_guide_type"] == [b"json_schema"]
     assert tensors["guided_decoding_guide"] == [TEXT.encode()]
-
-
-def test_a_backend_that_cannot_gets_no_fields() -> None:
     lacking = model(["text_input BYTES [1]", "max_tokens INT32 [1]"], "text_output BYTES [-1]", decoupled=True)
-    assert guided(served("tensorrt_llm", lacking)) == {}
-    assert guided(served("tensorrt_llm_api")) == {}
+    assert guided(served("tensorrt_llm", lacking)) == guided(served("tensorrt_llm_api")) == {}
 
 
 @pytest.mark.parametrize(

@@ -262,15 +262,12 @@ def test_a_pipeline_accepts_its_example(
     jsonschema.Draft202012Validator(request_schema(p)).validate(body)
 
 
-def test_the_example_of_an_image_is_an_image() -> None:
-    p = pipeline(model("F BYTES [1]"), inputs={"f": {"tensor": "F", "kind": "image"}})
+def test_the_example_of_an_image_is_an_image_and_that_of_json_an_object() -> None:
+    inputs = {"f": {"tensor": "F", "kind": "image"}, "j": {"tensor": "J", "kind": "json"}}
+    p = pipeline(model(["F BYTES [1]", "J BYTES [1]"]), inputs=inputs)
     check_image(base64.b64decode(example_of(p)["f"]))
+    assert example_of(p)["j"] == {}
     assert file_names_of(p) == {"f": "image.png"}
-
-
-def test_the_example_of_json_is_an_object() -> None:
-    p = pipeline(model("J BYTES [1]"), inputs={"j": {"tensor": "J", "kind": "json"}})
-    assert example_of(p) == {"j": {}}
 
 
 def test_a_sample_becomes_the_example_with_base64_files() -> None:

@@ -56,13 +56,10 @@ def example_of(pipeline: Pipeline) -> dict[str, Any]:
     """Returns the JSON values by field name: the sample's, or those of required fields. Files are base64."""
     fields: list[Field] = [*pipeline.inputs, *pipeline.parameters]
     sample = pipeline.spec.sample
-    made = {each.name: each for each in fields if (each.is_required if sample is None else _is_file(each))}
+    files = {each.name: each for each in pipeline.inputs if each.is_file}
+    made = files if sample is not None else {each.name: each for each in fields if each.is_required}
     names = made if sample is None else sample
     return {name: _value_of(made[name]) if sample is None or name in made else sample[name] for name in names}
-
-
-def _is_file(field: Field) -> bool:
-    return isinstance(field, InputField) and field.is_file
 
 
 def file_names_of(pipeline: Pipeline) -> dict[str, str]:

@@ -18,7 +18,6 @@ import pickle
 import signal
 import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -119,7 +118,6 @@ class Board:
             self.statuses: Any = kind.from_buffer(mmap.mmap(file.fileno(), 0))
         self.files: dict[str, Any] = {}
         """Those in which this process has its metrics."""
-        self._cpu_s = 0.0
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, int]]:
         """Another process opens the same files."""
@@ -130,12 +128,11 @@ class Board:
 
         But not gauges without a mode: these describe Triton, and are the same in every process.
         """
-        unshared: Any = values.MutexValue
         creating = Lock()
 
         def value_of(kind: str, *series: Any, multiprocess_mode: str = "", **_: object) -> Any:
             if kind == "gauge" and multiprocess_mode not in {"livesum", "livemax"}:
-                return unshared(kind, *series)
+                return values.MutexValue(kind, *series)  # type: ignore[no-untyped-call]
             name = f"{kind}_{multiprocess_mode}" if kind == "gauge" else kind
             with creating:
                 if name not in self.files:
@@ -144,7 +141,7 @@ class Board:
                 return SharedValue(self.files[name], mmap_key(*series))
 
         values.ValueClass = value_of
-        self._number = number
+        self._number, self._cpu_s = number, 0.0
         self._cpu = Counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.", registry=None)
         self._process = {
             family.name: Gauge(family.name, family.documentation, registry=None, multiprocess_mode="livesum")
@@ -272,7 +269,7 @@ class WorkerPool:
         self._board = board
         board.keep_metrics(0)
         self._deaths = Counter("triton_gateway_worker_deaths", "", registry=None)
-        self._running: dict[int, Process] = {}
+        self._running: dict[int, asyncio.subprocess.Process] = {}
         self._has_served = False
         self.failed_status = 0
         """That of a worker that ended before any worker served: the gateway cannot be started like this."""
@@ -297,9 +294,9 @@ class WorkerPool:
 
     async def drain(self) -> None:
         """Drains every worker, and returns when all have ended, or should have ended. A second signal hurries them."""
-        drain_s, is_hurried = self._settings.shutdown_delay_s + self._settings.drain_s, False
+        ends_at = time.monotonic() + self._settings.shutdown_delay_s + self._settings.drain_s + END_S
+        is_hurried = False
         self._signal(signal.SIGTERM)
-        ends_at = time.monotonic() + drain_s + END_S
         while self._running and time.monotonic() < ends_at:
             if self._supervisor.hurried.is_set() and not is_hurried:
                 is_hurried, ends_at = True, time.monotonic() + END_S
@@ -330,7 +327,7 @@ class WorkerPool:
                 self._supervisor.request()
             await asyncio.sleep(backoff.fail())
 
-    async def _ended(self, number: int, process: Process) -> int:
+    async def _ended(self, number: int, process: asyncio.subprocess.Process) -> int:
         """Waits until a worker ends, which Ctrl-C does not reach, and kills it if it hangs. Returns its exit status."""
         self._running[number] = process
         if self._supervisor.requested.is_set():
@@ -373,9 +370,8 @@ def check_shares(settings: Settings) -> None:
     least = {"max_connections": 1, "max_kept_streams": 1, "max_bytes_in_flight": body}
     for name, needed in least.items():
         if (total := getattr(settings, name)) < settings.workers * needed:
-            of_body = ", GATEWAY_MAX_BODY_BYTES" if needed > 1 else ""
-            needs = f"each of the {settings.workers} workers needs at least {needed}{of_body}"
-            raise SettingsError(f"{PREFIX}{name.upper()} is {total}: {needs}")
+            text = f"{PREFIX}{name.upper()} is {total}: each of the {settings.workers} workers needs at least {needed}"
+            raise SettingsError(text + (", GATEWAY_MAX_BODY_BYTES" if needed > 1 else ""))
 
 
 def main() -> int:

@@ -37,9 +37,12 @@ async def test_a_task_runs_for_the_duration_of_its_block() -> None:
         supervisor.running("watch", forever()),
         supervisor.running("server", until_stopped(), stop=stop.set),
     ):
-        (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "watch")
-        assert not task.done()
-    assert task.cancelled()
+        watch, server = (
+            each for name in ("watch", "server") for each in asyncio.all_tasks() if each.get_name() == name
+        )
+        assert not watch.done()
+        assert not server.done()
+    assert (watch.cancelled(), server.cancelled()) == (True, False)
     assert not supervisor.requested.is_set()
     supervisor.raise_if_failed()
 

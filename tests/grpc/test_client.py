@@ -103,13 +103,16 @@ async def request(reader: asyncio.StreamReader) -> int:
     return await anext(frame.stream_id async for frame in frames_of(reader) if ends_request(frame))
 
 
-def replying(*parts: bytes) -> Talk:
-    """Answers the first request (stream 1) with these bytes."""
+def replying(*parts: bytes, closed: asyncio.Event | None = None) -> Talk:
+    """Answers the first request (stream 1) with these bytes. Sets ``closed`` when the client closes the connection."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         writer.write(SETTINGS + b"".join(parts))
-        await reader.read()
+        while await reader.read(65536):
+            pass
+        if closed is not None:
+            closed.set()
 
     return talk
 
@@ -184,26 +187,13 @@ async def test_calls_excluded_by_goaway_were_not_sent() -> None:
         assert await called(opened) == b"fine"
 
 
-def answering_until_closed(closed: asyncio.Event, *parts: bytes) -> Talk:
-    """Answers like :func:`replying`, and sets ``closed`` when the client closes the connection."""
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(SETTINGS + b"".join(parts))
-        while await reader.read(65536):
-            pass
-        closed.set()
-
-    return talk
-
-
 GOAWAY = frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
 
 
 @pytest.mark.parametrize("parts", [(GOAWAY, answer(1)), (answer(1), GOAWAY)], ids=["during a call", "idle"])
 async def test_a_connection_closes_after_goaway_and_its_last_call(parts: tuple[bytes, ...]) -> None:
     closed = asyncio.Event()
-    async with server(answering_until_closed(closed, *parts), GOOD) as url:
+    async with server(replying(*parts, closed=closed), GOOD) as url:
         opened = client(url)
         assert await called(opened) == b"fine"
         await asyncio.wait_for(closed.wait(), 5.0)
@@ -214,7 +204,7 @@ async def test_a_connection_closes_after_goaway_and_its_last_call(parts: tuple[b
 async def test_a_connection_without_further_stream_ids_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_WINDOW", 1)
     closed = asyncio.Event()
-    async with server(answering_until_closed(closed, answer(1)), GOOD) as url:
+    async with server(replying(answer(1), closed=closed), GOOD) as url:
         opened = client(url)
         assert await called(opened) == b"fine"
         await asyncio.wait_for(closed.wait(), 5.0)
@@ -223,7 +213,7 @@ async def test_a_connection_without_further_stream_ids_closes(monkeypatch: pytes
 
 async def test_a_cancelled_last_call_closes_the_connection_too() -> None:
     closed = asyncio.Event()
-    async with server(answering_until_closed(closed, GOAWAY), GOOD) as url:
+    async with server(replying(GOAWAY, closed=closed), GOOD) as url:
         call = await client(url).unary("/test/Unary", b"question", 10.0)
         await asyncio.sleep(0.05)
         call.cancel()
@@ -232,7 +222,7 @@ async def test_a_cancelled_last_call_closes_the_connection_too() -> None:
 
 async def test_closing_the_client_closes_older_connections() -> None:
     closed = asyncio.Event()
-    async with server(answering_until_closed(closed, GOAWAY), GOOD) as url:
+    async with server(replying(GOAWAY, closed=closed), GOOD) as url:
         opened = client(url)
         older = await opened.unary("/test/Unary", b"question", 10.0)
         await asyncio.sleep(0.05)
@@ -244,13 +234,7 @@ async def test_closing_the_client_closes_older_connections() -> None:
 
 
 async def test_an_unanswered_ping_closes_the_connection() -> None:
-    async def stopped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(SETTINGS)
-        while await reader.read(65536):
-            pass
-
-    async with server(stopped, GOOD) as url:
+    async with server(replying(), GOOD) as url:
         opened = client(url, KeepAlive(0.05, 0.05))
         error = await error_of(opened)
         assert (error.code, error.details) == ("UNAVAILABLE", "the server did not answer a ping")

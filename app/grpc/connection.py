@@ -276,7 +276,8 @@ class Http2Call(Http2Stream):
     def interrupt(self, error: Exception) -> None:
         """Raises ``error`` in the caller's wait; the call goes on."""
         self._interruption = error
-        self._wake()
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
     def expire(self) -> None:
         """Ends the caller's wait. The caller knows when the server can handle a cancellation."""
@@ -297,10 +298,6 @@ class Http2Call(Http2Stream):
         self._error = error
         if self.timer is not None:
             self.timer.cancel()
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -428,10 +425,11 @@ class Http2StreamCall(Http2Call):
             elif self.arrived is not None:
                 self.gap_s = now - self.arrived
             self.arrived = now
-        if self._messages:
-            self._wake()
-        elif self._changed is not None and not self._changed.done():
-            self._connection.session.await_bytes(self, self._reader.missing)
+        if self._changed is not None and not self._changed.done():  # a reader waits
+            if self._messages:
+                self._changed.set_result(None)
+            else:
+                self._connection.session.await_bytes(self, self._reader.missing)
         if is_end:
             self._end(_error_of_http(b""))
 

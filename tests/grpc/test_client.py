@@ -211,11 +211,17 @@ async def test_a_connection_without_further_stream_ids_closes(monkeypatch: pytes
         assert await called(opened) == b"fine"
 
 
+async def has_received_goaway(call: Http2UnaryCall) -> None:
+    async with asyncio.timeout(5.0):
+        while not call._connection.session.is_closing:
+            await asyncio.sleep(0.005)
+
+
 async def test_a_cancelled_last_call_closes_the_connection_too() -> None:
     closed = asyncio.Event()
     async with server(replying(GOAWAY, closed=closed), GOOD) as url:
         call = await client(url).unary("/test/Unary", b"question", 10.0)
-        await asyncio.sleep(0.05)
+        await has_received_goaway(call)
         call.cancel()
         await asyncio.wait_for(closed.wait(), 5.0)
 
@@ -225,7 +231,7 @@ async def test_closing_the_client_closes_older_connections() -> None:
     async with server(replying(GOAWAY, closed=closed), GOOD) as url:
         opened = client(url)
         older = await opened.unary("/test/Unary", b"question", 10.0)
-        await asyncio.sleep(0.05)
+        await has_received_goaway(older)
         assert await called(opened) == b"fine"
         await opened.close()
         await asyncio.wait_for(closed.wait(), 5.0)

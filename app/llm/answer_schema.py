@@ -190,7 +190,8 @@ class _Steps:
     def _own_steps(self, part: Mapping[str, Any], values: Sequence[Any]) -> int:
         """The steps for what one part has itself: its data, and characters and items that it compares."""
         each_value = _PART_STEPS + (_FRACTION_STEPS if isinstance(part.get("multipleOf"), float) else 0)
-        each_value += sum(map(_steps_of_data, [*_list(part.get("enum")), part.get("const")]))
+        for data in (*_list(part.get("enum")), part.get("const")):
+            each_value += _NESTED_STEPS * _size(data) if isinstance(data, dict | list | float) else 1
         each_value += _NESTED_STEPS * sum(map(_size, _dict(part.get("dependentRequired")).values()))
         each_value += sum(len(_list(part.get(name))) for name in ("required", "type"))
         texts = sum(len(each) for each in values if isinstance(each, str))
@@ -234,10 +235,6 @@ class _Steps:
         if key not in self._below:
             self._below[key] = list(below)
         return self._below[key]
-
-
-def _steps_of_data(value: Any) -> int:
-    return _NESTED_STEPS * _size(value) if isinstance(value, dict | list | float) else 1
 
 
 def _size(value: Any) -> int:

@@ -11,8 +11,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.browser.page import WAIT_S, ConsolePage
-from tests.browser.tab import ChromiumTab, Firefox, Tab, running_firefox
+from tests.browser.page import WAIT_S, ChromiumTab, ConsolePage, Firefox, Tab, running_firefox
 from tests.conftest import Require
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.processes import GatewayProcess

@@ -1,19 +1,19 @@
-"""The how-to pages of clients work as printed: the blocks of a page are one program with the printed output.
-
-The gateway of these tests allows one request at a time, and the network drops each stream once.
-"""
+"""The documented clients work as printed, and other readers of events: in Python, in Node and in a browser."""
 
 import contextlib
 import io
 import itertools
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import yaml
 from selenium.webdriver import Chrome
@@ -23,8 +23,11 @@ from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.test_documented_commands import is_the_same
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.environments import npm_environment
+from tests.toolkit.events import checked, parsed
+from tests.toolkit.processes import GatewayProcess, configured_gateway
 from tests.toolkit.proxy import DroppingNetwork, network_to
+from tests.toolkit.waiting import eventually
 
 HOW_TO = ROOT / "docs" / "how-to"
 JAVASCRIPT = "javascript.md"
@@ -60,15 +63,10 @@ ERROR_OF_HTML = "http_413 The answer was 413.\n"
 def limited(
     triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[GatewayProcess, DroppingNetwork]]:
-    folder = tmp_path_factory.mktemp("limited")
     pipelines = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
     pipelines["write"]["limits"] = {"in_flight": 1, "queue": 0}
-    (folder / "samples").symlink_to(ROOT / "samples")
-    config = folder / "gateway.yaml"
     shown = {name: pipelines[name] for name in ("write", "ocr")}
-    config.write_text(yaml.safe_dump({"pipelines": shown}, sort_keys=False))
-    settings = {"triton_url": triton.grpc_url, "config": str(config), "cors_origins": "null", "drain_s": "1"}
-    with running_gateway(folder, **settings) as gateway:
+    with open_to_files(triton, {"pipelines": shown}, tmp_path_factory.mktemp("limited")) as gateway:
         port = urlsplit(gateway.url).port
         assert port
         with network_to(port, DroppingNetwork) as network:
@@ -150,3 +148,134 @@ def test_the_javascript_page_works_as_printed_in_a_browser(
     check(JAVASCRIPT, "js", answered.removesuffix("The end.\n"), NODE)
     assert network.dropped >= dropped + 2  # a reader that was cut before its first event reads from the start again
     assert gateway.metric("rejected_total") > rejected
+
+
+FILE = ROOT / "docs" / "tutorials" / "llm_in_a_browser" / "write.html"
+SEED = 7
+"""With other seeds the model may end the text after a few tokens."""
+STOP_AT_THE_FIRST_TOKEN = """
+const [text, stop] = ["text", "stop"].map((id) => document.getElementById(id));
+new MutationObserver(() => text.textContent && stop.click()).observe(text, {childList: true});
+"""
+
+
+@pytest.fixture(scope="module")
+def open_gateway(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway that allows calls from pages opened as files, and writes a text of 512 tokens."""
+    config = yaml.safe_load(config_path.read_text())
+    config["pipelines"]["write"]["parameters"]["seed"] = {"type": "integer", "default": SEED}
+    with open_to_files(triton, config, tmp_path_factory.mktemp("open")) as process:
+        yield process
+
+
+@pytest.fixture
+def slow_gateway(triton: EmbeddedTriton, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway whose `write` is slow enough that a busy browser can stop it: the prompt is a script."""
+    text = {"text": {"tensor": "TEXT", "kind": "text"}}
+    prompt = {"prompt": {"tensor": "SCRIPT", "kind": "text"}}
+    parameters = {"max_tokens": {"type": "integer", "optional": True}}
+    write = {"model": "scripted_stream", "inputs": prompt, "parameters": parameters, "outputs": text, "stream": True}
+    with open_to_files(triton, {"pipelines": {"write": write}}, tmp_path) as process:
+        yield process
+
+
+@contextmanager
+def open_to_files(triton: EmbeddedTriton, config: dict[str, Any], folder: Path) -> Iterator[GatewayProcess]:
+    (folder / "samples").symlink_to(ROOT / "samples")
+    text = yaml.safe_dump(config, sort_keys=False)
+    with configured_gateway(triton, folder, text, cors_origins="null", drain_s="1") as process:
+        yield process
+
+
+@pytest.fixture
+def opened(browser: Chrome, open_gateway: GatewayProcess) -> ConsolePage:
+    page = ConsolePage(browser)
+    browser.get(f"{FILE.as_uri()}?gateway={open_gateway.url}")
+    return page
+
+
+def text_of(page: ConsolePage) -> str:
+    return str(page.one("#text").get_property("textContent"))
+
+
+def stored_text(page: ConsolePage, gateway: GatewayProcess) -> str:
+    """Returns the complete text of the page's stream, read from the gateway."""
+    path = urlsplit(page.browser.execute_script("return history.state.stream")).path
+    events = checked(parsed(httpx.get(gateway.url + path, timeout=30).text))
+    return "".join(event.data["text"] for event in events[:-1])
+
+
+def test_a_reload_shows_the_stream_again(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
+    opened.click("#write")
+    opened.wait_for("#state", "Done.")
+    text = text_of(opened)
+    assert len(text) > 100
+    assert text == stored_text(opened, open_gateway)
+    opened.browser.refresh()
+    opened.wait_for("#state", "Done.")
+    assert text_of(opened) == text
+
+
+def test_the_page_resumes_after_a_lost_connection(
+    browser: Chrome, open_gateway: GatewayProcess, opened: ConsolePage
+) -> None:
+    port = urlsplit(open_gateway.url).port
+    assert port
+    with network_to(port, DroppingNetwork) as network:
+        browser.get(f"{FILE.as_uri()}?gateway={network.url}")
+        opened.click("#write")
+        opened.wait_for("#state", "The connection was lost.")
+        opened.wait_for("#state", "Done.")
+        assert network.dropped == 1
+        assert text_of(opened) == stored_text(opened, open_gateway)
+
+
+def test_stop_cancels_the_stream(browser: Chrome, slow_gateway: GatewayProcess) -> None:
+    page = ConsolePage(browser)
+    browser.get(f"{FILE.as_uri()}?gateway={slow_gateway.url}")
+    script = json.dumps({"outputs": 1000, "interval_s": 0.05, "texts": ["61"]})
+    browser.execute_script("document.getElementById('prompt').value = arguments[0]", script)
+    browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
+    page.click("#write")
+    page.wait_for("#state", "Stopped.")
+    text = text_of(page)
+    browser.refresh()
+    page.wait_for("#state", "Ready.")
+    assert text
+    eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
+
+
+NPM = Path(__file__).parent / "npm"
+TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20", "c3a4c3b6", "646174613a20"]
+"""In hexadecimal: a word, an emoji in four pieces, U+2028, CR LF, an empty line, a colon, umlauts, a field name."""
+
+
+@pytest.fixture(scope="session")
+def readers(require: Require) -> Path:
+    """The folder with the script and its locked packages."""
+    return npm_environment("stream-readers", NPM, require)
+
+
+@pytest.fixture
+def stream_url(client: httpx.Client) -> str:
+    script = json.dumps({"outputs": 2 * len(TRICKY), "texts": TRICKY, "interval_s": 0.01})
+    started = client.post("/v1/streams", json={"pipeline": "scripted_kept", "inputs": {"script": script}})
+    assert started.status_code == 201, started.text
+    return str(client.base_url.join(started.headers["Location"]))
+
+
+def ours(url: str) -> list[tuple[str, str, Any]]:
+    return [(str(event.id), event.name, event.data) for event in checked(parsed(httpx.get(url).content.decode()))]
+
+
+def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -> None:
+    answer = subprocess.run(
+        ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    expected = ours(stream_url)
+    for name, events in json.loads(answer.stdout).items():
+        assert [(id_, event, json.loads(data)) for id_, event, data in events] == expected, name
+    assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()

@@ -1,4 +1,4 @@
-"""The console in a real Chromium, against the real gateway and Triton."""
+"""The console in a real Chromium, against the real gateway and Triton: answers, streams, chats and hostile texts."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import yaml
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, StartGateway
 from tests.toolkit.proxy import network_to
 from tests.toolkit.waiting import eventually
 
@@ -52,26 +53,17 @@ Promise.all([import("/console/lib.js"), import("/console/narrow.js")]).then(([{ 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
-def drop(page: ConsolePage, name: str) -> None:
-    page.one("input[type=file]").send_keys(str(SAMPLES / name))
-
-
-def drawn_height_by_width(page: ConsolePage) -> float:
-    """Returns the proportions of the drawing with the boxes, which are those of the image's pixels."""
-    _, _, width, height = page.one(".boxes svg").get_dom_attribute("viewBox").split()
-    return float(height) / float(width)
-
-
 def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console) -> None:
     page = console("ocr")
-    drop(page, "sign.png")
+    page.one("input[type=file]").send_keys(str(SAMPLES / "sign.png"))
     page.wait_for(".took")
     assert page.texts(".boxes .box text") == LINES
     assert page.texts(".bars li span") == LINES
     box, image = page.one(".boxes .box polygon").rect, page.one(".boxes img").rect
     assert image["x"] < box["x"]
     assert image["y"] < box["y"] < image["y"] + image["height"] / 3
-    assert image["height"] / image["width"] == pytest.approx(drawn_height_by_width(page), rel=0.01)
+    _, _, width, height = page.one(".boxes svg").get_dom_attribute("viewBox").split()
+    assert image["height"] / image["width"] == pytest.approx(float(height) / float(width), rel=0.01)
 
 
 def test_write_streams_with_its_figures_and_a_histogram(console: Console, client: httpx.Client) -> None:
@@ -98,46 +90,30 @@ def test_the_keyboard_is_enough(console: Console) -> None:
     assert page.figure("tokens") == "24"
 
 
-def with_a_long_stream(console: Console) -> ConsolePage:
-    """Opens a pipeline and fills in the script of a stream of 20 s."""
-    page = console("scripted_patient")
+@pytest.mark.parametrize("way", ["cancel", "another address", "another address before the start"])
+def test_a_stream_is_cancelled(console: Console, gateway: GatewayProcess, way: str) -> None:
+    """Another address ends it at once, even if the description of the next pipeline never arrives."""
+    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
+    before, page = gateway.metric("requests_total", **labels), console("scripted_patient")
     page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
-    return page
-
-
-def cancelled(gateway: GatewayProcess) -> float:
-    return gateway.metric("requests_total", pipeline="scripted_patient", transport="stream", outcome="cancelled")
-
-
-def test_cancel_stops_the_model(console: Console, gateway: GatewayProcess) -> None:
-    before, page = cancelled(gateway), with_a_long_stream(console)
+    if way == "another address before the start":
+        page.browser.execute_script(HANG, "/v1/streams")
+        page.click("#stream")
+        page.browser.execute_script("location.hash = '#write'")
+        page.wait_for("main h1", "write")
+        page.browser.execute_script("release()")
+        eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+        return
     page.click("#stream")
     page.wait_for_outputs(5)
-    page.click("#cancel")
+    if way == "cancel":
+        page.click("#cancel")
+        page.wait_for("#stream:enabled")
+    else:
+        page.browser.execute_script(HANG, "/v1/pipelines/write")
+        page.browser.execute_script("location.hash = '#write'")
     page.wait_for_state("cancelled")
-    page.wait_for("#stream:enabled")
-    assert cancelled(gateway) == before + 1
-
-
-def test_another_address_ends_the_stream_at_once(console: Console, gateway: GatewayProcess) -> None:
-    """Even if the description of the next pipeline never arrives."""
-    before, page = cancelled(gateway), with_a_long_stream(console)
-    page.click("#stream")
-    page.wait_for_outputs(2)
-    page.browser.execute_script(HANG, "/v1/pipelines/write")
-    page.browser.execute_script("location.hash = '#write'")
-    page.wait_for_state("cancelled")
-    assert cancelled(gateway) == before + 1
-
-
-def test_a_stream_that_starts_after_the_page_left_is_cancelled(console: Console, gateway: GatewayProcess) -> None:
-    before, page = cancelled(gateway), with_a_long_stream(console)
-    page.browser.execute_script(HANG, "/v1/streams")
-    page.click("#stream")
-    page.browser.execute_script("location.hash = '#write'")
-    page.wait_for("main h1", "write")
-    page.browser.execute_script("release()")
-    eventually(lambda: cancelled(gateway) == before + 1)
+    assert gateway.metric("requests_total", **labels) == before + 1
 
 
 def test_run_is_first_for_a_model_with_one_response(console: Console) -> None:
@@ -212,14 +188,6 @@ def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str,
     page.wait_for("h1", code)
 
 
-def test_the_graph_shows_every_step(console: Console) -> None:
-    page = console("insights")
-    page.wait_for(".node")
-    steps = ["request", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment", "response"]
-    assert page.texts(".node text:first-of-type") == steps
-    assert page.browser.get_log("browser") == [], "a file is missing, or the policy refused something"
-
-
 @pytest.mark.parametrize("pipeline", ["ocr", "write", "insights"])
 def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipeline: str) -> None:
     page = console(pipeline)
@@ -241,10 +209,127 @@ def test_a_change_of_width_before_the_first_effect_is_seen(browser: Chrome, gate
     assert browser.execute_async_script(NARROWED) == ["wide", "narrow"]
 
 
-def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None]) -> None:
+def test_every_step_is_shown_and_dark_where_the_user_wants_dark(
+    console: Console, prefer: Callable[[str], None]
+) -> None:
     page = console("insights")
+    page.wait_for(".node")
+    steps = ["request", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment", "response"]
+    assert page.texts(".node text:first-of-type") == steps
+    assert page.browser.get_log("browser") == [], "a file is missing, or the policy refused something"
     prefer("dark")
     page.click("#run")
     page.wait_for(".took")
     assert page.one("body").value_of_css_property("background-color") == "rgba(15, 21, 20, 1)"
     assert page.texts("[data-output=topic] .text") == ["sport"]
+
+
+def open_chat(console: Console, pipeline: str) -> ConsolePage:
+    page = console(pipeline)
+    page.click(".tabs [role=tab]:nth-child(2)")
+    page.wait_for(".compose")
+    return page
+
+
+def say(page: ConsolePage, text: str) -> None:
+    page.fill("message", text)
+    page.click("#send")
+
+
+def test_a_chat_streams_its_answer_with_figures(
+    console: Console, client: httpx.Client, axe: Callable[[], list[list[str]]]
+) -> None:
+    page = open_chat(console, "write")
+    for name, value in (("max_tokens", "12"), ("temperature", "0")):
+        control = page.one(f"#chat-{name}")
+        control.clear()
+        control.send_keys(value)
+    say(page, "What is a list?")
+    page.wait_for(".message[data-state=length] [data-figures]", "12 tokens")
+    assert "first token after" in page.texts("[data-figures]")[0]
+    say(page, "And a set?")
+    page.wait_for(".message:nth-child(4)[data-state=length]")
+    texts = [page.one(f".message:nth-child({n}) .text").get_property("textContent") for n in (1, 2, 3, 4)]
+    messages = [{"role": ["user", "assistant"][n % 2], "content": text} for n, text in enumerate(texts)]
+    body = {"model": "write", "messages": messages[:3], "max_tokens": 12, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    assert texts[3] == answer["choices"][0]["message"]["content"]
+    assert axe() == []
+
+
+def test_stop_ends_the_answer_and_the_model(console: Console, gateway: GatewayProcess) -> None:
+    labels = {"pipeline": "scripted_stream", "outcome": "cancelled"}
+    before = gateway.metric("requests_total", **labels)
+    page = open_chat(console, "scripted_stream")
+    say(page, json.dumps({"outputs": 1000, "interval_s": 0.02, "texts": ["61"]}))
+    page.wait_for(".message[data-role=assistant] .text", "aa")
+    page.click("#stop")
+    page.wait_for(".message[data-state=stopped] [data-figures]", "stopped")
+    eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+    page.wait_for("#send")
+
+
+def test_a_failed_answer_is_explained(console: Console) -> None:
+    page = open_chat(console, "scripted_stream")
+    say(page, json.dumps({"outputs": 0, "then": "error"}))
+    page.wait_for(".message .problem a", "model_error")
+
+
+MARKUP = (
+    "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+    "<svg onload='window.ran = 1'></svg><a href='javascript:window.ran = 1'>a</a>"
+    "[a](javascript:window.ran=1) ![a](x) \u202etxt.exe"
+)
+PIPELINE = "markup"
+SCRIPTS = "[onerror], [onload], a[href^='javascript:'], script:not([src])"
+ELEMENTS = f"{SCRIPTS}, img[src=x]"
+
+
+def test_markup_in_texts_runs_no_script(browser: Chrome, start_gateway: StartGateway, tmp_path: Path) -> None:
+    gateway = start_gateway(config=str(config_in(tmp_path)), expose_model_errors="true")
+    page = ConsolePage(browser)
+    page.open(gateway.url, PIPELINE)
+    page.wait_for("main", MARKUP)
+    check_no_script_ran(browser)
+
+    page.fill("script", json.dumps({"text": MARKUP}))
+    page.click("#run")
+    page.wait_for(".output", MARKUP)
+    check_no_script_ran(browser)
+
+    page.fill("script", json.dumps({"raise": MARKUP}))
+    page.click("#run")
+    page.wait_for(".problem", "<script>")
+    check_no_script_ran(browser)
+
+    name = tmp_path / "<img src=x onerror=ran=1>\u202egnp.json"
+    name.write_text("{}")
+    page.open(gateway.url, "upload")
+    page.one("input[type=file]").send_keys(str(name))
+    page.click("#run")
+    page.wait_for(".output")
+    check_no_script_ran(browser)
+
+    browser.get(f"{gateway.url}/docs")  # Swagger UI shows descriptions as Markdown, which has images and links
+    page.wait_for("body", PIPELINE)
+    check_no_script_ran(browser, SCRIPTS)
+
+
+def config_in(folder: Path) -> Path:
+    pipeline = {
+        "model": "scripted",
+        "description": MARKUP,
+        "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
+        "outputs": {"text": {"tensor": "TEXT", "kind": "text"}, "numbers": {"tensor": "NUMBERS"}},
+        "sample": {"script": json.dumps({"text": MARKUP})},
+    }
+    config = folder / "gateway.yaml"
+    upload = pipeline | {"inputs": {"script": {"tensor": "SCRIPT", "kind": "binary"}}}
+    del upload["sample"]
+    config.write_text(yaml.safe_dump({"pipelines": {PIPELINE: pipeline, "upload": upload}}))
+    return config
+
+
+def check_no_script_ran(browser: Chrome, elements: str = ELEMENTS) -> None:
+    assert browser.execute_script("return window.ran") is None
+    assert browser.find_elements("css selector", elements) == []

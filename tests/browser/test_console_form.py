@@ -1,21 +1,20 @@
-"""The console's form, answer and history: what a user enters is kept, sent, explained and compared; also streams."""
+"""The console's form, examples, answer and history: what a user enters is kept, sent, explained and compared."""
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
-from tests.conftest import Require
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, StartGateway
 
 Console = Callable[..., ConsolePage]
 ROOT = Path(__file__).parents[2]
@@ -27,14 +26,6 @@ PASTE = """
 const clipboardData = new DataTransfer();
 clipboardData.setData("text", "data:image/png;base64,iVBORw0KGgo=");
 document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
-"""
-PROGRAMS = {"curl": ["bash", "-c"], "stream": ["bash", "-c"], "JavaScript": ["node", "--input-type=module", "-e"]}
-SEPARATOR = "\x1e"
-EACH = f"""
-import sys
-for code in sys.argv[1:]:
-    print({SEPARATOR!r}, end="")
-    exec(code, {{"__name__": "__main__"}})
 """
 BEYOND_INT64 = "99999999999999999999"
 """A value that only the gateway refuses: JavaScript has no exact bound of INT64."""
@@ -163,43 +154,21 @@ def test_raw_and_headers_of_an_answer(console: Console) -> None:
     assert {"content-type", "server-timing", "x-request-id"} <= set(names)
 
 
-def test_the_calls_of_a_pipeline_work_as_pasted(console: Console, require: Require, tmp_path: Path) -> None:
-    require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
-    page = console("write")
-    languages = page.texts(".samples [role=tab]")
-    assert languages == ["curl", "Python", "JavaScript", "stream"]
-    *whole, streamed = outcomes_of(languages, [call_of(page, title) for title in languages], tmp_path)
-    assert all("finish_reason" in text and "early_exit" not in text for text in whole), whole
-    assert "finish_reason" in streamed
-    assert "early_exit" in streamed
+def test_the_calls_of_a_pipeline_are_those_of_the_catalog(console: Console, client: httpx.Client) -> None:
+    """The tests of the catalog run them."""
+    page, samples = console("write"), client.get("/v1/pipelines/write").json()["samples"]
+    titles = page.texts(".samples [role=tab]")
+    assert titles == ["curl", "Python", "JavaScript", "stream"]
+    for title, language in zip(titles, ("curl", "python", "javascript", "curl_stream"), strict=True):
+        page.browser.find_element(By.XPATH, f"//*[@role='tab'][.='{title}']").click()
+        page.wait_for(f".samples [role=tabpanel][aria-label={title}] pre")
+        assert page.one(".samples pre").get_property("textContent") == samples[language]
 
 
 def test_a_pasted_image_is_the_file_of_the_form(console: Console) -> None:
     page = console("ocr")
     page.browser.execute_script(PASTE)
     page.wait_for(".drop small", "pasted")
-
-
-def call_of(page: ConsolePage, title: str) -> str:
-    page.browser.find_element(By.XPATH, f"//*[@role='tab'][.='{title}']").click()
-    page.wait_for(f".samples [role=tabpanel][aria-label={title}] pre")
-    return str(page.one(".samples pre").get_property("textContent"))
-
-
-def outcomes_of(titles: list[str], codes: list[str], folder: Path) -> list[str]:
-    """What the calls print. Those of Python run in one process, because its imports take a second."""
-    calls = list(zip(titles, codes, strict=True))
-    python = [code for title, code in calls if title not in PROGRAMS]
-    printed = iter(output_of([sys.executable, "-c", EACH, *python], folder).split(SEPARATOR)[1:] if python else ())
-    return [
-        output_of([*PROGRAMS[title], code], folder) if title in PROGRAMS else next(printed) for title, code in calls
-    ]
-
-
-def output_of(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
 
 
 def test_templates_fill_a_tensor(console: Console) -> None:
@@ -300,3 +269,111 @@ def test_a_request_with_an_image_has_a_thumbnail(console: Console) -> None:
     assert page.texts(".history .summary") == ["image: samples/sign.png"]
     shown = page.one(".history img").get_attribute("src")
     assert shown == page.one(".drop img").get_attribute("src")
+
+
+LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
+CONFIG = """
+pipelines:
+  ocr:
+    model: ocr_ensemble
+    inputs: {image: {tensor: IMAGE, kind: image}}
+    warmup: false
+    sample: {image: absent.png}
+    examples: {photo: {image: photo.png}}
+"""
+WITH_FILES = """
+const [draft, sample, done] = arguments;
+import("/console/examples.js").then(({ withFiles }) => done(withFiles(draft, sample)));
+"""
+
+
+def choose(page: ConsolePage, example: str) -> None:
+    page.wait_for(".gallery button:last-child:enabled")
+    page.browser.find_element(By.XPATH, f"//*[@class='gallery']/button[.='{example}']").click()
+    page.wait_for(".gallery [aria-pressed=true]", example)
+
+
+def pressed(page: ConsolePage) -> list[str]:
+    return page.texts(".gallery [aria-pressed=true]")
+
+
+def test_the_gallery_shows_each_image_and_fills_the_form(console: Console) -> None:
+    page = console("ocr")
+    page.wait_for(".gallery button:last-child:enabled")
+    assert page.texts(".gallery button") == ["sample", "blank", "scribble"]
+    sources = [each.get_attribute("src") for each in page.browser.find_elements(By.CSS_SELECTOR, ".gallery img")]
+    assert len(set(sources)) == 3
+    assert pressed(page) == ["sample"]
+    choose(page, "blank")
+    assert page.texts(".took") == []
+    page.click("#run")
+    page.wait_for(".notice.exit", "Early exit: no_text")
+    assert page.texts(".problem") == []
+    assert page.texts(".output .empty") == ["empty"] * 3
+    page.browser.find_element(By.XPATH, "//button[.='Reset']").click()
+    page.wait_for(".drop", "samples/sign.png")
+    assert pressed(page) == ["sample"]
+
+
+def test_an_example_sets_every_field(console: Console) -> None:
+    page = console("write")
+    page.fill("chunk_tokens", "9")
+    choose(page, "function")
+    fields = ("prompt", "max_tokens", "temperature", "seed", "chunk_tokens")
+    assert [held(page, field) for field in fields] == ["def fibonacci(n):", "48", "0", "", "1"]
+    page.fill("max_tokens", "5")
+    assert pressed(page) == []
+    page.click("#stream")
+    page.wait_for_state("done")
+    assert page.figure("tokens") == "5"
+
+
+def test_a_list_of_an_example_is_sent(console: Console) -> None:
+    page = console("insights")
+    choose(page, "own-topics")
+    assert held(page, "topics") == "animals\ncars\nweather"
+    page.click("#run")
+    page.wait_for("[data-output=topic]", "animals")
+
+
+def test_a_chosen_example_is_kept_when_one_switches_pipelines(console: Console) -> None:
+    page = console("ocr")
+    choose(page, "scribble")
+    page.click("#pipelines a[href='#embed']")
+    page.wait_for("main h1", "embed")
+    assert page.texts(".gallery") == []
+    page.click("#pipelines a[href='#ocr']")
+    page.wait_for(".gallery button:last-child:enabled")
+    page.wait_for(".drop", "samples/scribble.png")
+    assert pressed(page) == ["scribble"]
+
+
+def test_a_file_can_be_chosen_again_after_an_example(console: Console) -> None:
+    page = console("ocr")
+    for _ in range(2):
+        page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
+        page.wait_for(".bars", LINES[0])
+        choose(page, "blank")
+        page.click("#run")
+        page.wait_for(".notice.exit")
+
+
+def test_the_sample_does_not_replace_a_file_of_the_user(console: Console) -> None:
+    page = console("ocr")
+    draft, sample = {"image": {"name": "mine"}, "mask": None}, {"image": {"name": "a"}, "mask": {"name": "b"}}
+    found = page.browser.execute_async_script(WITH_FILES, draft, sample)
+    assert found == {"image": {"name": "mine"}, "mask": {"name": "b"}}
+
+
+def test_an_example_that_cannot_be_loaded_says_why(
+    browser: Chrome, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    shutil.copy(ROOT / "samples" / "sign.png", tmp_path / "photo.png")
+    gateway: GatewayProcess = start_gateway(config=str(tmp_path / "gateway.yaml"))
+    page = ConsolePage(browser)
+    page.open(gateway.url, "ocr")
+    page.wait_for("form .field-error", "The example sample cannot be loaded: A file of this example cannot be read")
+    choose(page, "photo")
+    page.click("#run")
+    page.wait_for(".answer", LINES[0])

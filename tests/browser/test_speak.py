@@ -12,8 +12,7 @@ from app.api.sessions.open_sessions import SessionReason
 from app.api.sockets import RequestReason
 from app.http1.websocket import CloseReason
 from tests.browser.conftest import running_chromium
-from tests.browser.page import ConsolePage
-from tests.browser.tab import Firefox
+from tests.browser.page import ConsolePage, Firefox
 from tests.conftest import Require
 from tests.live.speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
 from tests.toolkit.processes import GatewayProcess

@@ -162,6 +162,16 @@ class OpenedSession:
         self.client = client
         self.steps = self.sum = 0
 
+    def send(self, number: int, count: int | None = None, sleep_s: float = 0, **headers: str) -> httpx.Response:
+        """With ``count`` it asks for a stream of so many sums."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = self.url if count is None else f"{self.url}/stream"
+        return self.client.post(url, json=body_of(number, count, sleep_s), headers=named)
+
+
+def body_of(number: int, count: int | None = None, sleep_s: float = 0) -> dict[str, float]:
+    return {"NUMBER": number} | ({} if count is None else {"COUNT": count}) | ({"SLEEP": sleep_s} if sleep_s else {})
+
 
 def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]

@@ -27,11 +27,8 @@ def embedded(folder: Path, models_venv: Path, models: Iterable[str], pipelines: 
 def config_with(folder: Path, pipelines: Iterable[str]) -> str:
     """Creates a ``gateway.yaml`` without samples: a gateway with a few pipelines starts fast. Returns its path."""
     path = folder / "gateway.yaml"
-    path.write_text(yaml.safe_dump({"pipelines": _without_samples(pipelines)}))
-    return str(path)
-
-
-def _without_samples(names: Iterable[str]) -> dict[str, dict[str, object]]:
     known = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
     known |= yaml.safe_load((HERE / "gateway.yaml").read_text())["pipelines"]
-    return {name: {key: value for key, value in known[name].items() if key != "sample"} for name in names}
+    shown = {name: {key: value for key, value in known[name].items() if key != "sample"} for name in pipelines}
+    path.write_text(yaml.safe_dump({"pipelines": shown}))
+    return str(path)

@@ -1,4 +1,4 @@
-"""The commands and programs in the documentation work, and print the documented output."""
+"""The commands and programs of the documentation and of the catalog work, and print the documented output."""
 
 import doctest
 import itertools
@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 
+import httpx
 import pytest
+import yaml
 
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
+from tests.live.speech import SAMPLE_TEXT
 from tests.toolkit.processes import GatewayProcess
 
 PAGES = (
@@ -96,3 +99,44 @@ def test_every_documented_program_runs(gateway: GatewayProcess) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     printed = [bool(text.strip()) for text in done.stdout.split(END)[:-1]]
     assert list(zip((page for page, _ in programs), printed, strict=True)) == [(page, True) for page, _ in programs]
+
+
+PIPELINES: dict[str, dict[str, object]] = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+
+
+def sample(client: httpx.Client, pipeline: str, language: str) -> str:
+    text: str = client.get(f"/v1/pipelines/{pipeline}").json()["samples"][language]
+    return text
+
+
+def output_of(command: list[str], text: str = "") -> str:
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_the_curl_sample_of_a_pipeline_works(client: httpx.Client, require: Require, pipeline: str) -> None:
+    require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
+    command = sample(client, pipeline, "curl").replace("curl ", "curl --silent --show-error --fail-with-body ")
+    assert output_of(["sh", "-c", command]).startswith("{" if pipeline != "listen" else f'{{"text":"{SAMPLE_TEXT}"')
+
+
+def test_the_curl_sample_of_a_stream_works(client: httpx.Client, require: Require) -> None:
+    require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
+    assert "event: done" in output_of(["sh", "-c", sample(client, "write", "curl_stream")])
+
+
+@pytest.mark.parametrize("pipeline", ["ocr", "embed", "write", "listen"])
+def test_the_javascript_sample_works(client: httpx.Client, require: Require, pipeline: str) -> None:
+    require(shutil.which("node"), "node is not installed: `make system-packages` installs it")
+    answer = output_of(["node", "--no-warnings", "--input-type=module"], sample(client, pipeline, "javascript"))
+    assert answer.startswith("{")
+    assert "request_id" not in answer
+
+
+def test_the_python_samples_work(client: httpx.Client) -> None:
+    """One interpreter runs all samples, because it takes a second to import httpx."""
+    programs = [sample(client, pipeline, "python") for pipeline in ("ocr", "embed", "write", "listen")]
+    printed = output_of([sys.executable, "-c", "\n".join(programs)]).splitlines()
+    assert [line[:1] for line in printed] == ["{", "{", "{", "{"]

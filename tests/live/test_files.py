@@ -51,15 +51,10 @@ def without_file(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactor
         yield process
 
 
-def post(gateway: GatewayProcess, name: str, **request: Any) -> Any:
+def post(gateway: GatewayProcess, name: str, status: int = 200, **request: Any) -> Any:
     answer = httpx.post(f"{gateway.url}/v1/pipelines/{name}", timeout=30, **request)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == status, answer.text
     return answer.json()
-
-
-def refusal(gateway: GatewayProcess, name: str, **request: Any) -> tuple[int, str]:
-    answer = httpx.post(f"{gateway.url}/v1/pipelines/{name}", timeout=30, **request)
-    return answer.status_code, answer.json()["detail"]
 
 
 def base64_of(content: bytes) -> str:
@@ -111,9 +106,10 @@ class TestNumbersThatTakeAFile:
         assert self.answered(without_file, json={"ENCODED": list(PNG)}) == PNG
         assert self.answered(without_file, json={"ENCODED": list(LARGE)}) == LARGE
         assert self.answered(without_file, files={"ENCODED": (None, "[1, 2]")}) == bytes([1, 2])
-        assert refusal(without_file, "file_numbers", files={"ENCODED": (None, "[1, 256]")})[0] == 422
-        assert refusal(without_file, "file_numbers", files={"ENCODED": (None, PNG)}) == (422, "'ENCODED' is not JSON.")
-        assert refusal(without_file, "file_numbers", json={"ENCODED": base64_of(PNG)})[0] == 422
+        post(without_file, "file_numbers", 422, files={"ENCODED": (None, "[1, 256]")})
+        problem = post(without_file, "file_numbers", 422, files={"ENCODED": (None, PNG)})
+        assert problem["detail"] == "'ENCODED' is not JSON."
+        post(without_file, "file_numbers", 422, json={"ENCODED": base64_of(PNG)})
 
 
 def test_missing_numbers_reach_the_model(gateway: GatewayProcess) -> None:

@@ -1,6 +1,8 @@
-"""The OpenAPI document is valid, and the checked-in file is up to date."""
+"""The OpenAPI document is valid, the checked-in file is up to date, and generated requests get described answers."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,17 @@ import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from app.launcher.launch import EmbeddedOptions
+from tests.conftest import Require
 from tests.live.openapi_document import CHECKED_IN, document_at, settings_in
+from tests.toolkit.environments import ROOT, locked_environment
 from tests.toolkit.keys import bearer
-from tests.toolkit.processes import StartGateway
+from tests.toolkit.processes import StartGateway, running_gateway, running_triton
+
+RUN_S = 300
+HOOKS = Path(__file__).parent / "schemathesis" / "hooks.py"
+"""The expected failures, each with its reason."""
+OPTIONS = ["--checks", "all", "--max-time", str(RUN_S), "--suppress-health-check", "all", "--continue-on-failure"]
 
 
 @pytest.fixture
@@ -28,3 +38,24 @@ def test_the_document_is_openapi_3_1(client: httpx.Client) -> None:
     document = document_at(str(client.base_url).rstrip("/"))
     assert document["openapi"].startswith("3.1.")
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_every_check_of_schemathesis_holds_for_five_minutes(
+    require: Require, models_venv: Path, tmp_path: Path
+) -> None:
+    schemathesis = locked_environment("schemathesis", require) / "schemathesis"
+    with running_triton(EmbeddedOptions(ROOT / "triton_models", models_venv)) as triton:
+        settings = {"triton_url": triton.grpc_url, "config": str(ROOT / "gateway.yaml"), "timeout_s": "60"}
+        with running_gateway(tmp_path / "gateway", **settings) as gateway:
+            done = subprocess.run(
+                [schemathesis, "run", f"{gateway.url}/openapi.json", *OPTIONS],
+                cwd=tmp_path,
+                env=os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    print(done.stdout[-2000:])  # noqa: T201 - pytest shows the figures of the run with -s
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr

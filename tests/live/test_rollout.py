@@ -86,7 +86,6 @@ LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The gateway sends it before it reads the body, and admits the request before that."""
-"""Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
 class Upload:
@@ -109,15 +108,6 @@ class Upload:
         return rest(self._socket).decode()
 
 
-def is_draining(gateway: GatewayProcess) -> bool:
-    return httpx.get(f"{gateway.url}/health/ready").json()["status"] == "draining"
-
-
-def send_sigterm(gateway: GatewayProcess) -> None:
-    gateway.process.send_signal(signal.SIGTERM)
-    eventually(lambda: is_draining(gateway))
-
-
 def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) -> None:
     draining = start_gateway(config=CONFIG, drain_s="4")
     running = [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
@@ -129,24 +119,22 @@ def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) ->
     unfinished += [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(4)]
     unfinished += [Upload(draining, "/v1/streams", resumable) for _ in range(4)]
     eventually(lambda: draining.metric("active_streams") == 6)
-    send_sigterm(draining)
+    draining.process.send_signal(signal.SIGTERM)
+    eventually(lambda: httpx.get(f"{draining.url}/health/ready").json()["status"] == "draining")
     for each in completed:
         each.finish()
     for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):
         refused = httpx.post(f"{draining.url}{path}", json=json.loads(SHORT))
         assert (refused.status_code, refused.json()["code"]) == (503, "draining")
         assert refused.headers["retry-after"]
-    for each in running:
-        text = each.answer()
+    for text in (each.answer() for each in running):
         assert text.startswith("HTTP/1.1 200")
         assert text.count("event: error") == 1
         assert '"code":"draining"' in text
-    for each in completed:
-        text = each.answer()
+    for text in (each.answer() for each in completed):
         assert text.startswith("HTTP/1.1 200")
         assert text.count("event: done") == 1
-    for each in unfinished:
-        text = each.answer()
+    for text in (each.answer() for each in unfinished):
         assert text.startswith("HTTP/1.1 503")
         assert '"code":"draining"' in text
     assert draining.process.wait(20) == 0

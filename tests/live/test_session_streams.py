@@ -17,6 +17,7 @@ from tests.live.sessions import (
     MODELS,
     STREAMED,
     OpenedSession,
+    body_of,
     code,
     kill_triton,
     session_client,
@@ -24,7 +25,7 @@ from tests.live.sessions import (
     step,
     wait_for_new_triton,
 )
-from tests.toolkit.events import Event, checked, events_in
+from tests.toolkit.events import checked, events_in
 from tests.toolkit.processes import GatewayProcess, live_gateway
 from tests.toolkit.waiting import eventually
 from tests.toolkit.websocket_client import event_of, events_of, opened
@@ -50,19 +51,13 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
 
 
 class Caller(OpenedSession):
-    def send(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.client.post(f"{self.url}/stream", json=body_of(number, count, sleep_s), headers=named)
-
-    def step(self, number: int, count: int, sleep_s: float = 0, **headers: str) -> None:
+    def step(self, number: int, count: int, **headers: str) -> None:
         """One step, whose outputs must have this session's sums."""
-        answer = self.send(number, count, sleep_s, **headers)
+        answer = self.send(number, count, **headers)
         assert answer.status_code == 200, answer.text
-        self.check(checked(list(events_in(answer.text.splitlines()))), number, count)
-        assert answer.headers["X-Session-Step"] == str(self.steps)
-
-    def check(self, events: list[Event], number: int, count: int) -> None:
+        events = checked(list(events_in(answer.text.splitlines())))
         self.steps += 1
+        assert answer.headers["X-Session-Step"] == str(self.steps)
         sums = [self.sum + number * each for each in range(1, count + 1)]
         self.sum += number * count
         assert [(each.data["SUM"], each.data["STEPS"]) for each in events[:-1]] == [(one, self.steps) for one in sums]
@@ -76,10 +71,6 @@ class Caller(OpenedSession):
 
     def end(self) -> None:
         self.step(1, 1, X_Session_End="true")
-
-
-def body_of(number: int, count: int, sleep_s: float = 0) -> dict[str, float]:
-    return {"NUMBER": number, "COUNT": count} | ({"SLEEP": sleep_s} if sleep_s else {})
 
 
 @pytest.mark.parametrize("pipeline", STREAMED)

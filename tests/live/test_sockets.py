@@ -1,16 +1,17 @@
-"""WebSockets with the real Triton: requests, errors, several at once, keys, origins, drain, and the client's end."""
+"""WebSockets with the real Triton: requests, errors, keys, origins, drain, the end of a client, hostile clients."""
 
 import asyncio
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 from websockets.asyncio.client import ClientConnection
@@ -19,12 +20,20 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_gateway, running_gateway
 from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    RawSocket,
     event_of,
     events_of,
+    frame,
     handshake,
     opened,
     script,
@@ -149,21 +158,19 @@ async def test_metrics_count_websockets_and_their_requests(gateway: GatewayProce
 
 HEAD = b"GET /v1/pipelines/scripted/session HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
 PIPELINED = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def replaced(old: bytes, new: bytes) -> bytes:
+    return handshake("scripted").replace(old, new)
+
+
 REFUSED = {
-    "no connection header": (handshake("scripted").replace(b"Connection: Upgrade\r\n", b""), 426, "upgrade_required"),
+    "no connection header": (replaced(b"Connection: Upgrade\r\n", b""), 426, "upgrade_required"),
     "h2c": (HEAD + b"Upgrade: h2c\r\n\r\n", 426, "upgrade_required"),
-    "two upgrades": (
-        handshake("scripted").replace(b"Upgrade: websocket", b"Upgrade: h2c\r\nUpgrade: WebSocket"),
-        426,
-        "upgrade_required",
-    ),
+    "two upgrades": (replaced(b"Upgrade: websocket", b"Upgrade: h2c\r\nUpgrade: WebSocket"), 426, "upgrade_required"),
     **{
-        f"version {version}": (
-            handshake("scripted").replace(b"Version: 13", f"Version: {version}".encode()),
-            426,
-            "upgrade_required",
-        )
-        for version in ("8", "12", "25", "13, 8")
+        f"version {each.decode()}": (replaced(b"Version: 13", b"Version: " + each), 426, "upgrade_required")
+        for each in (b"8", b"12", b"25", b"13, 8")
     },
     "no key": (HEAD + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n", 400, "invalid_request"),
     "data before the answer": (handshake("scripted") + b"\x81\x80\0\0\0\0", 400, "invalid_request"),
@@ -179,7 +186,7 @@ KEPT = {"h2c", "no key", "POST", "data before the answer"}
 def test_a_refused_websocket_closes_the_connection(gateway: GatewayProcess) -> None:
     """A proxy that does not look at the status passes on what follows unread. RFC 6455, 4.4: the right version."""
     for name, (content, status, code) in REFUSED.items():
-        answer = first_answer_to(gateway, content) if name in KEPT else answer_to(gateway, content + PIPELINED)
+        answer = answer_to(gateway, content) if name in KEPT else answer_to(gateway, content + PIPELINED, is_last=True)
         assert answer.startswith(b"HTTP/1.1 %d " % status), name
         assert f'"code":"{code}"'.encode() in answer, name
         if name not in KEPT:
@@ -188,24 +195,19 @@ def test_a_refused_websocket_closes_the_connection(gateway: GatewayProcess) -> N
         assert not name.startswith("version") or b"sec-websocket-version: 13" in answer
 
 
-def first_answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
-    with dialed(gateway, 20) as connection:
-        connection.sendall(content)
-        return connection.recv(65536)
-
-
 def test_a_handshake_at_another_address_closes_the_connection(gateway: GatewayProcess) -> None:
-    answer = answer_to(gateway, handshake("x").replace(b"/v1/pipelines/x/session", b"/health/live") + PIPELINED)
+    content = handshake("x").replace(b"/v1/pipelines/x/session", b"/health/live") + PIPELINED
+    answer = answer_to(gateway, content, is_last=True)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"connection: close" in answer
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def answer_to(gateway: GatewayProcess, content: bytes) -> bytes:
-    """All that the gateway sends until it closes the connection."""
+def answer_to(gateway: GatewayProcess, content: bytes, *, is_last: bool = False) -> bytes:
+    """The first answer; with ``is_last`` all that the gateway sends until it closes the connection."""
     with dialed(gateway, 20) as connection:
         connection.sendall(content)
-        return rest(connection)
+        return rest(connection) if is_last else connection.recv(65536)
 
 
 async def test_a_message_above_the_limit_of_the_pipeline(start_gateway: StartGateway, tmp_path: Path) -> None:
@@ -371,3 +373,96 @@ async def test_the_longest_idle_websocket_makes_room(start_gateway: StartGateway
         await asyncio.sleep(1.2)
         assert (await asyncio.to_thread(httpx.get, f"{gateway.url}/health/live")).status_code == 429
         await event_of(busy)
+
+
+MIB = 1024 * 1024
+GROWTH = 24 * MIB
+IDLE, IDLE_BYTES = 5000, 32 * 1024
+"""Idle WebSockets, and the limit for the memory of each."""
+PIPELINE = "scripted_patient"
+
+
+hostile = live_gateway(
+    Path(CONFIG).read_text(), ping_s="1", send_timeout_s="1", max_body_bytes=str(4 * MIB), drain_s="1"
+)
+
+
+def memory(gateway: GatewayProcess) -> int:
+    return psutil.Process(gateway.process.pid).memory_info().rss
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [  # the library `websockets` checks the frames themselves; a few of its findings
+        pytest.param([frame(TEXT, b"{}", masked=False)], 1002, id="without a mask"),
+        pytest.param([frame(TEXT, b"{", fin=False), frame(TEXT, b"}")], 1002, id="two messages at once"),
+        pytest.param([bytes([0xC1]) + frame(TEXT, b"{}")[1:]], 1002, id="compressed without being negotiated"),
+        pytest.param([frame(CLOSE, (1005).to_bytes(2))], 1002, id="close code that is not allowed"),
+        pytest.param([frame(TEXT, b"{", fin=False), frame(CLOSE, (1001).to_bytes(2))], 1001, id="between fragments"),
+        pytest.param([frame(TEXT, b'{"script": "\xff"}')], 1007, id="text that is not UTF-8"),
+        pytest.param([frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"(")], 1007, id="not UTF-8 in fragments"),
+        pytest.param([frame(BINARY, length=100 * MIB)], 1009, id="100 MB declared"),
+        pytest.param([frame(BINARY, length=2**63)], 1009, id="2^63 bytes declared"),
+        pytest.param(
+            [frame(BINARY, bytes(3 * MIB), fin=False), frame(CONTINUATION, length=2 * MIB)], 1009, id="in fragments"
+        ),
+        pytest.param([frame(TEXT, b"", fin=False), frame(CONTINUATION, fin=False) * 20_000], 1008, id="fragments"),
+        pytest.param([frame(PING, b"x" * 100) * 1000], 1008, id="pings"),
+        pytest.param([frame(PONG) * 1000], 1008, id="pongs"),
+    ],
+)
+def test_wrong_frames(hostile: GatewayProcess, frames: list[bytes], code: int) -> None:
+    with RawSocket(hostile, PIPELINE) as client:
+        client.send(*frames)
+        assert client.close_code()[0] == code
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(lambda: frame(PING, b"x" * 125) * 100, id="pings"),
+        pytest.param(lambda: frame(TEXT, script(outputs=1000, bytes=10_000).encode()), id="requests"),
+    ],
+)
+def test_a_client_that_reads_nothing(hostile: GatewayProcess, flood: Callable[[], bytes]) -> None:
+    before, memory_before = hostile.metric("websockets_total"), memory(hostile)
+    with RawSocket(hostile, PIPELINE, receive_bytes=4096) as client:
+        client.connection.settimeout(0.2)
+        for _ in range(200):
+            try:
+                client.send(flood())
+            except OSError:
+                break
+        eventually(lambda: hostile.metric("websockets_total") == before + 1)
+        assert memory(hostile) - memory_before < GROWTH
+
+
+def test_a_slow_consumer_gets_its_code(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, send_timeout_s="20")
+    with RawSocket(gateway, PIPELINE, receive_bytes=4096) as client:
+        client.send(frame(TEXT, script(outputs=1_000, bytes=30_000).encode()))
+        eventually(lambda: gateway.metric("requests_total", transport="websocket", outcome="cancelled") == 1)
+        assert client.close_code() == (1008, "slow_consumer")
+    eventually(lambda: gateway.metric("websockets_total", reason="slow_consumer") == 1)
+
+
+def test_a_peer_that_does_not_answer_pings(hostile: GatewayProcess) -> None:
+    with RawSocket(hostile, PIPELINE) as client:
+        assert client.close_code() == (1011, "ping_timeout")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_five_thousand_idle_websockets(start_gateway: StartGateway) -> None:
+    """They leave room for other requests, and the drain closes them all."""
+    gateway = start_gateway(config=CONFIG, ping_s="600", max_connections=str(IDLE + 100), drain_s="30")
+    before = memory(gateway)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawSocket(gateway, PIPELINE)) for _ in range(IDLE)]
+        assert gateway.metric("open_websockets", pipeline=PIPELINE) == IDLE
+        assert memory(gateway) - before < IDLE * IDLE_BYTES
+        answer = httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": json.dumps({"outputs": 1})})
+        assert answer.status_code == 200, answer.text
+        gateway.process.send_signal(signal.SIGTERM)
+        assert {client.close_code() for client in clients} == {(1001, "draining")}
+    gateway.process.wait(PATIENCE_S)

@@ -75,10 +75,6 @@ def text_of(answer: Answer) -> str:
     return answer["TEXT"].item().decode()
 
 
-def partial_of(answer: Answer) -> str:
-    return answer["PARTIAL"].item().decode()
-
-
 def whole(answers: list[Answer]) -> tuple[list[float], list[list[float]]]:
     """All probabilities, and the segments after the last step."""
     return np.concatenate([each["SPEECH"] for each in answers]).tolist(), answers[-1]["SEGMENTS"].tolist()
@@ -108,10 +104,11 @@ def test_silence_has_low_scores_and_no_text(client: InferenceServerClient, audio
 
 def test_partial_text_grows_and_becomes_text(client: InferenceServerClient, spoken: bytes) -> None:
     answers = Sequence(client, "transcribe").steps(cut(spoken))
-    counts = [len(partial_of(each).split()) for each in answers]
+    partials = [each["PARTIAL"].item().decode() for each in answers]
+    counts = [len(each.split()) for each in partials]
     assert set(counts) >= {0, 1, 2, 3, 4, 5}
     assert counts.index(1) < counts.index(3) < counts.index(5)
-    assert partial_of(answers[-1]) == ""
+    assert partials[-1] == ""
     assert len(text_of(answers[-1]).split()) >= 5
 
 

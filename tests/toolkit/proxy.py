@@ -1,76 +1,161 @@
-"""TCP relays that can fail."""
+"""A TCP proxy on loopback that causes faults. It replaces netem, whose kernel module is often missing."""
 
 import asyncio
-import contextlib
+import random
+import socket
+import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-SomeNetwork = TypeVar("SomeNetwork", bound="Network")
+Way = Literal["up", "down"]
+"""Up: from the client of the link to its server."""
+_READ_BYTES = 16 * 1024
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing the socket sends RST immediately."""
 
 
-class Network:
-    """A relay to one port. ``cut`` drops all connections and rejects new connections until ``restore``.
+@dataclass(frozen=True)
+class Spoiling:
+    """The faults of a link."""
 
-    The relay runs on an event loop in its own thread; call ``cut`` and ``restore`` from any other thread.
-    """
+    delay_s: float = 0.0
+    """Before each piece of at most 16 KiB."""
+    held: frozenset[Way] = frozenset()
+    """Directions in which the link drops all data until the fault ends. Both: a blackhole; one: half-open."""
+    cut_within: int | None = None
+    """Each connection is reset after a random number of bytes up to this one."""
+    refuses: bool = False
+    """New connections are reset."""
+
+
+CLEAN = Spoiling()
+DELAY = Spoiling(delay_s=0.05)
+BLACKHOLE = Spoiling(held=frozenset({"up", "down"}))
+HALF_OPEN = Spoiling(held=frozenset({"down"}))
+RESETS = Spoiling(cut_within=2000)
+CUT = Spoiling(refuses=True)
+
+
+class Link:
+    """Between ``port`` on loopback and ``target``, a ``host:port``."""
+
+    def __init__(self, target: str, seed: int) -> None:
+        self._host, _, port = target.partition(":")
+        self._port = int(port)
+        self._random = random.Random(seed)
+        self._spoiling = CLEAN
+        self._changed = asyncio.Event()
+        self._open = set[asyncio.StreamWriter]()
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Link"]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        self.port = server.sockets[0].getsockname()[1]
+        async with server:
+            yield self
+            server.close()
+            self.reset_all()
+
+    def spoil(self, spoiling: Spoiling) -> None:
+        self._spoiling = spoiling
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def reset_all(self) -> None:
+        for writer in list(self._open):
+            _reset(writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            if self._spoiling.refuses:
+                raise ConnectionRefusedError
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            self._open.discard(writer)
+            _reset(writer)
+            return
+        self._open.add(far_writer)
+        ways = [self._carry("up", reader, far_writer), self._carry("down", far_reader, writer)]
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in (writer, far_writer):
+                self._open.discard(each)
+                _reset(each)
+
+    async def _carry(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forwards the data and its end. Raises ConnectionError to reset both directions."""
+        passed = 0
+        while data := await reader.read(_READ_BYTES):
+            await self._spoiled(way)
+            passed += len(data)
+            within = self._spoiling.cut_within
+            if within is not None and passed > self._random.randrange(within):
+                writer.write(data[: self._random.randrange(len(data))])
+                raise ConnectionResetError
+            writer.write(data)
+            await writer.drain()
+        with suppress(OSError):
+            writer.write_eof()
+
+    async def _spoiled(self, way: Way) -> None:
+        await asyncio.sleep(self._spoiling.delay_s)
+        while way in self._spoiling.held:
+            await self._changed.wait()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection: socket.socket | None = writer.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
+class Network(Link):
+    """A link whose event loop runs in another thread, for tests without one."""
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.url = ""
-        self._target = port
+        super().__init__(f"127.0.0.1:{port}", 0)
         self._loop = loop
-        self._is_up = True
-        self._open: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.drop_all(), self._loop).result(5)
+        """Drops all connections and refuses new ones until ``restore``."""
+
+        async def cut() -> None:
+            self.spoil(CUT)
+            self.reset_all()
+
+        asyncio.run_coroutine_threadsafe(cut(), self._loop).result(5)
 
     def restore(self) -> None:
-        self._is_up = True
+        self._loop.call_soon_threadsafe(self.spoil, CLEAN)
 
-    async def start(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        return server
 
-    async def drop_all(self) -> None:
-        self._is_up = False
-        for writer in self._open:
-            writer.transport.abort()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._is_up:
-            writer.transport.abort()
-            return
-        near, far = writer, None
-        try:
-            far_reader, far = await asyncio.open_connection("127.0.0.1", self._target)
-            self._open |= {near, far}
-            await asyncio.gather(self._relay(reader, far), self._relay(far_reader, near))
-        finally:
-            for each in filter(None, (near, far)):
-                self._open.discard(each)
-                each.close()
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while chunk := await reader.read(65536):
-                writer.write(chunk)
-                await writer.drain()
-        writer.close()
+SomeNetwork = TypeVar("SomeNetwork", bound=Network)
 
 
 class DroppingNetwork(Network):
     """Drops each resumable stream that is read from its start, before event 3."""
 
-    def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(port, loop)
-        self.dropped = 0
+    dropped = 0
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen = b""
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             while chunk := await reader.read(65536):
                 seen += chunk
                 _, resumable, events = seen.rpartition(b"retry: ")
@@ -89,18 +174,18 @@ def network_to(port: int, kind: type[SomeNetwork] = Network) -> Iterator[SomeNet
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     network = kind(port, loop)
-    server = asyncio.run_coroutine_threadsafe(network.start(), loop).result(5)
+    running = network.running()
+    asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(5)
     try:
         yield network
     finally:
-        asyncio.run_coroutine_threadsafe(_stopped(server, network), loop).result(5)
+        asyncio.run_coroutine_threadsafe(_stopped(running), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _stopped(server: asyncio.Server, network: Network) -> None:
-    server.close()
-    await network.drop_all()
+async def _stopped(running: AbstractAsyncContextManager[Link]) -> None:
+    await running.__aexit__(None, None, None)
     if relays := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(relays, timeout=2)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.live.side_by_side import raw_texts
-from tests.zoo.forms import DTYPES, Form
-from tests.zoo.kinds import Kind
+from tests.zoo.kinds import DTYPES, Form, Kind
 
 Array = NDArray[Any]
 LONGEST_S = 60.0

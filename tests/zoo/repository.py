@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.zoo.forms import Form
-from tests.zoo.kinds import KINDS, Kind, Step
+from tests.zoo.kinds import KINDS, Form, Kind, Step
 
 SCRIPT = Path(__file__).parent / "model.py"
 BATCHED = "_batch"

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -21,11 +20,13 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
+from tests.docs.pages import ROOT
 from tests.toolkit.processes import running_gateway, running_triton
 from tests.toolkit.redis import RedisServer
 from tests.zoo.cases import Case, DirectTriton, Truth, random_case
 from tests.zoo.dialects import Dialect, dialects_of, oip_binary, pipeline
 from tests.zoo.kinds import KINDS, Kind
+from tests.zoo.page import table
 from tests.zoo.repository import write_gateway_yaml, write_models
 
 SEED = int(os.environ.get("ZOO_SEED", time.time_ns() % 1_000_000))
@@ -33,22 +34,12 @@ AT_ONCE = 8
 CACHE = "--cache-config=local,size=8388608"
 
 
-@dataclass(frozen=True)
-class GatewayOptions:
-    """How a gateway of the tests runs."""
-
-    client: str
-    shared_memory: bool
-    workers: int
-
-    def __str__(self) -> str:
-        return f"{self.client}{' with shared memory' if self.shared_memory else ''}, {self.workers} worker(s)"
-
-
-FIRST, SECOND = GatewayOptions("asyncio", True, 2), GatewayOptions("grpcio", False, 1)
-WIRE = GatewayOptions("asyncio", False, 1)
-"""Only large tensors take another way through this gateway than through the others."""
-ONLY_FIRST = pytest.mark.parametrize("gateway", [FIRST], ids=str, indirect=True)
+GATEWAYS = {
+    "asyncio with shared memory, 2 workers": {"shared_memory_bytes": str(256 * 2**20), "workers": "2"},
+    "grpcio": {"grpc": "grpcio"},
+}
+FIRST = next(iter(GATEWAYS))
+ONLY_FIRST = pytest.mark.parametrize("gateway", [FIRST], indirect=True)
 COUNTS = pytest.mark.parametrize("count", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 
 
@@ -70,34 +61,33 @@ def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
     triton.close()
 
 
-@pytest.fixture(scope="module", params=[FIRST, SECOND], ids=str)
+@pytest.fixture(scope="module", params=GATEWAYS)
 def gateway(
     request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    with running(request.param, zoo, redis, tmp_path_factory.mktemp("gateway")) as client:
+    settings = GATEWAYS[request.param] | ({"redis_url": redis.url} if request.param == FIRST else {})
+    with running(zoo, tmp_path_factory.mktemp("gateway"), **settings) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def wire(zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with running(WIRE, zoo, redis, tmp_path_factory.mktemp("wire")) as client:
+def wire(zoo: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Only large tensors take another way through this gateway than through the others."""
+    with running(zoo, tmp_path_factory.mktemp("wire")) as client:
         yield client
 
 
 @contextmanager
-def running(options: GatewayOptions, zoo: EmbeddedTriton, redis: RedisServer, folder: Path) -> Iterator[httpx.Client]:
-    """A client of a gateway with these options."""
+def running(zoo: EmbeddedTriton, folder: Path, **more: str) -> Iterator[httpx.Client]:
+    """A client of a gateway with these settings."""
     write_gateway_yaml(folder / "gateway.yaml")
     settings = {
         "triton_url": zoo.grpc_url,
         "config": str(folder / "gateway.yaml"),
-        "grpc": options.client,
-        "workers": str(options.workers),
-        "shared_memory_bytes": str(256 * 2**20 if options.shared_memory else 0),
         "max_body_bytes": str(64 * 2**20),
         "max_bytes_in_flight": str(1024 * 2**20),
         "timeout_s": "60",
-        **({"redis_url": redis.url} if options.workers > 1 else {}),
+        **more,
     }
     with running_gateway(folder, **settings) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as client:
         yield client
@@ -191,3 +181,7 @@ def test_the_trial_names_the_output_that_is_not_cut_into_rows(gateway: httpx.Cli
     assert {each["pipeline"]: each["tensor"] for each in findings} == {
         each.name: each.fault for each in KINDS if each.fault
     }
+
+
+def test_the_page_has_the_table_of_the_kinds() -> None:
+    assert table() in (ROOT / "docs/reference/models.md").read_text(), "`python -m tests.zoo.page` prints the table"

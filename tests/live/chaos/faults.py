@@ -16,7 +16,6 @@ from app.core.errors import Outcome
 from app.streams.redis_store import HEARTBEAT_S
 from tests.live.chaos.client import Manner
 from tests.live.chaos.ledger import Kill
-from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Spoiling
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
 from tests.live.sessions import answers_ready, kill_triton
@@ -24,6 +23,7 @@ from tests.live.test_dead_process import processes_of
 from tests.live.test_workers import has_all_workers
 from tests.toolkit.connections import deaths_of, workers_of
 from tests.toolkit.processes import wait_until_ready
+from tests.toolkit.proxy import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Spoiling
 from tests.toolkit.waiting import eventually
 
 Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
@@ -55,12 +55,15 @@ def spoiled(link: Literal["to_triton", "to_gateway"], spoiling: Spoiling) -> Fau
     return fault
 
 
-async def triton_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
-    process = psutil.Process(stand.triton.pid)
-    process.suspend()
-    await asyncio.sleep(lasts_s)
-    process.resume()
-    await recovered(stand, traffic)
+def stopped(process_of: Callable[[Stand], psutil.Process]) -> Fault:
+    async def fault(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+        process = process_of(stand)
+        process.suspend()
+        await asyncio.sleep(lasts_s)
+        process.resume()
+        await recovered(stand, traffic)
+
+    return fault
 
 
 async def triton_killed(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
@@ -133,12 +136,6 @@ async def no_descriptors(stand: Stand, _traffic: Traffic, lasts_s: float) -> Non
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-async def log_blocked(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
-    stand.log_pipe.suspend()
-    await asyncio.sleep(lasts_s)
-    stand.log_pipe.resume()
-
-
 def reloads(key: str, changed: str) -> Fault:
     """A valid change, an invalid file, and the original file."""
 
@@ -176,14 +173,6 @@ def killed(worker: int, port: int) -> Kill:
     return Kill(began, time.monotonic(), ports, listed)
 
 
-async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
-    assert stand.redis is not None
-    stand.redis.freeze()
-    await asyncio.sleep(lasts_s)
-    stand.redis.thaw()
-    await recovered(stand, traffic)
-
-
 async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float, *, with_worker: bool = False) -> None:
     """Redis is away for a while, and has its data when it starts again.
 
@@ -203,7 +192,7 @@ async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float, *, with_w
 
 
 FAULTS: dict[str, Fault] = {
-    "Triton is stopped": triton_stopped,
+    "Triton is stopped": stopped(lambda stand: psutil.Process(stand.triton.pid)),
     "link to Triton: delay": spoiled("to_triton", DELAY),
     "link to Triton: blackhole": spoiled("to_triton", BLACKHOLE),
     "link to Triton: half-open": spoiled("to_triton", HALF_OPEN),
@@ -216,7 +205,7 @@ FAULTS: dict[str, Fault] = {
     "more requests than slots": more_than_slots,
     "stalled readers": stalled_readers,
     "no descriptors": no_descriptors,
-    "log pipe blocked": log_blocked,
+    "log pipe blocked": stopped(lambda stand: stand.log_pipe),
     "gateway.yaml changes": reloads("timeout_s: 4", "timeout_s: 5"),
     "process of a model killed": stub_killed("scripted"),
     "Triton is killed": triton_killed,
@@ -224,7 +213,7 @@ FAULTS: dict[str, Fault] = {
 """For a gateway with one process."""
 WORKER_FAULTS: dict[str, Fault] = {
     "worker killed": worker_killed,
-    "Redis is stopped": redis_stopped,
+    "Redis is stopped": stopped(lambda stand: psutil.Process(stand.redis.process.pid)),
     "Redis is killed": redis_killed,
     "Redis and a worker are killed": partial(redis_killed, with_worker=True),
     **{

@@ -18,9 +18,9 @@ import psutil
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient, StreamClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
-from tests.live.chaos.link import Link
 from tests.live.sessions import write_models
 from tests.toolkit.processes import GatewayProcess, live_triton, running_gateway, scripted_models
+from tests.toolkit.proxy import Link
 from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually
 

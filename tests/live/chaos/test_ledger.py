@@ -1,17 +1,14 @@
 """The ledger finds unexplained differences."""
 
-import asyncio
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from app.core.errors import Outcome
 from tests.live.chaos import reply
-from tests.live.chaos.client import RESUMABLE, WEBSOCKET, Ask, Break, Ending, Manner, Seen, SocketClient, Stage
+from tests.live.chaos.client import RESUMABLE, Ask, Break, Ending, Seen, Stage
 from tests.live.chaos.ledger import KILLED, LINE_LOST, UNEXPLAINED, Entry, Faults, Kill, Ledger, Line, explanation
-from tests.toolkit.websocket_client import CLOSE, FIN, TEXT
 
 CONTENT = b"POST / HTTP/1.1\r\n\r\nbody"
 ASK = Ask("a", "unary", CONTENT, reply.of_pipeline, Outcome.OK)
@@ -99,23 +96,3 @@ def test_a_killed_worker_must_have_counted_each_answer_without_a_line() -> None:
     clients = [replace(each, ask=ask) for each, ask in zip(requests, asks, strict=True)]
     ledger = Ledger(clients, {"c": [OK]}, {"b": RAN, "c": RAN}, FAULTS)
     assert (ledger.unexplained(), ledger.counted_without_line()) == ([], (1, 2))
-
-
-@pytest.mark.parametrize(("first", "stage"), [(CLOSE, "waiting"), (TEXT, "reading")])
-async def test_a_close_frame_is_no_answer(first: int, stage: Stage) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n")
-        await reader.readexactly(len(b"body"))
-        writer.write(bytes([FIN | first, 2, 3, 0xE9]))
-        with suppress(OSError):
-            await reader.read()
-        writer.close()
-        is_over.set()
-
-    is_over = asyncio.Event()
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        seen = await SocketClient(replace(ASK, dialect=WEBSOCKET), Manner(leaves_after_received=1), port).run()
-        await is_over.wait()
-    assert (seen.ending, seen.stage) == ("left", stage)

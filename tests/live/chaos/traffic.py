@@ -3,8 +3,9 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.core.errors import Outcome
 from tests.live.chaos import reply
@@ -36,13 +37,53 @@ _STREAMED: list[tuple[str, Script]] = [
     (Outcome.MODEL_ERROR, {"outputs": 0, "then": "error"}),
     (Outcome.CONTRACT_VIOLATION, {"outputs": 3, "items": [1, 9]}),
 ]
-_RESUMED: list[tuple[str, Script]] = [*_STREAMED, (Outcome.OK, {"outputs": 15, "interval_s": 0.04})]
 _PLAIN = {Outcome.OK, Outcome.MODEL_ERROR}
 """Outcomes of requests to a model, where no rule of a pipeline applies."""
 _INVALID = 0.08
 _LEAVES, _LEAVES_SHARED = 0.25, 0.1
 _FIRST_ITEM = 2000
 FOREIGN = "the answer of another request"
+
+
+class Dialect(NamedTuple):
+    """``body_of``: the body for the text of a script. ``may_be_invalid``: whether a field may have a wrong name."""
+
+    path: str
+    scripts: list[tuple[str, Script]]
+    outcomes_of: Callable[[reply.Reply], set[str]]
+    body_of: Callable[[str], object]
+    may_be_invalid: bool = False
+
+
+_SHOWN = [each for each in _UNARY if each[0] in _PLAIN and "omit" not in each[1]]
+_TENSOR = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1]}
+DIALECTS = {
+    "unary": Dialect("/v1/pipelines/unary", _UNARY, reply.of_pipeline, lambda text: {"script": text}, True),
+    "raw": Dialect("/v1/pipelines/raw", _UNARY, reply.of_pipeline, str.encode),
+    "infer": Dialect(
+        "/v2/models/scripted/infer", _SHOWN, reply.of_oip, lambda text: {"inputs": [_TENSOR | {"data": [text]}]}
+    ),
+    "stream": Dialect("/v1/pipelines/stream/stream", _STREAMED, reply.of_events, lambda text: {"script": text}, True),
+    "generate_stream": Dialect(
+        "/v2/models/scripted_stream/generate_stream",
+        [each for each in _STREAMED if each[0] in _PLAIN],
+        reply.of_generate_stream,
+        lambda text: {"SCRIPT": text},
+    ),
+    "openai": Dialect(
+        "/v1/completions",
+        _STREAMED,
+        reply.of_openai,
+        lambda text: {"model": "stream", "prompt": text, "stream": True},
+    ),
+    RESUMABLE: Dialect(
+        "/v1/streams",
+        [*_STREAMED, (Outcome.OK, {"outputs": 15, "interval_s": 0.04})],
+        reply.of_start,
+        lambda text: {"pipeline": "stream", "inputs": {"script": text}},
+        True,
+    ),
+}
 
 
 class Traffic:
@@ -59,8 +100,14 @@ class Traffic:
         self._count = 0
 
     def ask(self) -> tuple[Ask, Manner]:
-        kinds = [self._unary, self._raw, self._infer, self._stream, self._generate, self._openai, self._resumable]
-        ask = self._random.choice([*kinds, self._message])(self._token())
+        name = self._random.choice([*DIALECTS, WEBSOCKET])
+        if name == WEBSOCKET:
+            ask = self._message()
+        else:
+            ask = self._asked(name, *self._random.choice(DIALECTS[name].scripts))
+            if DIALECTS[name].may_be_invalid and self._random.random() < _INVALID:
+                content = ask.content.replace(b'{"script"', b'{"scrypt"')
+                ask = replace(ask, content=content, expected=Outcome.CLIENT_ERROR)
         return ask, self._manner(ask)
 
     def calm(self, count: int) -> Iterator[tuple[Ask, Manner]]:
@@ -69,83 +116,40 @@ class Traffic:
             yield self.ask()[0], STAYS
 
     def smallest(self) -> Ask:
-        return self._posted(self._token(), "unary", Outcome.OK, {})
+        return self._asked("unary", Outcome.OK, {})
 
     def slow(self, count: int) -> Iterator[tuple[Ask, Manner]]:
         """Requests that keep a slot of their model for a while."""
         for _ in range(count):
-            ask = self._posted(self._token(), "unary", Outcome.OK, {"sleep_s": 0.05})
-            yield ask, STAYS
+            yield self._asked("unary", Outcome.OK, {"sleep_s": 0.05}), STAYS
 
     def endless(self) -> Ask:
         """A stream that is larger than all buffers between the model and the client."""
-        return self._posted(self._token(), "stalled", Outcome.CANCELLED, {"outputs": 400, "bytes": 64_000})
+        return replace(self._asked("stream", Outcome.CANCELLED, {"outputs": 400, "bytes": 64_000}), dialect="stalled")
 
     def _token(self) -> str:
         self._count += 1
         return f"{self._prefix}-{self._count}"
 
-    def _unary(self, token: str) -> Ask:
-        outcome, script = self._random.choice(_UNARY)
-        return self._maybe_invalid(self._posted(token, "unary", outcome, script))
-
-    def _raw(self, token: str) -> Ask:
-        outcome, script = self._random.choice(_UNARY)
-        content = self._text(token, script).encode()
-        raw = _request("/v1/pipelines/raw", token, content, "application/octet-stream")
-        return Ask(token, "raw", raw, reply.of_pipeline, outcome)
-
-    def _infer(self, token: str) -> Ask:
-        outcome, script = self._random.choice([each for each in _UNARY if each[0] in _PLAIN and "omit" not in each[1]])
-        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [self._text(token, script)]}
-        content = json.dumps({"inputs": [tensor]}).encode()
-        raw = _request("/v2/models/scripted/infer", token, content)
-        return Ask(token, "infer", raw, reply.of_oip, outcome)
-
-    def _stream(self, token: str) -> Ask:
-        outcome, script = self._random.choice(_STREAMED)
-        return self._maybe_invalid(self._posted(token, "stream", outcome, script))
-
-    def _generate(self, token: str) -> Ask:
-        outcome, script = self._random.choice([each for each in _STREAMED if each[0] in _PLAIN])
-        content = json.dumps({"SCRIPT": self._text(token, script)}).encode()
-        raw = _request("/v2/models/scripted_stream/generate_stream", token, content)
-        return Ask(token, "generate_stream", raw, reply.of_generate_stream, outcome)
-
-    def _openai(self, token: str) -> Ask:
-        outcome, script = self._random.choice(_STREAMED)
-        content = json.dumps({"model": "stream", "prompt": self._text(token, script), "stream": True}).encode()
-        return Ask(token, "openai", _request("/v1/completions", token, content), reply.of_openai, outcome)
-
-    def _resumable(self, token: str) -> Ask:
-        outcome, script = self._random.choice(_RESUMED)
-        document = {"pipeline": "stream", "inputs": {"script": self._text(token, script)}}
-        raw = _request("/v1/streams", token, json.dumps(document).encode(), connection="keep-alive")
-        return self._maybe_invalid(Ask(token, RESUMABLE, raw, reply.of_start, outcome))
-
-    def _message(self, token: str) -> Ask:
-        """The first message of a WebSocket. It runs as a stream, whose errors have no code for the rule of `unary`."""
-        unary = [each for each in _UNARY if each[1] is not _EXIT]
-        pipeline, scripts = self._random.choice([("unary", unary), ("stream", _STREAMED)])
-        outcome, script = self._random.choice(scripts)
-        head = handshake(pipeline, f"X-Request-ID: {token}")
-        message = frame(TEXT, json.dumps({"script": self._text(token, script)}).encode())
-        return Ask(token, WEBSOCKET, head + message, reply.of_messages, outcome)
-
-    def _posted(self, token: str, dialect: str, outcome: str, script: Script) -> Ask:
-        content = json.dumps({"script": self._text(token, script)}).encode()
-        path = "/v1/pipelines/unary" if dialect == "unary" else "/v1/pipelines/stream/stream"
-        outcomes_of: Callable[[reply.Reply], set[str]] = reply.of_pipeline if dialect == "unary" else reply.of_events
-        return Ask(token, dialect, _request(path, token, content), outcomes_of, outcome)
-
-    def _maybe_invalid(self, ask: Ask) -> Ask:
-        if self._random.random() > _INVALID:
-            return ask
-        raw = ask.content.replace(b'{"script"', b'{"scrypt"')
-        return Ask(ask.token, ask.dialect, raw, ask.outcomes_of, Outcome.CLIENT_ERROR)
-
     def _text(self, token: str, script: Script) -> str:
         return json.dumps({**script, "journal": self._journal, "token": token})
+
+    def _asked(self, name: str, outcome: str, script: Script) -> Ask:
+        token, dialect = self._token(), DIALECTS[name]
+        body = dialect.body_of(self._text(token, script))
+        lines = (f"X-Request-ID: {token}", f"Connection: {'keep-alive' if name == RESUMABLE else 'close'}")
+        media_type = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        content = post(dialect.path, body, *lines, media_type=media_type)
+        return Ask(token, name, content, dialect.outcomes_of, outcome)
+
+    def _message(self) -> Ask:
+        """The first message of a WebSocket. It runs as a stream, whose errors have no code for the rule of `unary`."""
+        token, unary = self._token(), [each for each in _UNARY if each[1] is not _EXIT]
+        pipeline, scripts = self._random.choice([("unary", unary), ("stream", _STREAMED)])
+        outcome, script = self._random.choice(scripts)
+        message = frame(TEXT, json.dumps({"script": self._text(token, script)}).encode())
+        content = handshake(pipeline, f"X-Request-ID: {token}") + message
+        return Ask(token, WEBSOCKET, content, reply.of_messages, outcome)
 
     def _manner(self, ask: Ask) -> Manner:
         """A client that stays reads a resumable stream over up to three connections."""
@@ -179,9 +183,3 @@ class SharingTraffic(Traffic):
         leaves = self._random.random() < _LEAVES_SHARED
         manner = Manner(leaves_after_sent=len(content)) if leaves else STAYS
         return Ask(token, "sharing", content, outcomes_of, Outcome.OK), manner
-
-
-def _request(
-    path: str, token: str, content: bytes, media_type: str = "application/json", connection: str = "close"
-) -> bytes:
-    return post(path, content, f"X-Request-ID: {token}", f"Connection: {connection}", media_type=media_type)

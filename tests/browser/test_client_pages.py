@@ -118,8 +118,8 @@ def test_the_python_page_works_as_printed(
     assert gateway.metric("rejected_total") > rejected
 
 
-def test_the_javascript_page_works_as_printed_in_node(
-    limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require
+def test_the_javascript_page_works_as_printed_in_node_and_in_a_browser(
+    limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require, browser: Chrome
 ) -> None:
     require(shutil.which("node"), "there is no node")
     gateway, network = limited
@@ -131,12 +131,6 @@ def test_the_javascript_page_works_as_printed_in_node(
     check(JAVASCRIPT, "js", done.stdout, BROWSER)
     assert network.dropped == dropped + 1
     assert gateway.metric("rejected_total") > rejected
-
-
-def test_the_javascript_page_works_as_printed_in_a_browser(
-    limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, browser: Chrome
-) -> None:
-    gateway, network = limited
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
     file = tmp_path / "page.html"
     file.write_text(PAGE % program(NODE, network))

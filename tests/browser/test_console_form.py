@@ -41,19 +41,14 @@ Promise.all([import("/console/lib.js"), import("/console/tensor.js")]).then(([{ 
 """
 
 
-def write(page: ConsolePage, field: str, text: str, *keys: str) -> None:
-    page.fill(field, text)
-    if keys:
-        ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(*keys).key_up(Keys.CONTROL).perform()
-
-
 def held(page: ConsolePage, field: str) -> str:
     return str(page.one(f"[name={field}]").get_property("value"))
 
 
 def test_control_and_enter_send_the_form(console: Console) -> None:
     page = console("insights")
-    write(page, "text", "The parliament voted.", Keys.ENTER)
+    page.fill("text", "The parliament voted.")
+    ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
     page.wait_for("[data-output=topic]", "politics")
 
 
@@ -287,14 +282,13 @@ import("/console/examples.js").then(({ withFiles }) => done(withFiles(draft, sam
 """
 
 
+PRESSED = ".gallery [aria-pressed=true]"
+
+
 def choose(page: ConsolePage, example: str) -> None:
     page.wait_for(".gallery button:last-child:enabled")
     page.browser.find_element(By.XPATH, f"//*[@class='gallery']/button[.='{example}']").click()
-    page.wait_for(".gallery [aria-pressed=true]", example)
-
-
-def pressed(page: ConsolePage) -> list[str]:
-    return page.texts(".gallery [aria-pressed=true]")
+    page.wait_for(PRESSED, example)
 
 
 def test_the_gallery_shows_each_image_and_fills_the_form(console: Console) -> None:
@@ -303,7 +297,7 @@ def test_the_gallery_shows_each_image_and_fills_the_form(console: Console) -> No
     assert page.texts(".gallery button") == ["sample", "blank", "scribble"]
     sources = [each.get_attribute("src") for each in page.browser.find_elements(By.CSS_SELECTOR, ".gallery img")]
     assert len(set(sources)) == 3
-    assert pressed(page) == ["sample"]
+    assert page.texts(PRESSED) == ["sample"]
     choose(page, "blank")
     assert page.texts(".took") == []
     page.click("#run")
@@ -312,7 +306,7 @@ def test_the_gallery_shows_each_image_and_fills_the_form(console: Console) -> No
     assert page.texts(".output .empty") == ["empty"] * 3
     page.browser.find_element(By.XPATH, "//button[.='Reset']").click()
     page.wait_for(".drop", "samples/sign.png")
-    assert pressed(page) == ["sample"]
+    assert page.texts(PRESSED) == ["sample"]
 
 
 def test_an_example_sets_every_field(console: Console) -> None:
@@ -322,7 +316,7 @@ def test_an_example_sets_every_field(console: Console) -> None:
     fields = ("prompt", "max_tokens", "temperature", "seed", "chunk_tokens")
     assert [held(page, field) for field in fields] == ["def fibonacci(n):", "48", "0", "", "1"]
     page.fill("max_tokens", "5")
-    assert pressed(page) == []
+    assert page.texts(PRESSED) == []
     page.click("#stream")
     page.wait_for_state("done")
     assert page.figure("tokens") == "5"
@@ -345,7 +339,7 @@ def test_a_chosen_example_is_kept_when_one_switches_pipelines(console: Console) 
     page.click("#pipelines a[href='#ocr']")
     page.wait_for(".gallery button:last-child:enabled")
     page.wait_for(".drop", "samples/scribble.png")
-    assert pressed(page) == ["scribble"]
+    assert page.texts(PRESSED) == ["scribble"]
 
 
 def test_a_file_can_be_chosen_again_after_an_example(console: Console) -> None:

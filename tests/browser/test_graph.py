@@ -133,12 +133,6 @@ def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess) 
     ]
 
 
-def test_only_who_may_explain_is_offered_it(console: Callable[..., ConsolePage]) -> None:
-    page = console("embed")
-    page.wait_for("#run")
-    assert page.texts("#explain") == []
-
-
 OpenExplained = Callable[[str], ConsolePage]
 SAMPLES = Path(__file__).parents[2] / "samples"
 EXPLAIN_AS = """
@@ -392,8 +386,10 @@ def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePag
     assert page.browser.execute_script(sent) == before + 2
 
 
-def test_load_is_not_offered_in_production(console: Callable[..., ConsolePage]) -> None:
+def test_load_and_explanations_are_offered_only_where_they_are_allowed(console: Callable[..., ConsolePage]) -> None:
     page = console("insights")
+    page.wait_for("#run")
+    assert page.texts("#explain") == []
     open_section(page, "check")
     page.wait_for("[data-section=check] .findings[aria-busy=false]")
     assert page.texts("[data-section=load]") == []

@@ -62,7 +62,14 @@ async def refusal(gateway: GatewayProcess, pipeline: str, **options: Any) -> tup
 
 
 async def test_a_message_is_a_request_and_its_events_are_those_of_sse(gateway: GatewayProcess) -> None:
-    async with opened(gateway, "scripted_stream", compression="deflate") as client:
+    labels = {"pipeline": "scripted_stream"}
+
+    def counted() -> tuple[float, float]:
+        requests = gateway.metric("requests_total", **labels, transport="websocket", outcome="ok")
+        return requests, gateway.metric("websockets_total", **labels, reason="client")
+
+    before, named = counted(), {"X-Request-ID": "counted"}
+    async with opened(gateway, "scripted_stream", compression="deflate", additional_headers=named) as client:
         assert client.response is not None
         assert "Sec-WebSocket-Extensions" not in client.response.headers, "compression is not negotiated"
         for number in (1, 2):
@@ -77,8 +84,13 @@ async def test_a_message_is_a_request_and_its_events_are_those_of_sse(gateway: G
                 "outputs": 2,
                 "request_id": "",
             }
+        assert gateway.metric("open_websockets", **labels) == 1
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_websockets", **labels) == 0)
+    assert counted() == (before[0] + 2, before[1] + 1)
     (line,) = gateway.log_lines(done[1]["request_id"])
     assert (line["pipeline"], line["transport"], line["outcome"]) == ("scripted_stream", "websocket", "ok")
+    (line,) = gateway.log_lines("counted")
+    assert (line["message"], line["reason"], line["requests"]) == ("websocket ended", "client", 2)
 
 
 async def test_a_binary_message_is_the_only_file(gateway: GatewayProcess) -> None:
@@ -140,20 +152,6 @@ async def test_the_end_of_a_connection_cancels_its_requests(
         await client.close()
     await asyncio.to_thread(eventually, lambda: len(list(tmp_path.iterdir())) == 2)
     await asyncio.to_thread(eventually, lambda: gateway.metric("websockets_total", reason=reason) == before + 1)
-
-
-async def test_metrics_count_websockets_and_their_requests(gateway: GatewayProcess) -> None:
-    labels = {"pipeline": "scripted_exit"}
-    before = gateway.metric("requests_total", **labels, transport="websocket")
-    async with opened(gateway, "scripted_exit", additional_headers={"X-Request-ID": "counted"}) as client:
-        await client.send(script())
-        await events_of(client, 1)
-        assert gateway.metric("open_websockets", **labels) == 1
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_websockets", **labels) == 0)
-    assert gateway.metric("websockets_total", **labels, reason="client") == 1
-    assert gateway.metric("requests_total", **labels, transport="websocket", outcome="ok") == before + 1
-    (line,) = gateway.log_lines("counted")
-    assert (line["message"], line["reason"], line["requests"]) == ("websocket ended", "client", 1)
 
 
 HEAD = b"GET /v1/pipelines/scripted/session HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"

@@ -217,7 +217,7 @@ class Reader:
     def __init__(self, exchange: Exchange, *, is_stream: bool) -> None:
         kind = Http2StreamCall if is_stream else Http2UnaryCall
         self.call: Any = kind(exchange.connection, LIMIT)
-        self.call.start(b"", bytes(exchange.random.choice((0, 10, 200_000))), LONG_S)
+        exchange.connection.start(self.call, b"", bytes(exchange.random.choice((0, 10, 200_000))), LONG_S)
         self.messages: list[bytes] = []
         self.is_over = False
         self._is_stream = is_stream

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from app.observability.log import LineWriter
 from tests.toolkit.processes import WORKER, client, config_path, free_ports, gateway, repository, start_gateway, triton
-from tests.toolkit.redis import RedisServer, has_redis
+from tests.toolkit.programs import RedisServer, has_redis
 
 __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
 

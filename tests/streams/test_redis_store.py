@@ -25,7 +25,7 @@ from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, Re
 from app.streams.store import KEEP_LIMITS, KeepLimits
 from app.streams.stream import Stream
 from tests.toolkit.engine import Answer, FakeEngine
-from tests.toolkit.redis import RedisServer
+from tests.toolkit.programs import RedisServer
 from tests.toolkit.streams import FINAL, FakeAnswer, ids, opened, problem_of, read_all, stream_of, token
 
 LONG_S = 60.0

@@ -20,17 +20,6 @@ Unary = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], Awaitable[pb.
 Streamed = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[pb.ModelStreamInferResponse]]
 
 
-async def _no_unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-    raise NotImplementedError
-
-
-async def _no_stream(
-    request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
-) -> AsyncIterator[pb.ModelStreamInferResponse]:
-    raise NotImplementedError
-    yield
-
-
 class SharedMemory:
     """Maps regions like Triton. ``in_use`` are the regions that a request uses."""
 
@@ -65,8 +54,8 @@ class SharedMemory:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Records its requests. ``cancelled`` is set when a call ends before its script has finished."""
 
-    unary: Unary = _no_unary
-    streamed: Streamed = _no_stream
+    unary: Unary | None = None
+    streamed: Streamed | None = None
     ready: dict[str, str] = field(default_factory=dict)
     """State in the repository index by model."""
     control: list[str] = field(default_factory=list)
@@ -175,6 +164,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> pb.ModelInferResponse:
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata() or ())
+        assert self.unary is not None
         try:
             return await self.unary(request, context)
         except asyncio.CancelledError:
@@ -185,6 +175,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         self.metadata = dict(context.invocation_metadata() or ())
+        assert self.streamed is not None
         try:
             async for request in requests:
                 self.requests.append(request)
@@ -210,14 +201,8 @@ async def serving(triton: FakeTriton, credentials: grpc.ServerCredentials | None
     """Runs the server. ``credentials`` turn on TLS."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
-    address = "127.0.0.1:0"
-    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
-    triton.url = f"127.0.0.1:{port}"
-    await server.start()
-    try:
+    async with _running(server, credentials) as triton.url:
         yield triton
-    finally:
-        await server.stop(None)
 
 
 @asynccontextmanager
@@ -237,7 +222,16 @@ async def answering(message: bytes) -> AsyncIterator[str]:
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    async with _running(server) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _running(server: grpc.aio.Server, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[str]:
+    address = "127.0.0.1:0"
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -22,7 +22,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from tests.docs.pages import ROOT
 from tests.toolkit.processes import running_gateway, running_triton
-from tests.toolkit.redis import RedisServer
+from tests.toolkit.programs import RedisServer
 from tests.zoo.cases import Case, DirectTriton, Truth, random_case
 from tests.zoo.dialects import Dialect, dialects_of, oip_binary, pipeline
 from tests.zoo.kinds import KINDS, Kind

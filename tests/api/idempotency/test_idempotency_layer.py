@@ -19,7 +19,7 @@ from app.streams.store import STREAM_BYTES, KeepLimits, StartedStream
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
-from tests.toolkit.redis import RedisServer
+from tests.toolkit.programs import RedisServer
 from tests.toolkit.streams import FakeAnswer, problem_of, stream_of
 
 KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}

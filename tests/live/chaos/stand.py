@@ -20,8 +20,8 @@ from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, Socket
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.sessions import write_models
 from tests.toolkit.processes import GatewayProcess, live_triton, running_gateway, scripted_models
+from tests.toolkit.programs import RedisServer
 from tests.toolkit.proxy import Link
-from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import eventually
 
 HERE = Path(__file__).parent

@@ -23,8 +23,8 @@ from tests.live.chaos.traffic import Traffic
 from tests.toolkit.connections import Connection
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.programs import RedisServer
 from tests.toolkit.raw_http import dialed, post, received
-from tests.toolkit.redis import RedisServer
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import BINARY, CLOSE, CONTINUATION, TEXT, RawSocket, frame, handshake, script
 

@@ -26,6 +26,7 @@ DIGEST = f"sha256:{'0' * 64}"
 CONFIG_MAP = {"configMapRef": {"name": "more"}}
 BUCKET = {"source": "objectStore", "objectStore": {"url": "s3://bucket", "secretName": "bucket"}}
 CLAIM = {"source": "persistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "subPath": "v3"}}
+CLAIM_MOUNT = {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"}
 MODELS_IMAGE = {"source": "containerImage", "containerImage": {"reference": "models:1"}}
 EXTERNAL = {"enabled": False, "external": {"grpcUrl": "a:1"}}
 OWN_STRATEGY = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
@@ -36,80 +37,89 @@ KEDA |= {"authenticationRef": {"name": "prometheus"}}
 INTERNAL = {"type": "LoadBalancer", "loadBalancerClass": "example.com/internal", "externalTrafficPolicy": "Local"}
 INTERNAL |= {"loadBalancerSourceRanges": ["10.0.0.0/8"], "trafficDistribution": "PreferSameNode"}
 OF_ALL = {"commonAnnotations": {"a": "all", "b": "all"}, "service": {"annotations": {"a": "own"}}}
+SHARED = {"triton": {"sharedMemory": {"bytes": 268_435_456}}}
+EXIT_KEY = {"secretKeyRef": {"name": "keys", "key": "exit"}}
+NGINX, F5 = (f"Ingress metadata annotations {prefix}" for prefix in ("nginx.ingress.kubernetes.io", "nginx.org"))
+HOSTS = {"enabled": True, "hosts": ["a.example", "b.example"]}
+OWN_ANNOTATIONS = {"nginx.ingress.kubernetes.io/proxy-body-size": "1m", "a.example/b": "c"}
 
-PLACES: list[tuple[Document, str, Any]] = [
-    ({"extraVolumes": [VOLUME]}, "pod volumes ca", VOLUME),
-    ({"gateway": {"extraVolumeMounts": [MOUNT]}}, "gateway volumeMounts ca", MOUNT),
-    ({"gateway": {"extraVolumeMounts": [MOUNT]}}, "triton volumeMounts ca", None),
-    ({"triton": {"extraVolumeMounts": [MOUNT]}}, "triton volumeMounts ca", MOUNT),
-    ({"gateway": {"tmpSize": "2Gi"}}, "pod volumes gateway-tmp emptyDir", {"sizeLimit": "2Gi"}),
-    ({"triton": {"shmSize": "3Gi"}}, "pod volumes shm emptyDir", {"medium": "Memory", "sizeLimit": "3Gi"}),
-    ({"gateway": {"envFrom": [CONFIG_MAP]}}, "gateway envFrom", [CONFIG_MAP]),
-    ({"triton": {"envFrom": [CONFIG_MAP]}}, "triton envFrom", [CONFIG_MAP]),
+PLACES: list[tuple[Document, dict[str, Any]]] = [
+    ({"extraVolumes": [VOLUME]}, {"pod volumes ca": VOLUME}),
+    ({"gateway": {"extraVolumeMounts": [MOUNT]}}, {"gateway volumeMounts ca": MOUNT, "triton volumeMounts ca": None}),
+    ({"triton": {"extraVolumeMounts": [MOUNT]}}, {"triton volumeMounts ca": MOUNT}),
+    ({"gateway": {"tmpSize": "2Gi"}}, {"pod volumes gateway-tmp emptyDir": {"sizeLimit": "2Gi"}}),
+    ({"triton": {"shmSize": "3Gi"}}, {"pod volumes shm emptyDir": {"medium": "Memory", "sizeLimit": "3Gi"}}),
+    ({"gateway": {"envFrom": [CONFIG_MAP]}}, {"gateway envFrom": [CONFIG_MAP]}),
+    ({"triton": {"envFrom": [CONFIG_MAP]}}, {"triton envFrom": [CONFIG_MAP]}),
     (
         {"triton": {"envFrom": [CONFIG_MAP], "models": BUCKET}},
-        "triton envFrom",
-        [{"secretRef": {"name": "bucket"}}, CONFIG_MAP],
+        {"triton envFrom": [{"secretRef": {"name": "bucket"}}, CONFIG_MAP]},
     ),
-    ({"imagePullSecrets": ["one", {"name": "two"}]}, "pod imagePullSecrets", [{"name": "one"}, {"name": "two"}]),
-    ({"imagePullSecrets": ["one"]}, "Pod spec imagePullSecrets", [{"name": "one"}]),
-    ({"extraContainers": [{"name": "own", "image": "i"}]}, "pod containers own", {"name": "own", "image": "i"}),
-    ({"hostAliases": [{"ip": "10.0.0.1"}]}, "pod hostAliases", [{"ip": "10.0.0.1"}]),
-    ({"dnsConfig": {"searches": ["b"]}}, "pod dnsConfig", {"searches": ["b"]}),
-    ({"gateway": {"image": {"repository": "r:5/g", "tag": "1", "digest": DIGEST}}}, "gateway image", f"r:5/g@{DIGEST}"),
+    ({"imagePullSecrets": ["one", {"name": "two"}]}, {"pod imagePullSecrets": [{"name": "one"}, {"name": "two"}]}),
+    ({"imagePullSecrets": ["one"]}, {"Pod spec imagePullSecrets": [{"name": "one"}]}),
+    ({"extraContainers": [{"name": "own", "image": "i"}]}, {"pod containers own": {"name": "own", "image": "i"}}),
+    ({"hostAliases": [{"ip": "10.0.0.1"}]}, {"pod hostAliases": [{"ip": "10.0.0.1"}]}),
+    ({"dnsConfig": {"searches": ["b"]}}, {"pod dnsConfig": {"searches": ["b"]}}),
+    (
+        {"gateway": {"image": {"repository": "r:5/g", "tag": "1", "digest": DIGEST}}},
+        {"gateway image": f"r:5/g@{DIGEST}"},
+    ),
     *(
-        ({"gateway": {probe: {"failureThreshold": 99}}}, f"gateway {probe} failureThreshold", 99)
+        ({"gateway": {probe: {"failureThreshold": 99}}}, {f"gateway {probe} failureThreshold": 99})
         for probe in ("startupProbe", "livenessProbe", "readinessProbe")
     ),
-    ({"triton": {"livenessProbe": {"timeoutSeconds": 20}}}, "triton livenessProbe timeoutSeconds", 20),
-    ({"triton": {"startupSeconds": 10}}, "triton startupProbe failureThreshold", 5),
-    ({"triton": {"startupSeconds": 601}}, "triton startupProbe failureThreshold", 301),
-    *(({"service": INTERNAL}, f"Service spec {key}", value) for key, value in INTERNAL.items()),
+    ({}, {"gateway readinessProbe httpGet path": "/health/ready", "triton readinessProbe": None}),
+    ({"triton": {"livenessProbe": {"timeoutSeconds": 20}}}, {"triton livenessProbe timeoutSeconds": 20}),
+    ({"triton": {"startupSeconds": 10}}, {"triton startupProbe failureThreshold": 5}),
+    ({"triton": {"startupSeconds": 601}}, {"triton startupProbe failureThreshold": 301}),
+    ({"service": INTERNAL}, {f"Service spec {key}": value for key, value in INTERNAL.items()}),
     (
         {"service": {"port": 8000}},
-        "Service spec ports",
-        [{"name": "http", "port": 8000, "targetPort": "http", "appProtocol": "http"}],
+        {"Service spec ports": [{"name": "http", "port": 8000, "targetPort": "http", "appProtocol": "http"}]},
     ),
     (
         {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
-        "HTTPRoute spec rules 0 timeouts",
-        {"request": "0s", "backendRequest": "0s"},
+        {"HTTPRoute spec rules 0 timeouts": {"request": "0s", "backendRequest": "0s"}},
     ),
-    (OF_ALL, "Service metadata annotations", {"a": "own", "b": "all"}),
-    ({"replicaCount": 4}, "Deployment spec replicas", 4),
-    ({"revisionHistoryLimit": 2}, "Deployment spec revisionHistoryLimit", 2),
-    ({}, "PodDisruptionBudget spec maxUnavailable", 1),
-    ({}, "PodDisruptionBudget spec unhealthyPodEvictionPolicy", "AlwaysAllow"),
-    ({"podDisruptionBudget": {"maxUnavailable": "25%"}}, "PodDisruptionBudget spec maxUnavailable", "25%"),
+    (OF_ALL, {"Service metadata annotations": {"a": "own", "b": "all"}}),
+    ({"replicaCount": 4}, {"Deployment spec replicas": 4}),
+    ({"revisionHistoryLimit": 2}, {"Deployment spec revisionHistoryLimit": 2}),
+    ({}, {"Deployment spec minReadySeconds": None, "Deployment spec strategy": {"type": "Recreate"}}),
+    (
+        {},
+        {
+            "PodDisruptionBudget spec maxUnavailable": 1,
+            "PodDisruptionBudget spec unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    ),
+    ({"podDisruptionBudget": {"maxUnavailable": "25%"}}, {"PodDisruptionBudget spec maxUnavailable": "25%"}),
     *(
-        ({"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}}, f"PodDisruptionBudget spec {key}", value)
+        (
+            {"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}},
+            {"PodDisruptionBudget spec minAvailable": number, "PodDisruptionBudget spec maxUnavailable": None},
+        )
         for number in (2, "50%")
-        for key, value in (("minAvailable", number), ("maxUnavailable", None))
     ),
-    ({}, "Deployment spec strategy", {"type": "Recreate"}),
-    ({"strategy": OWN_STRATEGY}, "Deployment spec strategy", OWN_STRATEGY),
+    ({"strategy": OWN_STRATEGY}, {"Deployment spec strategy": OWN_STRATEGY}),
     *(
-        (values, "Deployment spec strategy rollingUpdate", {"maxSurge": 0, "maxUnavailable": 1})
+        (values, {"Deployment spec strategy rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}})
         for values in ({"replicaCount": 2}, {"autoscaling": {"enabled": True}})
     ),
     *(
-        ({"triton": triton}, "Deployment spec strategy rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
+        ({"triton": triton}, {"Deployment spec strategy rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}})
         for triton in ({"gpus": 0}, EXTERNAL)
     ),
-    ({}, "pod runtimeClassName", None),
-    ({"triton": {"runtimeClassName": "nvidia"}}, "pod runtimeClassName", "nvidia"),
-    ({"triton": {"gpus": 2}}, "triton resources limits nvidia.com/gpu", 2),
+    ({"triton": {"runtimeClassName": "nvidia"}}, {"pod runtimeClassName": "nvidia"}),
+    ({"triton": {"gpus": 2}}, {"triton resources limits nvidia.com/gpu": 2}),
     (
         {"triton": {"resources": {"limits": {"memory": "9Gi"}}}},
-        "triton resources limits",
-        {"memory": "9Gi", "nvidia.com/gpu": 1},
+        {"triton resources limits": {"memory": "9Gi", "nvidia.com/gpu": 1}},
     ),
-    ({"triton": {"resources": None}}, "triton resources", {"limits": {"nvidia.com/gpu": 1}}),
+    ({"triton": {"resources": None}}, {"triton resources": {"limits": {"nvidia.com/gpu": 1}}}),
     *(
         (
             {"triton": {"gpuResource": resource}},
-            "pod tolerations",
-            [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}],
+            {"pod tolerations": [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}]},
         )
         for resource, taint in (
             ("nvidia.com/gpu", "nvidia.com/gpu"),
@@ -118,58 +128,138 @@ PLACES: list[tuple[Document, str, Any]] = [
             ("amd.com/gpu", "amd.com/gpu"),
         )
     ),
-    ({"triton": {"gpuResource": "amd.com/gpu"}}, "triton resources limits amd.com/gpu", 1),
+    ({"triton": {"gpuResource": "amd.com/gpu"}}, {"triton resources limits amd.com/gpu": 1}),
     *(
-        ({"gateway": {"workers": workers, "resources": None}}, "gateway resources", resources)
-        for workers, resources in (
-            (1, {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}),
-            (4, {"requests": {"cpu": "4", "memory": "768Mi"}, "limits": {"memory": "1024Mi"}}),
+        (values, {"gateway resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": limits}})
+        for values, cpu, memory, limits in (
+            ({"gateway": {"workers": 1, "resources": None}}, "500m", "256Mi", {"memory": "512Mi"}),
+            ({"gateway": {"workers": 4, "resources": None}}, "4", "768Mi", {"memory": "1024Mi"}),
+            ({"gateway": {"workers": 2, "resources": OWN_RESOURCES}}, "250m", "512Mi", {"memory": "2Gi", "cpu": 1}),
+            (SHARED, "500m", "256Mi", {"memory": "768Mi"}),
+            ({"triton": {"sharedMemory": {"bytes": 268_435_457}}}, "500m", "256Mi", {"memory": "769Mi"}),
         )
     ),
     (
-        {"gateway": {"workers": 2, "resources": OWN_RESOURCES}},
-        "gateway resources",
-        {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi", "cpu": 1}},
+        {**SHARED, "gateway": {"resources": {"limits": {"memory": "2Gi"}}}},
+        {"gateway resources limits": {"memory": "2Gi"}},
+    ),
+    (
+        SHARED,
+        {
+            "gateway volumeMounts shm mountPath": "/dev/shm",
+            "triton volumeMounts shm mountPath": "/dev/shm",
+            "pod volumes shm emptyDir medium": "Memory",
+            "gateway env GATEWAY_SHARED_MEMORY_BYTES value": "268435456",
+        },
+    ),
+    *(
+        (
+            {"triton": triton},
+            {
+                "gateway resources limits": {"memory": "512Mi"},
+                "gateway volumeMounts shm": None,
+                "gateway env GATEWAY_SHARED_MEMORY_BYTES": None,
+            },
+        )
+        for triton in ({}, EXTERNAL | SHARED["triton"])
+    ),
+    *(
+        ({"triton": {"sharedMemory": shared}}, {"triton args --allow-client-shm": given})
+        for shared, given in (
+            ({}, None),
+            ({"bytes": 1}, None),
+            ({"allowOption": True}, None),
+            ({"bytes": 1, "allowOption": True}, "true"),
+        )
     ),
     (
         {"triton": {"models": CLAIM}},
-        "pod volumes models persistentVolumeClaim",
-        {"claimName": "models", "readOnly": True},
+        {
+            "pod volumes models persistentVolumeClaim": {"claimName": "models", "readOnly": True},
+            "triton volumeMounts models": CLAIM_MOUNT,
+        },
     ),
     (
-        {"triton": {"models": CLAIM}},
-        "triton volumeMounts models",
-        {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"},
+        {"triton": {"models": BUCKET}},
+        {"triton args --model-repository": "s3://bucket", "triton envFrom": [{"secretRef": {"name": "bucket"}}]},
     ),
-    ({"triton": {"models": BUCKET}}, "triton args --model-repository", "s3://bucket"),
-    ({"triton": {"models": BUCKET}}, "triton envFrom", [{"secretRef": {"name": "bucket"}}]),
     (
         {"triton": {"models": MODELS_IMAGE}},
-        "pod volumes models image",
-        {"reference": "models:1", "pullPolicy": "IfNotPresent"},
+        {"pod volumes models image": {"reference": "models:1", "pullPolicy": "IfNotPresent"}},
     ),
-    ({}, "triton args --grpc-max-response-pool-size", None),
-    ({"triton": {"maxQueuedResponses": 64}}, "triton args --grpc-max-response-pool-size", "64"),
     (
-        {"autoscaling": {"enabled": True, "behavior": BEHAVIOR}},
-        "HorizontalPodAutoscaler spec behavior",
-        BEHAVIOR,
+        {},
+        {
+            "triton args --model-repository": "/models",
+            "triton args --grpc-max-response-pool-size": None,
+            "triton args --trace-config": None,
+            "triton args --grpc-address": "127.0.0.1",
+            "triton args --http-address": "127.0.0.1",
+            "triton args --metrics-address": "0.0.0.0",
+            "triton ports": [{"name": "triton-metrics", "containerPort": 8002}],
+            "pod runtimeClassName": None,
+        },
     ),
-    *(
-        ({"autoscaling": KEDA, "podMonitor": {"enabled": True}}, f"ScaledObject spec {place}", expected)
-        for place, expected in (
-            ("advanced horizontalPodAutoscalerConfig behavior", BEHAVIOR),
-            ("triggers 0 authenticationRef", {"name": "prometheus"}),
-            ("triggers 0 metadata authModes", "tls,basic"),
-        )
+    ({"triton": {"maxQueuedResponses": 64}}, {"triton args --grpc-max-response-pool-size": "64"}),
+    ({"autoscaling": {"enabled": True, "behavior": BEHAVIOR}}, {"HorizontalPodAutoscaler spec behavior": BEHAVIOR}),
+    (
+        {"autoscaling": KEDA, "podMonitor": {"enabled": True}},
+        {
+            "ScaledObject spec advanced horizontalPodAutoscalerConfig behavior": BEHAVIOR,
+            "ScaledObject spec triggers 0 authenticationRef": {"name": "prometheus"},
+            "ScaledObject spec triggers 0 metadata authModes": "tls,basic",
+        },
+    ),
+    (
+        {},
+        {
+            "Pod metadata annotations helm.sh/hook": "test",
+            "Pod metadata annotations helm.sh/hook-delete-policy": "before-hook-creation",
+        },
     ),
     (
         {"extraObjects": [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}]},
-        "Secret metadata name",
-        "demo-own",
+        {"Secret metadata name": "demo-own"},
+    ),
+    (
+        {"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}},
+        {
+            "gateway env GATEWAY_EARLY_EXIT_KEY valueFrom": EXIT_KEY,
+            "triton env EARLY_EXIT_KEY valueFrom": EXIT_KEY,
+        },
+    ),
+    (
+        {"gateway": {"logTensors": "shapes"}},
+        {"triton env": [{"name": "GATEWAY_LOG_TENSORS", "value": "shapes"}]},
+    ),
+    (
+        {"ingress": HOSTS, "shutdown": {"longestStreamSeconds": 1800}},
+        {
+            f"{NGINX}/proxy-buffering": "off",
+            f"{NGINX}/proxy-read-timeout": "1800",
+            f"{NGINX}/proxy-send-timeout": "1800",
+            f"{F5}/proxy-buffering": "False",
+            f"{F5}/proxy-read-timeout": "1800s",
+            f"{F5}/websocket-services": "demo-triton-gateway",
+            "Service metadata name": "demo-triton-gateway",
+            "Ingress metadata annotations haproxy.org/timeout-server": "1800s",
+            "Ingress spec tls": None,
+        },
+    ),
+    (
+        {"ingress": HOSTS, "gateway": {"maxBodyBytes": 1_048_576}},
+        {f"{NGINX}/proxy-body-size": "67108864", f"{F5}/client-max-body-size": "67108864"},
+    ),
+    (
+        {"ingress": {**HOSTS, "annotations": OWN_ANNOTATIONS}},
+        {
+            f"{NGINX}/proxy-body-size": "1m",
+            "Ingress metadata annotations a.example/b": "c",
+            f"{NGINX}/proxy-buffering": "off",
+        },
     ),
 ]
-"""Values, a place in the release, and what it has then: None if it has nothing."""
+"""Values, and places in the release with what they have then: None if a place has nothing."""
 
 
 def at(documents: list[Document], place: str) -> Any:
@@ -189,11 +279,10 @@ def at(documents: list[Document], place: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("values", "place", "expected"), PLACES, ids=lambda each: each if isinstance(each, str) else ""
-)
-def test_a_value_reaches_its_place(values: Document, place: str, expected: Any) -> None:
-    assert at(render(values, kubernetes="1.36"), place) == expected
+@pytest.mark.parametrize(("values", "places"), PLACES, ids=lambda each: next(iter(each)) if " " in str(each) else "")
+def test_a_value_reaches_its_places(values: Document, places: dict[str, Any]) -> None:
+    documents = render(values, kubernetes="1.36")
+    assert {place: at(documents, place) for place in places} == places
 
 
 def test_extra_init_containers_run_before_triton() -> None:

@@ -29,38 +29,34 @@ def test_notes_name_the_release_and_its_deployment(chart_that_shows_its_notes: P
     assert f"helm test {RELEASE} --namespace {NAMESPACE}" in notes
 
 
-def notes_of(chart: Path, values: Document) -> str:
-    return str(the(render(values, chart=chart), "Notes")["text"])
+PUSHED = {"image": {"repository": "registry.example.com/image"}}
+EXTERNAL = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
+INGRESS = {"enabled": True, "hosts": ["a.example"], "tlsSecretName": "tls"}
+FORWARDED = "port-forward service/demo-triton-gateway 8080:8000 &\n  curl http://127.0.0.1:8080/v1/pipelines"
 
 
-def test_notes_forward_the_port_of_the_service(chart_that_shows_its_notes: Path) -> None:
-    notes = notes_of(chart_that_shows_its_notes, {"service": {"port": 8000}})
-    assert "port-forward service/demo-triton-gateway 8080:8000 &\n  curl http://127.0.0.1:8080/v1/pipelines" in notes
-
-
-def test_notes_call_the_host_of_the_ingress(chart_that_shows_its_notes: Path) -> None:
-    ingress = {"enabled": True, "hosts": ["a.example"], "tlsSecretName": "tls"}
-    assert "curl https://a.example/v1/pipelines" in notes_of(chart_that_shows_its_notes, {"ingress": ingress})
-
-
-def test_notes_show_docker_builds_without_a_registry(chart_that_shows_its_notes: Path) -> None:
-    bare = notes_of(chart_that_shows_its_notes, {})
-    assert bare.index("--target triton .") < bare.index("kubectl")
-    image = {"image": {"repository": "registry.example.com/image"}}
-    gateway_pushed = notes_of(chart_that_shows_its_notes, {"gateway": image})
-    assert "--target triton ." in gateway_pushed
-    assert "triton-gateway:0.1.0" not in gateway_pushed
-    models_pushed = notes_of(chart_that_shows_its_notes, {"triton": image})
-    assert "triton-gateway:0.1.0" in models_pushed
-    assert "--target triton" not in models_pushed
-    assert "docker build" not in notes_of(chart_that_shows_its_notes, {"gateway": image, "triton": image})
-    assert "docker build" not in notes_of(
-        chart_that_shows_its_notes, {"global": {"imageRegistry": "mirror.example.com"}}
-    )
-    external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
-    assert "--target triton" not in notes_of(chart_that_shows_its_notes, {"triton": external})
-
-
-def test_the_notes_name_the_gpus_that_a_pod_needs(chart_that_shows_its_notes: Path) -> None:
-    assert "Each pod needs 1 of nvidia.com/gpu." in notes_of(chart_that_shows_its_notes, {})
-    assert "Pending" not in notes_of(chart_that_shows_its_notes, {"triton": {"gpus": 0}})
+@pytest.mark.parametrize(
+    ("values", "said", "left_out"),
+    [
+        ({"service": {"port": 8000}}, [FORWARDED], []),
+        ({"ingress": INGRESS}, ["curl https://a.example/v1/pipelines"], []),
+        # docker builds of the images that have no registry
+        ({}, ["--target triton ."], []),
+        ({"gateway": PUSHED}, ["--target triton ."], ["triton-gateway:0.1.0"]),
+        ({"triton": PUSHED}, ["triton-gateway:0.1.0"], ["--target triton"]),
+        ({"triton": EXTERNAL}, [], ["--target triton"]),
+        ({"gateway": PUSHED, "triton": PUSHED}, [], ["docker build"]),
+        ({"global": {"imageRegistry": "mirror.example.com"}}, [], ["docker build"]),
+        # the GPUs that a pod needs
+        ({}, ["Each pod needs 1 of nvidia.com/gpu."], []),
+        ({"triton": {"gpus": 0}}, [], ["Pending"]),
+    ],
+    ids=str,
+)
+def test_the_notes_are_about_the_values(
+    chart_that_shows_its_notes: Path, values: Document, said: list[str], left_out: list[str]
+) -> None:
+    notes = str(the(render(values, chart=chart_that_shows_its_notes), "Notes")["text"])
+    assert all(each in notes for each in said)
+    assert not any(each in notes for each in left_out)
+    assert "--target triton ." not in notes or notes.index("--target triton .") < notes.index("kubectl")

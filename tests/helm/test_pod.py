@@ -1,7 +1,6 @@
-"""The pod: the sidecar, GPUs, sources of models, strategy, disruption budget, shutdown; examples for LLM backends."""
+"""The pod, its disruption budget, its scaling and its shutdown; the access to it; examples for LLM backends."""
 
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from tests.helm.rendering import (
     of_kind,
     pod_spec,
     render,
+    render_text,
     the,
     triton_container,
 )
@@ -28,72 +28,9 @@ def volume(documents: list[Document], name: str) -> Document:
     return dict(found)
 
 
-def test_only_the_metrics_of_triton_leave_loopback() -> None:
-    addresses = {word for word in triton_container(render())["args"] if "-address=" in word}
-    assert addresses == {"--grpc-address=127.0.0.1", "--http-address=127.0.0.1", "--metrics-address=0.0.0.0"}
-    assert [port["containerPort"] for port in triton_container(render())["ports"]] == [8002]
-
-
-def test_only_the_gateway_has_a_readiness_probe() -> None:
-    documents = render()
-    assert "readinessProbe" not in triton_container(documents)
-    assert gateway_container(documents)["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-
-
-class TestLargeTensors:
-    """One value turns on shared memory for large tensors."""
-
-    ON: ClassVar[Document] = {"triton": {"sharedMemory": {"bytes": 268_435_456}}}
-
-    def test_gateway_and_triton_mount_the_same_memory(self) -> None:
-        documents = render(self.ON)
-        containers = gateway_container(documents), triton_container(documents)
-        mounted = [{m["mountPath"]: m["name"] for m in each["volumeMounts"]}["/dev/shm"] for each in containers]
-        assert mounted == ["shm", "shm"]
-        assert volume(documents, "shm")["emptyDir"]["medium"] == "Memory"
-        assert environment_of(gateway_container(documents))["GATEWAY_SHARED_MEMORY_BYTES"] == "268435456"
-
-    @pytest.mark.parametrize(
-        "triton", [{}, {"enabled": False, "external": {"grpcUrl": "a:1"}, **ON["triton"]}], ids=str
-    )
-    def test_by_default_and_with_an_external_triton_there_is_none(self, triton: Document) -> None:
-        container = gateway_container(render({"triton": triton}))
-        assert container["resources"]["limits"] == {"memory": "512Mi"}
-        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
-
-    @pytest.mark.parametrize(("size", "limit"), [(268_435_456, "768Mi"), (268_435_457, "769Mi")])
-    def test_the_gateways_memory_limit_includes_it(self, size: int, limit: str) -> None:
-        values: Document = {"triton": {"sharedMemory": {"bytes": size}}}
-        resources = gateway_container(render(values))["resources"]
-        assert resources["limits"] == {"memory": limit}
-        assert resources["requests"] == gateway_container(render())["resources"]["requests"]
-        own = {"resources": {"limits": {"memory": "2Gi"}}}
-        assert gateway_container(render({**values, "gateway": own}))["resources"]["limits"] == {"memory": "2Gi"}
-
-    @pytest.mark.parametrize(
-        ("shared", "is_given"),
-        [
-            ({}, False),
-            ({"bytes": 1}, False),
-            ({"allowOption": True}, False),
-            ({"bytes": 1, "allowOption": True}, True),
-        ],
-        ids=str,
-    )
-    def test_the_option_of_newer_tritons_must_be_allowed(self, shared: Document, is_given: bool) -> None:
-        arguments = triton_container(render({"triton": {"sharedMemory": shared}}))["args"]
-        assert ("--allow-client-shm=true" in arguments) is is_given
-
-
 def test_zero_gpus_removes_everything_about_gpus() -> None:
     documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia", "entryPoint": ""}})
     assert "nvidia" not in str(pod_spec(documents))
-
-
-def test_a_misspelled_strategy_is_rejected() -> None:
-    with pytest.raises(ChartRefused, match=r"strategy\.type"):
-        render({"strategy": {"type": "Recreat"}})
 
 
 def test_models_in_the_image_need_no_volume() -> None:
@@ -155,14 +92,6 @@ def test_keda_uses_the_same_numbers(monitor: str) -> None:
     hpa = the(render({"autoscaling": {"enabled": True}}), "HorizontalPodAutoscaler")["spec"]
     assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
     assert "replicas" not in the(documents, "Deployment")["spec"]
-
-
-def test_the_test_pod_stays_until_the_next_test() -> None:
-    """`helm test --logs` reads the log after Helm has deleted the pods with `hook-succeeded`, and fails."""
-    (pod,) = of_kind(render(), "Pod")
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
-    assert pod["spec"]["containers"][0]["image"] == gateway_container(render())["image"]
 
 
 LLM_FILES = [CHART / "ci" / f"{name}-values.yaml" for name in ("vllm", "tensorrt-llm")]
@@ -235,3 +164,70 @@ def test_grace_period_drain_and_exit_timeout_agree(values: tuple[int, ...]) -> N
 @given(shutdown=st.fixed_dictionaries(seconds))
 def test_any_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> None:
     check_shutdown(shutdown)
+
+
+HOSTS = {"ingress": {"enabled": True, "hosts": ["a.example", "b.example"]}}
+
+
+def test_every_host_is_served_and_tls_is_optional() -> None:
+    spec = the(render(HOSTS), "Ingress")["spec"]
+    assert [rule["host"] for rule in spec["rules"]] == ["a.example", "b.example"]
+    assert "tls" not in spec
+
+
+AFFINE = {
+    "sessionAffinity": True,
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+}
+
+
+def test_session_affinity_is_a_cookie_behind_proxies_and_an_address_in_the_cluster() -> None:
+    documents = render(HOSTS | AFFINE)
+    said = the(documents, "Ingress")["metadata"]["annotations"]
+    assert said["nginx.ingress.kubernetes.io/affinity"] == said["haproxy-ingress.github.io/affinity"] == "cookie"
+    assert said["nginx.ingress.kubernetes.io/affinity-mode"] == "persistent"
+    names = {said[key] for key in said if key.endswith(("/session-cookie-name", "/cookie-persistence"))}
+    (rule,) = the(documents, "HTTPRoute")["spec"]["rules"]
+    assert names == {rule["sessionPersistence"]["sessionName"]} == {"triton-gateway"}
+    assert rule["sessionPersistence"]["type"] == "Cookie"
+    assert the(documents, "Service")["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_without_session_affinity_requests_go_to_any_pod() -> None:
+    text = render_text(HOSTS | AFFINE | {"sessionAffinity": False})
+    assert "ffinity: c" not in text
+    assert "cookie" not in text
+    assert "sessionPersistence" not in text
+    assert "ClientIP" not in text
+
+
+def ingress_rules(values: Document) -> dict[int, list[Document] | None]:
+    """The allowed clients by port; None means all."""
+    policy = the(render(values), "NetworkPolicy")["spec"]
+    return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+
+
+def test_only_monitoring_reaches_the_metrics() -> None:
+    prometheus = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    rules = ingress_rules({"networkPolicy": {"monitoring": prometheus}})
+    assert rules == {8080: None, 8081: prometheus, 8002: prometheus}
+
+
+def test_only_named_clients_and_the_test_pod_reach_the_api() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"team": "web"}}}
+    documents = render({"networkPolicy": {"clients": [peer]}})
+    rules = the(documents, "NetworkPolicy")["spec"]["ingress"]
+    allowed = next(rule["from"] for rule in rules if rule["ports"] == [{"port": 8080}])
+    test_labels = the(documents, "Pod")["metadata"]["labels"]
+    assert allowed == [peer, {"podSelector": {"matchLabels": test_labels}}]
+
+
+@pytest.mark.parametrize(("tritons", "ports"), [("triton:9001", [9001]), ("a:9001,b:9001,c:9002", [9001, 9002])])
+def test_restricted_egress_allows_dns_and_external_tritons(tritons: str, ports: list[int]) -> None:
+    values = {
+        "networkPolicy": {"restrictEgress": True},
+        "triton": {"enabled": False, "external": {"grpcUrl": tritons}},
+    }
+    spec = the(render(values), "NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, *ports]

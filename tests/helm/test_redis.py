@@ -1,17 +1,138 @@
-"""The small Redis for trials of resumable streams: its pod, its clients, and a real server with its arguments."""
+"""The small Redis for trials of resumable streams, and a private authority that the gateway's TLS clients trust."""
 
+import os
 import shutil
+import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from redis import Redis
 
-from app.settings import read_settings
+from app.core.errors import UpstreamUnavailable
+from app.observability.otlp import OtlpTracer
+from app.observability.tracing import SpanKind
+from app.process.serving import open_store
+from app.settings import Settings, read_settings
 from tests.conftest import Require
-from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, render
+from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, pod_spec, render
+from tests.toolkit.certificates import Authority
+from tests.toolkit.http_server import answering
 from tests.toolkit.processes import free_ports
 from tests.toolkit.programs import listens, running_program
+
+CA = "/etc/private-ca/ca.crt"
+
+
+@pytest.mark.parametrize(
+    ("values", "source"),
+    [
+        ({"configMapName": "bundle"}, {"configMap": {"name": "bundle"}}),
+        ({"secretName": "bundle"}, {"secret": {"secretName": "bundle", "defaultMode": 0o440}}),
+    ],
+    ids=["ConfigMap", "Secret"],
+)
+def test_the_authority_is_a_file_of_the_gateway(values: Document, source: Document) -> None:
+    documents = render({"privateCa": {**values, "key": "root.pem"}})
+    (volume,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == "private-ca")
+    ((kind, content),) = source.items()
+    assert volume[kind] == {**content, "items": [{"key": "root.pem", "path": "ca.crt"}]}
+    mount = {"name": "private-ca", "mountPath": "/etc/private-ca", "readOnly": True}
+    assert mount in gateway_container(documents)["volumeMounts"]
+
+
+def test_an_external_triton_uses_the_authority_by_default() -> None:
+    external: Document = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
+    values: Document = {"privateCa": {"configMapName": "bundle"}, "triton": {"enabled": False, "external": external}}
+    assert read_settings(variables(values), {}).triton_ca == CA
+    external["tls"]["secretName"] = "pki"
+    assert read_settings(variables(values), {}).triton_ca == "/etc/triton-tls/ca.crt"
+
+
+def variables(values: Document) -> dict[str, str]:
+    return environment_of(gateway_container(render(values)))
+
+
+@contextmanager
+def only_variables(authority: Path | None) -> Iterator[None]:
+    """This process has the container's variables for the authority, or none. TLS clients read them when they start."""
+    said = variables({"privateCa": {"configMapName": "bundle"}})
+    named = {name: str(authority) for name, value in said.items() if value == CA}
+    assert named.keys() == {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_CERTIFICATE"}
+    with patch.dict(os.environ, named if authority else {}, clear=True):
+        yield
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterator[str]:
+    """A real Redis that accepts only TLS connections."""
+    require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
+    (port,) = free_ports(1)
+    issued = authority.issue("localhost")
+    issued.private_key_pem.write_to_path(str(tmp_path / "server.key"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "server.pem"))
+    tls = {"port": port, "cert-file": "server.pem", "key-file": "server.key", "auth-clients": "no"}
+    options = [word for name, value in tls.items() for word in (f"--tls-{name}", str(value))]
+    command = ["redis-server", "--port", "0", "--save", "", *options]
+    with running_program(command, tmp_path / "log", lambda: listens(port), cwd=tmp_path):
+        yield f"rediss://localhost:{port}/0"
+
+
+async def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
+    settings = Settings(redis_url=redis_url)
+    with only_variables(None), pytest.raises(UpstreamUnavailable) as refused:
+        await use_store(settings)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
+    with only_variables(authority.path):
+        await use_store(settings)
+
+
+async def use_store(settings: Settings) -> None:
+    async with open_store(settings) as store:
+        await store.require_room("")
+
+
+@contextmanager
+def collector(authority: Authority) -> Iterator[tuple[str, list[str]]]:
+    """Yields the address of a collector with TLS, and the paths of its requests."""
+    paths: list[str] = []
+
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str, bytes]:
+        paths.append(request.path)
+        return 200, "application/x-protobuf", b""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue("localhost").configure_cert(context)
+    with answering(answer, context) as port:
+        yield f"https://localhost:{port}/v1/traces", paths
+
+
+async def test_a_collector_with_a_certificate_of_the_authority_gets_spans(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    with collector(authority) as (url, paths):
+        with only_variables(None):
+            await send_span(url)
+        assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+        assert paths == []
+        with only_variables(authority.path):
+            await send_span(url)
+        assert paths == ["/v1/traces"]
+
+
+async def send_span(url: str) -> None:
+    tracer = OtlpTracer(url, "0")
+    tracer.start("test", SpanKind.SERVER, None).end({})
+    await tracer.close()
+
 
 ON: Document = {"redis": {"enabled": True}}
 

@@ -34,9 +34,6 @@ from tests.helm.schema_check import SCHEMAS, schema_faults
 from tests.toolkit.environments import npm_environment
 
 NEWEST = KUBERNETES_VERSIONS[-1]
-every_combination = pytest.mark.parametrize(
-    ("values", "kubernetes"), combinations(), ids=lambda each: each.stem if isinstance(each, Path) else each
-)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +49,13 @@ def test_helm_lint_passes(values: Path, kubernetes: str) -> None:
     assert "0 chart(s) failed" in said
 
 
-@every_combination
-def test_documents_match_the_schemas_of_kubernetes(values: Path, kubernetes: str) -> None:
-    assert list(schema_faults(render(values, kubernetes=kubernetes), kubernetes)) == []
-
-
-@every_combination
-def test_cross_checks_find_no_faults(values: Path, kubernetes: str) -> None:
-    assert faults(render(values, kubernetes=kubernetes)) == {}
-
-
-@pytest.mark.parametrize("kubernetes", KUBERNETES_VERSIONS)
-def test_the_defaults_pass_all_checks(kubernetes: str) -> None:
-    documents = render(kubernetes=kubernetes)
+@pytest.mark.parametrize(
+    ("values", "kubernetes"),
+    [*combinations(), *((None, version) for version in KUBERNETES_VERSIONS)],
+    ids=lambda each: each.stem if isinstance(each, Path) else str(each),
+)
+def test_schemas_of_kubernetes_and_cross_checks_find_no_fault(values: Path | None, kubernetes: str) -> None:
+    documents = render(values, kubernetes=kubernetes)
     assert list(schema_faults(documents, kubernetes)) == []
     assert faults(documents) == {}
 

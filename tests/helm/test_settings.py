@@ -154,13 +154,6 @@ def test_the_reference_pipelines_are_those_of_the_image() -> None:
     assert "WORKDIR /app\nCOPY gateway.yaml .\nCOPY samples samples\n" in dockerfile
 
 
-def test_both_containers_get_the_key_of_signed_early_exits() -> None:
-    documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
-    source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
-    assert {"name": "GATEWAY_EARLY_EXIT_KEY", "valueFrom": source} in gateway_container(documents)["env"]
-    assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
-
-
 CERTIFICATE = [{"key": name, "path": name} for name in ("ca.crt", "tls.crt", "tls.key")]
 
 
@@ -227,10 +220,6 @@ def test_both_containers_send_spans_to_the_same_collector(endpoint: str) -> None
     assert "--trace-config=mode=opentelemetry" in triton_container(documents)["args"]
 
 
-def test_without_a_collector_there_are_no_spans() -> None:
-    assert not any("trace" in argument for argument in triton_container(render())["args"])
-
-
 @pytest.mark.parametrize(
     ("explain", "keys", "receives", "traces", "collector"),
     [
@@ -251,12 +240,6 @@ def test_explained_requests_get_the_spans_of_the_sidecar(
     url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
     assert [each for each in arguments if "url=" in each] == [url] * traces
     assert settings.traces_url == (f"{collector}/v1/traces" if collector else None)
-
-
-def test_both_containers_log_shapes() -> None:
-    assert environment_of(triton_container(render({"gateway": {"logTensors": "shapes"}}))) == {
-        "GATEWAY_LOG_TENSORS": "shapes"
-    }
 
 
 def test_the_chart_has_the_version_of_the_gateway() -> None:

@@ -113,18 +113,6 @@ def refusals(values: Document) -> dict[str, str]:
     return said
 
 
-def test_every_misspelled_key_is_rejected() -> None:
-    values: Document = {}
-    wrong = {(*path[:-1], f"{path[-1]}x"): value for path, value in keys(VALUES) if path[:-1] != ("global",)}
-    for path, value in wrong.items():
-        put(values, path, value)
-    said = refusals(values)
-    expected = {path: f"Additional property {path[-1]} is not allowed" for path in wrong}
-    missed = [path for path, text in expected.items() if text not in said.get(".".join(path[:-1]) or "(root)", "")]
-    assert missed == []
-    assert len(wrong) > 120
-
-
 def beyond(schema: Document) -> Iterator[Any]:
     """Yields a value that violates each constraint of the schema."""
     if "enum" in schema:

@@ -25,6 +25,8 @@ from benchmarks.load.orders import (
     UnexpectedAnswer,
 )
 from benchmarks.servers import load_process
+from benchmarks.workers import ASK as ASK_OF_A_WORKER
+from benchmarks.workers import gateway
 
 ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
 SOCKET = SocketAsk("/", b"{}", last=b'"event":"done"')
@@ -133,3 +135,10 @@ async def test_an_obedient_caller_waits_for_retry_after(obeys: bool) -> None:
         answers = await HttpClient("127.0.0.1", port).above_capacity(order)
     assert answers.statuses == {429: len(answers.refused_s)}
     assert (answers.asked == 2) == obeys
+
+
+async def test_two_workers_with_an_instant_engine_answer(tmp_path: Path) -> None:
+    """The gateway of the workers' benchmark answers without Triton."""
+    async with gateway("instant", None, tmp_path, workers="2") as peer:
+        report = await peer.load.perform(Unary((ASK_OF_A_WORKER,) * 2, seconds=0.1))
+    assert report.count

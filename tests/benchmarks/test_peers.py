@@ -1,7 +1,11 @@
-"""The peers do the same work: the plain FastAPI version works, and all peers get the same requests."""
+"""The peers do the same work, and their tables and charts, from invented samples.
+
+The plain FastAPI version works, and all peers get the same requests.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -11,10 +15,11 @@ import yaml
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks import contents
+from benchmarks.compare import Found, Sample
 from benchmarks.load.orders import HttpAsk
 from benchmarks.peers import servers
 from benchmarks.peers.plain_fastapi_app import app_for
-from benchmarks.peers.run import IDLE_STREAMS, IDLE_WARM_UP, WORKLOADS
+from benchmarks.peers.run import COMPARISON, IDLE_STREAMS, IDLE_WARM_UP, SMALL_32, WORKLOADS
 from benchmarks.servers import HERE
 from tests.toolkit.triton import FakeTriton, serving
 
@@ -83,18 +88,10 @@ async def test_plain_fastapi_streams_events_and_a_final_event() -> None:
     assert text.endswith(ask.end + b"\n\n")
 
 
-@pytest.mark.parametrize("name", ["small", "large", "file"])
-def test_every_peer_is_measured(name: str) -> None:
-    assert all(name in asks for asks in (GATEWAY, PLAIN, KSERVE, TRITON, GRPC))
-
-
-def test_the_gateway_and_plain_grpc_have_every_workload() -> None:
-    for workload in WORKLOADS:
-        assert workload.ask in GATEWAY
-        assert workload.ask in GRPC
-
-
-def test_the_numbers_are_the_same_for_every_peer() -> None:
+def test_every_peer_gets_the_same_requests() -> None:
+    for name in ("small", "large", "file"):
+        assert all(name in asks for asks in (GATEWAY, PLAIN, KSERVE, TRITON, GRPC))
+    assert {workload.ask for workload in WORKLOADS} <= GATEWAY.keys() & GRPC.keys()
     assert contents.json_of(input=contents.LARGE) == GATEWAY["large"].body
     assert PLAIN["large"].body == GATEWAY["large"].body
     assert KSERVE["large"] == TRITON["large"]
@@ -105,3 +102,53 @@ def test_the_pipeline_admits_all_idle_streams() -> None:
     """An adaptive limit would refuse most of them, because they are opened at the same time."""
     pipelines = yaml.safe_load((HERE / "gateway.yaml").read_text())["pipelines"]
     assert pipelines["bench_stream"]["limits"]["in_flight"] >= IDLE_STREAMS + IDLE_WARM_UP
+
+
+SAMPLE = Sample(1000, 2, 3, 100, 50)
+
+
+def found_with(**of_gateway: float) -> Found:
+    """Returns two rounds with equal figures for every peer, except the gateway at 32 connections of small requests."""
+    found = Found(idle_kib={servers.GATEWAY: [20.0]})
+    for workload in WORKLOADS:
+        for peer in servers.PEERS:
+            own = of_gateway if (workload, peer) == (SMALL_32, servers.GATEWAY) else {}
+            for factor in (1, 2):
+                found.add(workload, peer, replace(SAMPLE, rate=factor * SAMPLE.rate, **own))
+    return found
+
+
+def row_of(table: object, start: str) -> str:
+    return next(line for line in str(table).splitlines() if line.startswith(f"| {start}"))
+
+
+def test_a_goal_is_missed_reached_or_exceeded() -> None:
+    rate, cpu = "requests/s of small JSON, 32 connections, against plain", "CPU for a small request"
+    for peer_us, verdict in ((60, "**missed**"), (50, "reached"), (35, "aim reached")):
+        assert row_of(COMPARISON.goals_table(found_with(peer_us=peer_us)), cpu).endswith(
+            f"| 0.5x | 0.35x | {verdict} |"
+        )
+    for factor, verdict in ((1.9, "**missed**"), (2.0, "reached"), (2.5, "aim reached")):
+        found = Found()
+        found.add(SMALL_32, servers.PLAIN, SAMPLE)
+        found.add(SMALL_32, servers.GATEWAY, replace(SAMPLE, rate=factor * SAMPLE.rate))
+        assert row_of(COMPARISON.goals_table(found), rate).endswith(f"| 2x | 2.5x | {verdict} |")
+
+
+def test_a_workload_has_a_row_for_each_peer_in_order() -> None:
+    lines = str(COMPARISON.table(SMALL_32, found_with())).splitlines()
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[-len(servers.PEERS) :]] == list(servers.PEERS)
+
+
+def test_repeated_measurements_are_listed_if_there_are_any() -> None:
+    found = found_with()
+    assert "Repeated" not in str(COMPARISON.results(found)[-1])
+    found.repeated.append((SMALL_32.title, servers.GATEWAY, "TimeoutError"))
+    assert row_of(COMPARISON.results(found)[-1], SMALL_32.title).endswith("| this gateway | TimeoutError |")
+
+
+def test_the_same_figures_give_the_same_charts() -> None:
+    first, second = ([chart.drawn(list(servers.PEERS), found_with()) for chart in COMPARISON.charts] for _ in range(2))
+    assert [each.svg for each in first] == [each.svg for each in second]
+    assert all(each.svg.rstrip().endswith("</svg>") and servers.GATEWAY in each.svg for each in first)
+    assert all(len(each.svg) < 40_000 for each in first)

@@ -1,4 +1,4 @@
-"""How models answer: responses and FINAL, errors of children, deadlines, early exits, the log of tensors."""
+"""How models answer: responses, errors of children, deadlines, early exits, the log of tensors, states of sequences."""
 
 import importlib
 import json
@@ -12,6 +12,7 @@ import pytest
 from model_kit.child_errors import exception_of
 from model_kit.deadline import PARAMETER, deadline_check
 from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
+from model_kit.sequences import NOT_OPEN, Limits, Sequences, Step
 from model_kit.signed_exit import key_of, signed_exit
 
 from app.core.errors import UpstreamError
@@ -119,22 +120,21 @@ def test_final_is_delayed_after_a_disconnect(streaming, monkeypatch):
 FAULTS = {"IMAGE is truncated or corrupt"}
 
 
-def test_a_known_message_is_invalid_input():
-    assert isinstance(exception_of("IMAGE is truncated or corrupt", FAULTS), InvalidInput)
-
-
-@pytest.mark.parametrize("message", ["x IMAGE is truncated or corrupt", "IMAGE is truncated or corrupt\n", "IMAGE", ""])
-def test_a_similar_message_is_a_runtime_error(message):
-    assert isinstance(exception_of(message, FAULTS), RuntimeError)
-
-
-def test_a_cancelled_child_raises_cancelled():
-    assert isinstance(exception_of("cancelled", FAULTS), Cancelled)
-
-
-@pytest.mark.parametrize("message", ["[request id: 5] Exceeds maximum queue size", "Request timeout expired"])
-def test_a_full_queue_of_a_child_raises_overloaded(message):
-    assert isinstance(exception_of(message, FAULTS), Overloaded)
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("IMAGE is truncated or corrupt", InvalidInput),
+        ("x IMAGE is truncated or corrupt", RuntimeError),
+        ("IMAGE is truncated or corrupt\n", RuntimeError),
+        ("IMAGE", RuntimeError),
+        ("", RuntimeError),
+        ("cancelled", Cancelled),
+        ("[request id: 5] Exceeds maximum queue size", Overloaded),
+        ("Request timeout expired", Overloaded),
+    ],
+)
+def test_the_message_of_a_child_decides_the_error(message, kind):
+    assert isinstance(exception_of(message, FAULTS), kind)
 
 
 class Request:
@@ -146,13 +146,10 @@ class Request:
 
 
 def test_after_the_deadline_the_work_is_cancelled():
-    with pytest.raises(Cancelled):
-        deadline_check(Request(**{PARAMETER: time.time() * 1000 - 1}))()
-
-
-def test_work_continues_before_the_deadline_and_without_one():
     deadline_check(Request(**{PARAMETER: time.time() * 1000 + 10_000}))()
     deadline_check(Request())()
+    with pytest.raises(Cancelled):
+        deadline_check(Request(**{PARAMETER: time.time() * 1000 - 1}))()
 
 
 KEY = b"a key of sixteen bytes or more"
@@ -163,9 +160,10 @@ def reason(message, request_id="r1", key=KEY):
     return EarlyExitRules((rule,), frozenset({"ocr"}), key).reason_of_error(UpstreamError(None, message), request_id)
 
 
-def test_a_signed_exit_is_accepted_from_an_ensemble():
-    marker = str(signed_exit("decide", "no_text", "r1", KEY))
-    assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
+def test_a_signed_exit_is_an_early_exit_and_accepted_from_an_ensemble():
+    exit_ = signed_exit("decide", "no_text", "r1", KEY)
+    assert type(exit_) is EarlyExit
+    assert exit_.reason == reason(str(exit_)) == reason(f"in ensemble 'ocr', {exit_}") == "no_text"
 
 
 def test_a_marker_with_a_wrong_signature_is_rejected():
@@ -175,20 +173,11 @@ def test_a_marker_with_a_wrong_signature_is_rejected():
     assert reason(str(signed_exit("decide", "no_text", "r1", b"another key of sixteen bytes"))) is None
 
 
-def test_a_signed_exit_is_an_early_exit():
-    exit_ = signed_exit("decide", "no_text", "r1", KEY)
-    assert type(exit_) is EarlyExit
-    assert exit_.reason == "no_text"
-
-
 def test_the_key_is_read_from_the_environment_of_triton():
     assert key_of({"EARLY_EXIT_KEY": "ä" * 8}) == ("ä" * 8).encode()
-
-
-@pytest.mark.parametrize("environment", [{}, {"EARLY_EXIT_KEY": ""}])
-def test_a_model_without_the_key_names_the_missing_variable(environment):
-    with pytest.raises(RuntimeError, match=r"EARLY_EXIT_KEY is not set.*GATEWAY_EARLY_EXIT_KEY"):
-        key_of(environment)
+    for environment in ({}, {"EARLY_EXIT_KEY": ""}):
+        with pytest.raises(RuntimeError, match=r"EARLY_EXIT_KEY is not set.*GATEWAY_EARLY_EXIT_KEY"):
+            key_of(environment)
 
 
 @pytest.fixture
@@ -219,10 +208,86 @@ def test_a_line_has_names_datatypes_and_shapes(tensor_log):
     module, lines = tensor_log("shapes")
     module.notes_on(SimpleNamespace(request_id=lambda: "r1"))(OUTPUTS)
     assert lines == ["tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"]
+    for value in ("off", ""):
+        module, lines = tensor_log(value)
+        module.notes_on(SimpleNamespace())(OUTPUTS)
+        assert lines == [], "no lines without the setting"
 
 
-@pytest.mark.parametrize("value", ["off", ""])
-def test_no_lines_without_the_setting(tensor_log, value):
-    module, lines = tensor_log(value)
-    module.notes_on(SimpleNamespace())(OUTPUTS)
-    assert lines == []
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def sequences(clock):
+    """Three places, and 10 s without a step. A state is the list of its values."""
+    return Sequences(Limits(states=3, idle_s=10), list, clock)
+
+
+def step(sequences, sequence_id, value, *, starts=False, ends=False):
+    with sequences.state_of(Step(sequence_id, starts, ends)) as state:
+        state.append(value)
+        return list(state)
+
+
+def test_interleaved_sequences_have_states_of_their_own(sequences):
+    assert step(sequences, 1, "a", starts=True) == ["a"]
+    assert step(sequences, 2, "x", starts=True) == ["x"]
+    assert step(sequences, 1, "b") == ["a", "b"]
+    assert step(sequences, 2, "y") == ["x", "y"]
+
+
+def test_the_last_step_frees_the_state(sequences):
+    step(sequences, 1, "a", starts=True)
+    assert step(sequences, 1, "b", ends=True) == ["a", "b"]
+    assert step(sequences, 2, "a", starts=True, ends=True) == ["a"]
+    assert len(sequences) == 0
+
+
+def test_a_start_begins_again_and_an_unknown_sequence_must_start(sequences):
+    step(sequences, 1, "a", starts=True)
+    assert step(sequences, 1, "b", starts=True) == ["b"]
+    assert len(sequences) == 1
+    with pytest.raises(InvalidInput, match=NOT_OPEN):
+        step(sequences, 2, "a")
+
+
+def test_the_longest_unused_state_makes_place(sequences):
+    for sequence_id in (1, 2, 3):
+        step(sequences, sequence_id, sequence_id, starts=True)
+    step(sequences, 1, "again")
+    step(sequences, 4, 4, starts=True)
+    assert len(sequences) == 3
+    with pytest.raises(InvalidInput):
+        step(sequences, 2, "late")
+
+
+def test_idle_states_are_freed_at_the_next_start(sequences, clock):
+    step(sequences, 1, "idle", starts=True)
+    clock.now_s = 6
+    step(sequences, 2, "used", starts=True)
+    clock.now_s = 10.5
+    step(sequences, 3, "new", starts=True)
+    assert len(sequences) == 2
+    assert step(sequences, 2, "again") == ["used", "again"]
+
+
+@pytest.mark.parametrize(("ends", "left"), [(False, 1), (True, 0)])
+def test_a_failed_step_frees_the_state_only_if_it_is_the_last(sequences, ends, left):
+    with pytest.raises(ValueError, match="x"), sequences.state_of(Step(1, True, ends)):
+        raise ValueError("x")
+    assert len(sequences) == left
+
+
+def test_limits_are_those_of_the_configuration():
+    batching = {"oldest": {"max_candidate_sequences": 4}, "max_sequence_idle_microseconds": 60_000_000}
+    args = {"model_config": json.dumps({"sequence_batching": batching})}
+    assert Limits.of(args) == Limits(states=4, idle_s=120)

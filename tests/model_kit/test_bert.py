@@ -1,4 +1,4 @@
-"""The encoder's numerics. tests/triton_models/test_embedding.py compares the whole network with the original."""
+"""The encoder's numerics. tests/triton_models/test_networks.py compares the whole network with the original."""
 
 import json
 import math

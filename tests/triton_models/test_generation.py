@@ -1,27 +1,35 @@
-"""Generation of a text: parameters, sampling, chunks, end, cancellation and threads."""
+"""Generation of a text: parameters, sampling, chunks, end, cancellation and threads; logits like those of PyTorch."""
 
 import threading
 from itertools import islice
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tokens_generation as generation
+import tokens_parameters as parameters
+import tokens_sampling as sampling
+from tokens_cancellation import Cancellations
+from tokens_parameters import Wishes
+from tokens_transformer import Network
+from tokens_workers import Workers
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = np.load(ROOT / "tests/triton_models/fixtures/torch_logits.npz")
 
 
 @pytest.fixture(scope="module")
-def generation(load):
-    return load("tokens_generate", "tokens_generation")
-
-
-@pytest.fixture(scope="module")
-def wishes(load):
-    return load("tokens_generate", "tokens_parameters").Wishes
+def network():
+    """The text model with its committed weights."""
+    return Network.from_file(ROOT / "triton_models/tokens_generate/1/weights.npz")
 
 
 @pytest.fixture
-def chunks(generation, wishes, network):
+def chunks(network):
     def chunks(prompt=(300, 301, 302), **wanted):
         prompt_ids = np.array(prompt, np.int32)
-        return list(generation.generate(network, prompt_ids, wishes(**wanted), lambda: False))
+        return list(generation.generate(network, prompt_ids, Wishes(**wanted), lambda: False))
 
     return chunks
 
@@ -64,51 +72,41 @@ def test_each_chunk_holds_only_the_newest_tokens(chunks):
     assert token_ids(by_four) == token_ids(one_by_one)
 
 
-def test_only_the_last_chunk_has_a_finish_reason(chunks, generation, wishes):
+def test_only_the_last_chunk_has_a_finish_reason(chunks):
     """The end token stops the text, also at the limit."""
     assert [chunk.finish_reason for chunk in chunks(seed=1, max_tokens=3)] == [None, None, "length"]
-    found = generation.generate(EndsAfter(2), np.array([1]), wishes(temperature=0), lambda: False)
+    found = generation.generate(EndsAfter(2), np.array([1]), Wishes(temperature=0), lambda: False)
     assert [(chunk.token_ids, chunk.finish_reason) for chunk in found] == [([1], None), ([1], None), ([0], "stop")]
-    found = generation.generate(EndsAfter(1), np.array([1]), wishes(temperature=0, max_tokens=2), lambda: False)
+    found = generation.generate(EndsAfter(1), np.array([1]), Wishes(temperature=0, max_tokens=2), lambda: False)
     assert [chunk.finish_reason for chunk in found] == [None, "stop"]
 
 
 def test_a_text_continues_beyond_the_window(chunks, network):
+    """A long prompt is cut to the window."""
+    prompt = np.arange(600, dtype=np.int32)
+    assert list(generation.checked_prompt(prompt, network)) == list(range(88, 600))
     assert len(token_ids(chunks(prompt=[5] * network.window, seed=3, max_tokens=30))) > 1
 
 
-def test_cancellation_stops_before_the_next_token(generation, wishes, network):
+def test_cancellation_stops_before_the_next_token(network):
     gone = []
-    running = generation.generate(network, np.array([300]), wishes(seed=1), lambda: bool(gone))
+    running = generation.generate(network, np.array([300]), Wishes(seed=1), lambda: bool(gone))
     assert len(list(islice(running, 3))) == 3
     gone.append(True)
     assert list(running) == []
-    assert list(generation.generate(object(), np.array([300]), wishes(), lambda: True)) == [], "the network is not read"
-
-
-def test_a_long_prompt_is_cut_to_the_window(generation, network):
-    prompt = np.arange(600, dtype=np.int32)
-    assert list(generation.checked_prompt(prompt, network)) == list(range(88, 600))
+    assert list(generation.generate(object(), np.array([300]), Wishes(), lambda: True)) == [], "the network is not read"
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1, 2048]])
-def test_a_prompt_outside_the_vocabulary_is_an_error(generation, network, prompt):
+def test_a_prompt_outside_the_vocabulary_is_an_error(network, prompt):
     with pytest.raises(Exception, match="TOKEN_IDS"):
         generation.checked_prompt(np.array(prompt, np.int32), network)
 
 
-@pytest.fixture(scope="module")
-def parameters(load):
-    return load("tokens_generate", "tokens_parameters")
-
-
-def test_defaults(parameters):
-    assert parameters.wishes_of({}) == parameters.Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1)
-
-
-def test_known_parameters_are_read_and_others_ignored(parameters):
+def test_known_parameters_are_read_and_others_ignored():
+    assert parameters.wishes_of({}) == Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1)
     sent = {"max_tokens": 512, "temperature": 0, "seed": -4, "chunk_tokens": 64, "traceparent": "00-1"}
-    assert parameters.wishes_of(sent) == parameters.Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64)
+    assert parameters.wishes_of(sent) == Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64)
 
 
 @pytest.mark.parametrize(
@@ -129,65 +127,43 @@ def test_known_parameters_are_read_and_others_ignored(parameters):
         ("chunk_tokens", 65),
     ],
 )
-def test_the_error_names_the_parameter_but_not_its_value(parameters, name, value):
+def test_the_error_names_the_parameter_but_not_its_value(name, value):
     with pytest.raises(Exception, match=f"^{name} must be") as caught:
         parameters.wishes_of({name: value})
     assert type(caught.value).__name__ == "InvalidInput"
     assert "secret" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def sampling(load):
-    return load("tokens_generate", "tokens_sampling")
-
-
 LOGITS = np.log(np.array([0.1, 0.6, 0.3], np.float32))
 
 
-def shares(sampling, temperature):
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_temperature_flattens_the_distribution(temperature):
     chance = sampling.generator_of(0)
     drawn = [sampling.pick(LOGITS, temperature, chance) for _ in range(4000)]
-    return np.bincount(drawn, minlength=3) / 4000
-
-
-def test_temperature_one_draws_by_likelihood(sampling):
-    np.testing.assert_allclose(shares(sampling, 1.0), [0.1, 0.6, 0.3], atol=0.03)
-
-
-def test_temperature_two_flattens_the_distribution(sampling):
-    expected = np.sqrt([0.1, 0.6, 0.3])
-    np.testing.assert_allclose(shares(sampling, 2.0), expected / expected.sum(), atol=0.03)
+    expected = np.array([0.1, 0.6, 0.3]) ** (1 / temperature)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4000, expected / expected.sum(), atol=0.03)
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-300, 5e-324])
-def test_a_very_low_temperature_picks_the_most_likely_token(sampling, temperature):
+def test_a_very_low_temperature_picks_the_most_likely_token(temperature):
     assert sampling.pick(LOGITS, temperature, sampling.generator_of(1)) == 1
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**80])
-def test_any_integer_is_a_seed(sampling, seed):
-    assert sampling.generator_of(seed).random() == sampling.generator_of(seed).random()
-
-
-def test_without_a_seed_every_generator_differs(sampling):
+def test_any_integer_is_a_seed():
+    for seed in (0, -1, 2**63 - 1, -(2**63), 2**80):
+        assert sampling.generator_of(seed).random() == sampling.generator_of(seed).random()
     assert sampling.generator_of(None).random() != sampling.generator_of(None).random()
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Mock(return_value=1000.0)
 
 
 @pytest.fixture
-def cancellations(load, clock):
-    return load("tokens_generate", "tokens_cancellation").Cancellations(clock)
+def cancellations(clock):
+    return Cancellations(clock)
 
 
 def test_only_the_named_request_is_cancelled(cancellations):
@@ -199,16 +175,16 @@ def test_only_the_named_request_is_cancelled(cancellations):
 
 def test_an_early_cancellation_is_kept_for_a_minute(cancellations, clock):
     cancellations.cancel("early")
-    clock.now_s += 59
+    clock.return_value += 59
     assert cancellations.watch("early").is_set()
-    clock.now_s += 1
+    clock.return_value += 1
     assert not cancellations.watch("early").is_set()
 
 
 def test_a_waiting_request_stays_cancelled(cancellations, clock):
     waiting = cancellations.watch("waiting")
     cancellations.cancel("waiting")
-    clock.now_s += 600
+    clock.return_value += 600
     cancellations.cancel("another")
     assert waiting.is_set()
 
@@ -219,13 +195,8 @@ def test_an_invalid_request_id_is_an_error(cancellations, request_id):
         cancellations.cancel(request_id)
 
 
-@pytest.fixture
-def workers_of(load):
-    return load("tokens_generate", "tokens_workers").Workers
-
-
-def test_excess_tasks_wait_in_order(workers_of):
-    workers, gate, ran = workers_of(1), threading.Event(), []
+def test_excess_tasks_wait_in_order():
+    workers, gate, ran = Workers(1), threading.Event(), []
     workers.submit(gate.wait)
     for number in range(5):
         workers.submit(lambda number=number: ran.append(number))
@@ -235,16 +206,47 @@ def test_excess_tasks_wait_in_order(workers_of):
     assert ran == [0, 1, 2, 3, 4]
 
 
-def test_each_thread_runs_one_task(workers_of):
-    workers, together = workers_of(3), threading.Barrier(3, timeout=5)
+def test_each_thread_runs_one_task():
+    workers, together = Workers(3), threading.Barrier(3, timeout=5)
     for _ in range(3):
         workers.submit(together.wait)
     workers.close(5.0)
     assert not together.broken
 
 
-def test_close_waits_for_a_limited_time(workers_of):
-    workers, gate = workers_of(1), threading.Event()
+def test_close_waits_for_a_limited_time():
+    workers, gate = Workers(1), threading.Event()
     workers.submit(gate.wait)
     workers.close(0.05)
     gate.set()
+
+
+def logits_after_each(network, token_ids, read):
+    """Reads the first ``read`` tokens in one pass, the others one by one. Returns logits [n - read + 1, vocabulary]."""
+    cache, logits = network.read(token_ids[:read])
+    return np.stack([logits, *(network.advance(cache, int(token_id)) for token_id in token_ids[read:])])
+
+
+def test_logits_equal_those_of_pytorch(network):
+    found = logits_after_each(network, TORCH["short_ids"], read=len(TORCH["short_ids"]) - 2)
+    np.testing.assert_allclose(found, TORCH["short_logits"], atol=1e-3)
+
+
+def test_logits_equal_those_of_pytorch_once_the_window_slides(network):
+    found = logits_after_each(network, TORCH["long_ids"], read=network.window)
+    np.testing.assert_allclose(found[-3:], TORCH["long_logits"], atol=1e-3)
+
+
+def test_one_by_one_equals_one_pass(network):
+    ids = TORCH["short_ids"]
+    whole = np.stack([network.read(ids[:length])[1] for length in range(1, len(ids) + 1)])
+    np.testing.assert_allclose(logits_after_each(network, ids, read=1), whole, atol=1e-3)
+
+
+def test_caches_of_two_texts_are_independent(network):
+    ids = TORCH["short_ids"]
+    cache, _ = network.read(ids[:5])
+    other, _ = network.read(ids[5:])
+    expected = network.read(np.append(ids[:5], 7))[1]
+    network.advance(other, 9)
+    np.testing.assert_allclose(network.advance(cache, 7), expected, atol=1e-3)

@@ -1,16 +1,25 @@
-"""Detection and recognition with the real networks, in the models' environment."""
+"""The real networks in the models' environment: detection and recognition of text, and the sentence encoder.
+
+``fixtures/sentence_vectors.npz`` contains the vectors of sentence-transformers 6.2.0 on torch 2.13.0 (CPU).
+"""
 
 import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-triton/bin/python"
+HERE = ROOT / "tests/triton_models"
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the models' environment is not installed")
+
+def printed_by(models_venv, script, *arguments, stdin=b""):
+    """Runs a script of this folder with the models' Python. Returns what it prints, as a value."""
+    command = [models_venv / "bin/python3", HERE / script, *arguments]
+    run = subprocess.run(command, input=stdin, capture_output=True, check=True, env={"OMP_NUM_THREADS": "1"})
+    return json.loads(run.stdout)
 
 
 def sheet(width, height, *words):
@@ -51,14 +60,12 @@ LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
+def read(tmp_path_factory, models_venv):
     """Texts, scores and boxes by image name; one process of the models' Python reads all images."""
     folder = tmp_path_factory.mktemp("images")
     for name, image in IMAGES.items():
         image.save(folder / f"{name}.png")
-    command = [PYTHON, ROOT / "tests/triton_models/read_images.py", *sorted(folder.iterdir())]
-    run = subprocess.run(command, capture_output=True, check=True, env={"OMP_NUM_THREADS": "1"})
-    return json.loads(run.stdout)
+    return printed_by(models_venv, "read_images.py", *sorted(folder.iterdir()))
 
 
 @pytest.mark.parametrize("name", ["sign", "upside_down", "sloping", "photo_sized"])
@@ -97,3 +104,25 @@ def test_a_scribble_is_detected_with_a_low_score(read):
 @pytest.mark.parametrize("name", ["blank", "one_pixel", "hair_wide", "hair_high"])
 def test_images_without_text_have_no_boxes(read, name):
     assert read[name]["boxes"] == []
+
+
+@pytest.fixture(scope="module")
+def original():
+    with np.load(HERE / "fixtures/sentence_vectors.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def encoded(original, models_venv):
+    """The vectors of the fixture's texts, encoded ``alone`` and ``together``, shape [n, 384]."""
+    texts = json.dumps(original["texts"].tolist()).encode()
+    return {name: np.array(rows) for name, rows in printed_by(models_venv, "encode_texts.py", stdin=texts).items()}
+
+
+@pytest.mark.parametrize("way", ["alone", "together"])
+def test_vectors_equal_those_of_the_original(original, encoded, way):
+    assert np.abs(encoded[way] - original["vectors"]).max() < 3e-7
+
+
+def test_vectors_have_length_one(encoded):
+    assert np.linalg.norm(encoded["alone"], axis=1) == pytest.approx(1)

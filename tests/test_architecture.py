@@ -12,56 +12,29 @@ import pytest
 from app.routes import DIALECTS
 
 ROOT = Path(__file__).parents[1]
-LAYERS = {
-    "grpc": set[str](),
-    "core": set[str](),
-    "coalescing": {"core"},
-    "http1": {"core"},
-    "launcher": {"core"},
-    "llm": {"core"},
-    "shared_memory": {"core"},
-    "config": {"core"},
-    "admission": {"core", "config"},
-    "triton": {"grpc", "launcher", "shared_memory", "core", "config"},
-    "codecs": {"core"},
-    "sessions": {"core", "config"},
-    "pipelines": {"core", "coalescing", "config", "codecs", "llm", "sessions"},
-    "lint": {"core", "config", "codecs", "pipelines"},
-    "streams": {"core"},
-    "observability": {"core"},
-    "api": {
-        *(
-            "core",
-            "http1",
-            "config",
-            "admission",
-            "codecs",
-            "llm",
-            "pipelines",
-            "lint",
-            "streams",
-            "sessions",
-            "observability",
-        ),
-    },
-    "console": {"core", "api"},
-    "process": {
-        *(
-            "core",
-            "coalescing",
-            "config",
-            "grpc",
-            "launcher",
-            "shared_memory",
-            "admission",
-            "triton",
-            "pipelines",
-            "lint",
-        ),
-        *("streams", "sessions", "observability", "http1", "api"),
-        *("console", "check", "routes", "settings"),
-    },
-}
+_ALLOWED = """
+grpc:
+core:
+coalescing: core
+http1: core
+launcher: core
+llm: core
+shared_memory: core
+config: core
+admission: core config
+triton: grpc launcher shared_memory core config
+codecs: core
+sessions: core config
+pipelines: core coalescing config codecs llm sessions
+lint: core config codecs pipelines
+streams: core
+observability: core
+api: core http1 config admission codecs llm pipelines lint streams sessions observability
+console: core api
+process: core coalescing config grpc launcher shared_memory admission triton pipelines lint streams sessions \
+observability http1 api console check routes settings
+"""
+LAYERS = {name: set(allowed.split()) for name, allowed in re.findall(r"(\w+):(.*)", _ALLOWED)}
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
 
 CLOSED_ROOMS = {"coalescing", "grpc", "http1", "launcher", "llm", "shared_memory"}

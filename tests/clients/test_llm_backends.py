@@ -1,4 +1,4 @@
-"""Unmodified clients over the stand-ins of the LLM backends, without a ``gateway.yaml``."""
+"""Unmodified clients over the stand-ins of the LLM backends, also with tools and ``response_format``."""
 
 import json
 import subprocess
@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.clients.conftest import Outcomes, outcomes_in_node
+from tests.clients.conftest import Outcomes, outcomes_in_node, outcomes_of
 from tests.conftest import Require
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.llm_backends import (
     BACKENDS,
     TOKENIZER,
+    TOOL_TEXTS,
     running_backends,
     running_embeddings,
     running_llms,
+    running_tool_models,
     text_of_triton,
 )
 from tests.toolkit.processes import GatewayProcess
@@ -87,3 +89,46 @@ class TestAiperf:
     def check(self, found: Any) -> None:
         assert found["request_count"]["avg"] == self.REQUESTS
         assert not found.get("error_summary")
+
+
+CALL = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}
+
+
+@pytest.fixture(scope="module")
+def tool_models(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
+    with running_tool_models(tmp_path_factory.mktemp("tools"), models_venv) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tools_in_node(tool_models: GatewayProcess, require: Require) -> Outcomes:
+    return outcomes_in_node(require, "structured.mjs", tool_models.url, json.dumps(TOOL_TEXTS))
+
+
+@pytest.mark.parametrize("model", TOOL_TEXTS)
+@pytest.mark.parametrize("client", ["openai", "aiSdk"])
+def test_a_call_an_object_and_a_mismatch_tools_in_node(tools_in_node: Outcomes, client: str, model: str) -> None:
+    found = tools_in_node[client][model]
+    assert (found["call"], found["callStream"]) == (CALL, CALL)
+    assert (found["object"], found["objectStream"]) == ({"city": "Lima"}, {"city": "Lima"})
+    assert found["mismatch"]["status"] == 502
+    assert "The model's answer is not JSON" in found["mismatch"]["message"]
+
+
+def test_pydantic_ai_returns_its_output_type(tool_models: GatewayProcess, require: Require) -> None:
+    expected = {"object": {"city": "Lima"}, "byTool": {"city": "Lima"}}
+    found = outcomes_of(require, "pydantic-ai", "pydantic_ai_tools.py", tool_models.url, json.dumps(TOOL_TEXTS))
+    assert found == dict.fromkeys(TOOL_TEXTS, expected)
+
+
+def test_langchain_calls_tools_whole_as_a_stream_with_a_result_and_forced(
+    tool_models: GatewayProcess, require: Require
+) -> None:
+    expected = {
+        "answer": CALL,
+        "stream": CALL,
+        "result": "<called Z\u00fcrich>Wait.31 degrees in Z\u00fcrich",
+        "forced": {"text": "", "calls": [["weather", {"city": "Lima"}]]},
+    }
+    found = outcomes_of(require, "langchain", "langchain_tools.py", tool_models.url, json.dumps(TOOL_TEXTS))
+    assert found == dict.fromkeys(TOOL_TEXTS, expected)

@@ -27,13 +27,10 @@ def test_hadolint_reports_nothing() -> None:
     assert done.stdout + done.stderr == ""
 
 
-def test_the_base_image_is_the_first_build_argument() -> None:
+def test_the_base_image_is_the_first_argument_and_the_gateway_the_last_stage() -> None:
     instructions = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
     assert instructions[0].startswith("ARG BASE_IMAGE=")
-
-
-def test_a_build_without_a_target_creates_the_gateway_image() -> None:
-    assert list(stages())[-1] == "gateway"
+    assert list(stages())[-1] == "gateway", "a build without a target creates the last stage"
 
 
 @pytest.mark.parametrize("stage", ["gateway", "triton"])

@@ -25,7 +25,7 @@ LANGUAGES = {"sh", "python", "js", "html", "yaml", "nginx"}
 RUN_BY = {
     ("README.md", "sh"): "tests/docs/test_readme.py",
     ("app/starter/README.md", "sh"): "tests/docs/test_readme.py",
-    ("docs/explanation/early-exit.md", "python"): "tests/docs/test_recipes.py",
+    ("docs/explanation/early-exit.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/how-to/javascript.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
     ("docs/how-to/migration.md", "python"): "tests/clients/test_triton_clients.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.live.test_documented_commands import environment_without_proxies, is_the_same
 from tests.toolkit.processes import free_ports
+from tests.toolkit.waiting import eventually
 
 SERVE = "triton-gateway serve"
 URLS = ("127.0.0.1:8080", "127.0.0.1:8081")
@@ -85,7 +86,7 @@ class Reader:
         elif block.language == "sh":
             self._run(block.text, printed)
         else:
-            assert self.servers[-1].logs(block.text), f"not in the log: {block.text}\n{self.servers[-1].log}"
+            eventually(lambda: any(is_the_same(block.text, line) for line in self.servers[-1].log.splitlines()))
 
     def _write(self, path: Path, block: Block) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,18 +105,15 @@ class Reader:
 
     def _run(self, command: str, printed: str) -> None:
         ends = time.monotonic() + ANSWER_S
+        shell = ["bash", "-uo", "pipefail", "-c", self._here(command)]
         while True:
-            done = self._once(command)
+            done = subprocess.run(
+                shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
+            )
             if is_the_same(self._here(printed), done.stdout) if printed else done.returncode == 0:
                 return
             assert time.monotonic() < ends, f"{command}\nprinted {done.stdout}{done.stderr}\nnot {printed}"
             time.sleep(0.2)
-
-    def _once(self, command: str) -> subprocess.CompletedProcess[str]:
-        shell = ["bash", "-uo", "pipefail", "-c", self._here(command)]
-        return subprocess.run(
-            shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
-        )
 
     def _here(self, text: str) -> str:
         for printed, own in self.own.items():
@@ -152,21 +150,9 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def logs(self, line: str) -> bool:
-        """Waits until the log has this line; the log is written after the answer. Returns False on a timeout."""
-        ends = time.monotonic() + ANSWER_S
-        while not any(is_the_same(line, each) for each in self.log.splitlines()):
-            if time.monotonic() > ends:
-                return False
-            time.sleep(0.05)
-        return True
-
     def wait_until_ready(self) -> None:
-        ends = time.monotonic() + START_S
-        while "Try: " not in self.log:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < ends, self.log
-            time.sleep(0.05)
+        eventually(lambda: "Try: " in self.log or self.process.poll() is not None, START_S)
+        assert self.process.poll() is None, self.log
 
     def press_ctrl_c(self) -> None:
         self.process.send_signal(signal.SIGINT)

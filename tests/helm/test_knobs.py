@@ -232,6 +232,15 @@ PLACES: list[tuple[Document, dict[str, Any]]] = [
         {"gateway": {"logTensors": "shapes"}},
         {"triton env": [{"name": "GATEWAY_LOG_TENSORS", "value": "shapes"}]},
     ),
+    ({}, {"gateway env GATEWAY_REDIS_URL": None}),
+    (
+        {"gateway": {"redis": {"secretName": "shared", "secretKey": "url"}}},
+        {
+            "gateway env GATEWAY_REDIS_URL valueFrom": {"secretKeyRef": {"name": "shared", "key": "url"}},
+            "triton env": None,
+            "triton envFrom": None,
+        },
+    ),
     (
         {"ingress": HOSTS, "shutdown": {"longestStreamSeconds": 1800}},
         {

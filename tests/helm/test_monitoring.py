@@ -1,15 +1,11 @@
 """The rules and the dashboard of a release."""
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 
 import yaml
 from prometheus_client import generate_latest
 
 from app.observability.metrics import Metrics
-from tests.conftest import Require
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, gateway_container, of_kind, render, the
 from tests.helm.schema_check import custom_faults
 
@@ -17,7 +13,7 @@ MONITORED = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True
 JOB = f'job="{NAMESPACE}/{RELEASE}-triton-gateway"'
 
 
-def test_the_rules_of_a_release_are_about_its_own_job(tmp_path: Path, require: Require) -> None:
+def test_the_rules_of_a_release_are_about_its_own_job() -> None:
     """The Prometheus operator names a PodMonitor's job namespace/name."""
     documents = render(MONITORED)
     assert the(documents, "PodMonitor")["metadata"]["name"] == f"{RELEASE}-triton-gateway"
@@ -25,10 +21,6 @@ def test_the_rules_of_a_release_are_about_its_own_job(tmp_path: Path, require: R
     theirs, ours = queries(yaml.safe_load((CHART / "files" / "rules.yaml").read_text())), queries(rules)
     assert ours == [query.replace('job="gateway"', JOB) for query in theirs]
     assert ours != theirs
-    promtool = shutil.which("promtool")
-    require(promtool, "there is no promtool: Debian's package prometheus has it")
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
-    subprocess.run([str(promtool), "check", "rules", str(tmp_path / "rules.yaml")], check=True, capture_output=True)
 
 
 def queries(rules: Document) -> list[str]:

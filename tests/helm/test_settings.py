@@ -204,14 +204,6 @@ def test_tls_and_token_to_an_external_triton() -> None:
     assert len(files) == 4
 
 
-def test_only_the_gateway_gets_the_redis_secret() -> None:
-    documents = render({"gateway": {"redis": {"secretName": "shared", "secretKey": "url"}}})
-    source = {"secretKeyRef": {"name": "shared", "key": "url"}}
-    assert {"name": "GATEWAY_REDIS_URL", "valueFrom": source} in gateway_container(documents)["env"]
-    assert "REDIS" not in str(triton_container(documents))
-    assert "REDIS" not in str(render())
-
-
 @pytest.mark.parametrize("endpoint", ["http://collector:4318", "https://collector/otlp/"])
 def test_both_containers_send_spans_to_the_same_collector(endpoint: str) -> None:
     documents = render({"tracing": {"otlpEndpoint": endpoint}})

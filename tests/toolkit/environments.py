@@ -26,11 +26,25 @@ def locked_environment(name: str, require: Require) -> Path:
 
 
 def npm_environment(name: str, source: Path, require: Require) -> Path:
-    """Returns a folder with the files of ``source`` and the installed packages of its ``package-lock.json``."""
+    """Returns a folder with the files of ``source`` and the installed packages of its ``package-lock.json``.
+
+    Installs nothing if the folder has these packages already, because another process may use it.
+    """
     require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
     folder = ROOT / ".cache" / name
     with alone_in(folder):
-        _install(source, folder, require)
+        done = folder / "installed.json"
+        wanted = (source / "package-lock.json").read_text()
+        for path in source.iterdir():
+            if path.is_file():
+                shutil.copy(path, folder)
+        if done.exists() and done.read_text() == wanted:
+            return folder
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+        environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
+        installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
+        done.write_text(wanted)
     return folder
 
 
@@ -51,19 +65,3 @@ def once_in(folder: Path, build: Callable[[Path], None]) -> Path:
             build(folder)
             built_by.write_text(RUN)
     return folder
-
-
-def _install(source: Path, folder: Path, require: Require) -> None:
-    """Installs nothing if the folder has the packages of the lock file already, because another process may use it."""
-    done = folder / "installed.json"
-    wanted = (source / "package-lock.json").read_text()
-    for path in source.iterdir():
-        if path.is_file():
-            shutil.copy(path, folder)
-    if done.exists() and done.read_text() == wanted:
-        return
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
-    environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
-    installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
-    done.write_text(wanted)

@@ -47,23 +47,20 @@ def generated(tools: Path) -> Path:
     return tools
 
 
-@pytest.fixture(scope="module")
-def documents(tools: Path, gateway: GatewayProcess) -> dict[str, str]:
-    """The names of the files: the checked-in document, and that of the models of the test suite, without keys."""
+@pytest.fixture(scope="module", params=["checked in", "without keys"])
+def document(request: pytest.FixtureRequest, tools: Path, gateway: GatewayProcess) -> str:
+    """The name of the file: the checked-in document, or that of the models of the test suite, without keys."""
+    if request.param == "checked in":
+        return "openapi.json"
     (tools / "without-keys.json").write_text(json.dumps(document_at(gateway.url)))
-    return {"checked-in": "openapi.json", "without keys": "without-keys.json"}
+    return "without-keys.json"
 
 
-@pytest.mark.parametrize("name", ["checked-in", "without keys"])
-def test_redocly_finds_no_error(tools: Path, documents: dict[str, str], name: str) -> None:
-    report = json.loads(call(tools, "redocly", "lint", documents[name], "--config=redocly.yaml", "--format=json"))
+def test_redocly_and_spectral_find_no_error(tools: Path, document: str) -> None:
+    report = json.loads(call(tools, "redocly", "lint", document, "--config=redocly.yaml", "--format=json"))
     assert report["totals"]["errors"] == 0
     assert {problem["ruleId"] for problem in report["problems"]} <= {"no-unused-components"}
-
-
-@pytest.mark.parametrize("name", ["checked-in", "without keys"])
-def test_spectral_finds_no_error(tools: Path, documents: dict[str, str], name: str) -> None:
-    command = ["spectral", "lint", documents[name], "--ruleset=spectral.yaml", "--format=json", "--quiet"]
+    command = ["spectral", "lint", document, "--ruleset=spectral.yaml", "--format=json", "--quiet"]
     found: list[dict[str, Any]] = json.loads(call(tools, *command))
     assert {problem["code"] for problem in found} <= {"oas3-unused-component"}
 
@@ -72,14 +69,18 @@ def test_the_generated_code_compiles_in_strict_mode(generated: Path) -> None:
     call(generated, "tsc", "--project", "tsconfig.json")
 
 
+def printed_by(folder: Path, name: str, gateway: GatewayProcess, *arguments: str) -> Any:
+    call(folder, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
+    return json.loads(call(folder, "node", f"{name}.mjs", gateway.url, key_text("everything"), *arguments))
+
+
 @pytest.mark.parametrize("name", GENERATE)
 def test_the_programs_send_json_a_form_and_bytes(
     generated: Path, start_gateway: StartGateway, tmp_path: Path, name: str
 ) -> None:
     gateway = start_gateway(**settings_in(tmp_path))
-    call(generated, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
-    printed = call(generated, "node", f"{name}.mjs", gateway.url, key_text("everything"), BLANK)
-    assert json.loads(printed) == ["no_text"] * 3 + ["length", "invalid_input"]
+    printed = printed_by(generated, name, gateway, BLANK)
+    assert printed == ["no_text"] * 3 + ["length", "invalid_input"]
 
 
 def test_a_stream_of_hey_api_never_shows_a_second_answer(
@@ -87,8 +88,6 @@ def test_a_stream_of_hey_api_never_shows_a_second_answer(
 ) -> None:
     """The repeated requests are refused, because the second answer would follow the first part of the first one."""
     gateway = start_gateway(**settings_in(tmp_path))
-    name = "hey_api_stream"
-    call(generated, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
-    found = json.loads(call(generated, "node", f"{name}.mjs", gateway.url, key_text("everything")))
+    found = printed_by(generated, "hey_api_stream", gateway)
     assert found["statuses"] == [200, 400, 400]
     assert found["ids"] == ["1", "2", "3"]

@@ -9,7 +9,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
-from outcomes import CHUNKS, outcome, sent_until_cancelled, show, slow_script
+from outcomes import left, outcome, show, slow_script
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "seed": 7}
@@ -52,10 +52,7 @@ def vectors() -> list[list[float]]:
 async def leave() -> int | None:
     messages = [{"role": "user", "content": slow_script(NOTICE)}]
     stream = await litellm.acompletion(model="openai/scripted_stream", messages=messages, stream=True, **ENDPOINT)
-    for _ in range(CHUNKS):
-        await anext(stream)
-    await stream.aclose()
-    return await asyncio.to_thread(sent_until_cancelled, NOTICE)
+    return await left(stream, NOTICE)
 
 
 show(

@@ -10,7 +10,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
-from outcomes import CHUNKS, outcome, sent_until_cancelled, show, slow_script
+from outcomes import left, outcome, show, slow_script
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
 EMOJI = ["61", "f0", "9f", "98", "80", "62"]
@@ -47,10 +47,7 @@ def vectors(texts: Any, model: str = "litellm_embed") -> list[list[float]]:
 
 async def leave() -> int | None:
     stream = await litellm.acompletion(**arguments(slow_script(NOTICE), stream=True))
-    for _ in range(CHUNKS):
-        await anext(stream)
-    await stream.aclose()
-    return await asyncio.to_thread(sent_until_cancelled, NOTICE)
+    return await left(stream, NOTICE)
 
 
 show(

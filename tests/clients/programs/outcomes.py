@@ -3,6 +3,7 @@
 Also the script of a slow model that writes a file when it is cancelled, for clients that disconnect.
 """
 
+import asyncio
 import json
 import sys
 import time
@@ -54,3 +55,11 @@ def sent_until_cancelled(notice: Path) -> int | None:
             return int(notice.read_text().split()[1])
         time.sleep(0.02)
     return None
+
+
+async def left(stream: Any, notice: Path) -> int | None:
+    """Disconnects within an asynchronous stream. Returns what `sent_until_cancelled` returns."""
+    for _ in range(CHUNKS):
+        await anext(stream)
+    await stream.aclose()
+    return await asyncio.to_thread(sent_until_cancelled, notice)

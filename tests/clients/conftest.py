@@ -1,9 +1,6 @@
 """Runs programs that each use one client library, in separate environments."""
 
 import json
-import os
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import numpy as np
 
 from tests.conftest import Require
 from tests.toolkit.environments import locked_environment, npm_environment
+from tests.toolkit.programs import environment_without_proxies, output_of
 
 HERE = Path(__file__).parent
 
@@ -20,21 +18,15 @@ Outcomes = dict[str, Any]
 def outcomes_of(require: Require, environment: str, program: str, *arguments: str | Path) -> Outcomes:
     """Runs a program of ``programs/`` with the packages of an environment. Returns what it prints, as a value."""
     python = locked_environment(environment, require) / "python3"
-    return _printed([python, program, *arguments], HERE / "programs")
+    printed = output_of([python, program, *arguments], HERE / "programs", environment=environment_without_proxies())
+    outcomes: Outcomes = json.loads(printed.splitlines()[-1])
+    return outcomes
 
 
 def outcomes_in_node(require: Require, program: str, *arguments: str) -> Outcomes:
     folder = npm_environment("llm-clients", HERE / "npm_llm", require)
-    return _printed(["node", program, *arguments], folder)
-
-
-def _printed(command: Sequence[str | Path], folder: Path) -> Outcomes:
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes: Outcomes = json.loads(done.stdout.splitlines()[-1])
+    printed = output_of(["node", program, *arguments], folder, environment=environment_without_proxies())
+    outcomes: Outcomes = json.loads(printed.splitlines()[-1])
     return outcomes
 
 

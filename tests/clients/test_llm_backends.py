@@ -1,8 +1,6 @@
 """Unmodified clients over the stand-ins of the LLM backends, also with tools and ``response_format``."""
 
 import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +12,21 @@ from tests.conftest import Require
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.llm_backends import (
     BACKENDS,
+    EMBED,
     TOKENIZER,
+    TOOL_PIPELINES,
     TOOL_TEXTS,
-    running_backends,
-    running_embeddings,
-    running_llms,
-    running_tool_models,
+    live_llms,
     text_of_triton,
+    write_backends,
 )
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, configured_gateway, live_gateway, live_triton
+from tests.toolkit.programs import output_of
 
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module")
-def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    with running_backends(tmp_path_factory.mktemp("backends"), models_venv) as triton:
-        yield triton
-
-
-@pytest.fixture(scope="module")
-def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_llms(tmp_path_factory.mktemp("llms"), backends) as gateway:
-        yield gateway
+backends, llms, tool_models = live_triton(write_backends), live_llms(), live_gateway(TOOL_PIPELINES, "backends")
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +63,7 @@ class TestAiperf:
             *("--tokenizer", str(tokenizer), "--request-count", str(self.REQUESTS), "--concurrency", "4"),
             *("--artifact-dir", str(folder / "artifacts"), "--ui", "none", "--isl", "16", *options),
         ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        output_of(command, folder)
         (export,) = (folder / "artifacts").rglob("profile_export_aiperf.json")
         return json.loads(export.read_text())
 
@@ -83,7 +72,7 @@ class TestAiperf:
         self.check(self.run(llms.url, "vllm", tmp_path, require, "chat", *options))
 
     def test_every_text_has_a_vector(self, backends: EmbeddedTriton, tmp_path: Path, require: Require) -> None:
-        with running_embeddings(tmp_path / "embeddings", backends) as gateway:
+        with configured_gateway(backends, tmp_path / "embeddings", EMBED) as gateway:
             self.check(self.run(gateway.url, "embed", tmp_path, require, "embeddings"))
 
     def check(self, found: Any) -> None:
@@ -92,12 +81,6 @@ class TestAiperf:
 
 
 CALL = {"text": "Wait.", "calls": [["weather", {"city": "Z\u00fcrich"}]]}
-
-
-@pytest.fixture(scope="module")
-def tool_models(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
-    with running_tool_models(tmp_path_factory.mktemp("tools"), models_venv) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """KServe's REST client and LiteLLM's provider `triton`: the same calls to Triton's HTTP endpoint and the gateway."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.programs import output_of
 from tests.toolkit.waiting import eventually
 
 pytestmark = pytest.mark.full
@@ -73,11 +73,8 @@ class TestKserve:
     def test_the_documented_program_runs(self, gateway: GatewayProcess, require: Require) -> None:
         blocks = blocks_of(ROOT / "docs" / "how-to" / "migration.md")
         (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
-        command = [locked_environment("kserve", require) / "python3", "-c"]
         code = program.replace("http://127.0.0.1:8080", gateway.url)
-        done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "True\n[1, 384]\n"
+        assert output_of([locked_environment("kserve", require) / "python3", "-c", code]) == "True\n[1, 384]\n"
 
 
 class TestLiteLLM:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.toolkit.programs import output_of
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("buildah", "debootstrap", "runc")
 BASE = "localhost/debian-python"
@@ -44,11 +46,8 @@ class Builder:
 
     def buildah(self, *arguments: str | Path) -> str:
         """Returns buildah's output. Raises AssertionError with the output if buildah fails."""
-        environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
         command = ["buildah", *self.options, *map(str, arguments)]
-        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
-        return done.stdout.strip()
+        return output_of(command, environment=os.environ | {"BUILDAH_ISOLATION": "chroot"}, within_s=3600).strip()
 
     def make_base(self) -> None:
         """Builds the image BASE. It contains this machine's certificates, for a package index behind a proxy."""

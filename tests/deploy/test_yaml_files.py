@@ -1,7 +1,6 @@
 """compose.yaml, the alerts, and all delivered YAML files."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from yamllint.config import YamlLintConfig
 
 from app.settings import read_settings
 from tests.conftest import Require
+from tests.toolkit.programs import output_of
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
@@ -107,8 +107,7 @@ def test_promtool_accepts_the_rules_the_scrape_configuration_and_every_case(
 ) -> None:
     promtool = shutil.which("promtool")
     require(promtool, "there is no promtool: Debian's package prometheus has it")
-    done = subprocess.run([str(promtool), *arguments], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of([str(promtool), *arguments])
 
 
 def cases() -> Iterator[tuple[str, bool]]:

@@ -14,8 +14,8 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.test_documented_commands import environment_without_proxies
 from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
+from tests.toolkit.programs import environment_without_proxies, output_of
 
 START_S = 60.0
 MAKE = "make run"
@@ -37,12 +37,7 @@ def block_with(text: str) -> str:
 
 
 def run_in(folder: Path, command: str) -> str:
-    shell = ["bash", "-euo", "pipefail", "-c", command]
-    done = subprocess.run(
-        shell, cwd=folder, env=environment_without_proxies(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(["bash", "-euo", "pipefail", "-c", command], folder, environment=environment_without_proxies())
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.live.test_documented_commands import environment_without_proxies, is_the_same
+from tests.live.test_documented_commands import is_the_same
 from tests.toolkit.processes import free_ports
+from tests.toolkit.programs import environment_without_proxies
 from tests.toolkit.waiting import eventually
 
 SERVE = "triton-gateway serve"

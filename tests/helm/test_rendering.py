@@ -7,7 +7,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.helm.rendering import (
 )
 from tests.helm.schema_check import SCHEMAS, schema_faults
 from tests.toolkit.environments import npm_environment
+from tests.toolkit.programs import output_of
 
 NEWEST = KUBERNETES_VERSIONS[-1]
 
@@ -191,11 +191,7 @@ def folder(require: Require) -> Path:
 
 
 def checked_with(folder: Path, documents: list[Document]) -> dict[str, Any]:
-    done = subprocess.run(
-        ["node", "validate.mjs"], cwd=folder, input=json.dumps(documents), check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(output_of(["node", "validate.mjs"], folder, text=json.dumps(documents)))
     return result
 
 

@@ -3,7 +3,6 @@
 import doctest
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.speech import SAMPLE_TEXT
 from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.programs import environment_without_proxies, output_of
 
 PAGES = (
     "README.md",
@@ -64,10 +64,6 @@ def is_the_same(printed: str, answered: str) -> bool:
     return doctest.OutputChecker().check_output(expected, actual, doctest.ELLIPSIS)
 
 
-def environment_without_proxies() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-
-
 @pytest.mark.parametrize(("page", "command", "answer"), commands(), ids=[each[0] for each in commands()])
 def test_a_documented_command_prints_the_documented_answer(
     page: str, command: str, answer: str, gateway: GatewayProcess, require: Require
@@ -76,11 +72,10 @@ def test_a_documented_command_prints_the_documented_answer(
     command = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
     environment = environment_without_proxies() | {"API_KEY": "none"}
     shell = ["bash", "-euo", "pipefail", "-c", command]
-    done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    printed = output_of(shell, ROOT, environment=environment)
+    assert printed
     if answer:
-        assert is_the_same(answer, done.stdout), f"{page} documents a different answer than {done.stdout}"
+        assert is_the_same(answer, printed), f"{page} documents a different answer than {printed}"
 
 
 def test_every_documented_program_runs(gateway: GatewayProcess) -> None:

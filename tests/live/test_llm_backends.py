@@ -17,14 +17,15 @@ from tests.llm.test_template import LLAVA
 from tests.toolkit.image_host import GIF, PNG
 from tests.toolkit.llm_backends import (
     BACKENDS,
+    EMBED,
     TEMPLATE,
-    TOOL_CONFIG,
+    TOOL_PIPELINES,
     TOOL_TEXTS,
-    running_backends,
-    running_llms,
+    live_llms,
     text_of_triton,
+    write_backends,
 )
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, live_gateway, live_triton
 
 CHATS = {"parts": {"template_text": LLAVA}, "texts": {"template_text": TEMPLATE, "image_marker": "<image>"}}
 """A template that takes parts, and one that takes texts."""
@@ -33,8 +34,7 @@ OF_IMAGES = {
     for name in ("vllm", "tensorrt_llm_api")
     for form, chat in CHATS.items()
 }
-PIPELINES = TOOL_CONFIG["pipelines"] | OF_IMAGES
-PIPELINES |= {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}
+PIPELINES = TOOL_PIPELINES | OF_IMAGES | EMBED
 TOOLS: Any = [
     {
         "type": "function",
@@ -56,17 +56,7 @@ class City(BaseModel):
 LIMA = City(name="Lima", population=10_000_000, parts=[City(name="Z\u00fcrich", population=1)])
 
 
-@pytest.fixture(scope="module")
-def backends(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    with running_backends(tmp_path_factory.mktemp("backends"), models_venv) as triton:
-        yield triton
-
-
-@pytest.fixture(scope="module")
-def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway without a gateway.yaml."""
-    with running_llms(tmp_path_factory.mktemp("llms"), backends) as gateway:
-        yield gateway
+backends, llms, declared = live_triton(write_backends), live_llms(), live_gateway(PIPELINES, "backends")
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +66,8 @@ def undeclared(llms: GatewayProcess) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def client(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    """The client of a gateway with PIPELINES."""
-    folder = tmp_path_factory.mktemp("declared")
-    (folder / "gateway.yaml").write_text(json.dumps({"pipelines": PIPELINES}))
-    settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
-    with (
-        running_gateway(folder / "gateway", **settings) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as found,
-    ):
+def client(declared: GatewayProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{declared.url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
 

@@ -1,7 +1,6 @@
 """The JavaScript client of OpenAI reads the same answers as the Python client."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.live.test_openai_sdk import PROMPT, SAMPLING, pipeline_answer
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.executions import executions
 from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.programs import output_of
 
 pytestmark = pytest.mark.full
 
@@ -22,11 +22,7 @@ def test_the_javascript_client(
     gateway: GatewayProcess, client: httpx.Client, triton: EmbeddedTriton, require: Require
 ) -> None:
     folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
-    done = subprocess.run(
-        ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
+    answers = json.loads(output_of(["node", "call.mjs", gateway.url], folder))
     expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
     assert answers["models"] == ["write", "embed", "scripted_stream"]
     assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.llm import transformers_program
 from tests.llm.transformers_program import TODAY, conversations_in
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.models import model, pipeline_of
+from tests.toolkit.programs import output_of
 
 FOLDERS = Path(__file__).parent / "templates"
 EXPECTED: dict[str, dict[str, str | None]] = json.loads((FOLDERS / "expected.json").read_text())
@@ -168,6 +168,4 @@ def by_transformers(folders: Path, data: Path, require: Require) -> Any:
     """Runs the program in an environment that cannot download anything."""
     python = locked_environment("transformers", require) / "python3"
     command = [python, "-I", transformers_program.__file__, folders, data]
-    done = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
+    return json.loads(output_of(command, environment=os.environ | {"HF_HUB_OFFLINE": "1"}))

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
-from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
 
@@ -23,24 +23,26 @@ TOKENIZER = {
 """Counts the words of a text."""
 
 
-@contextmanager
-def running_backends(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
+def write_backends(repository: Path) -> None:
     write_models(repository, [BY_NAME[name] for name in (*BACKENDS, "vllm_embeddings")])
-    with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
-        yield triton
 
 
-@contextmanager
-def running_llms(folder: Path, backends: EmbeddedTriton) -> Iterator[GatewayProcess]:
-    """``folder``: gets a tokenizer folder for each backend."""
-    for name in BACKENDS:
-        tokenizer = folder / "tokenizers" / name
-        tokenizer.mkdir(parents=True)
-        (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-        (tokenizer / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    settings = {"triton_url": backends.grpc_url, "tokenizers": str(folder / "tokenizers")}
-    with running_gateway(folder / "gateway", **settings) as gateway:
-        yield gateway
+def live_llms() -> Any:
+    """A fixture of a module: a gateway without gateway.yaml in front of the fixture ``backends``."""
+
+    @pytest.fixture(scope="module")
+    def llms(backends: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+        folder = tmp_path_factory.mktemp("llms")
+        for name in BACKENDS:
+            tokenizer = folder / "tokenizers" / name
+            tokenizer.mkdir(parents=True)
+            (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+            (tokenizer / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+        settings = {"triton_url": backends.grpc_url, "tokenizers": str(folder / "tokenizers")}
+        with running_gateway(folder / "gateway", **settings) as gateway:
+            yield gateway
+
+    return llms
 
 
 def text_of_triton(gateway: GatewayProcess, name: str, prompt: str) -> str:
@@ -55,31 +57,19 @@ def text_of_triton(gateway: GatewayProcess, name: str, prompt: str) -> str:
     return "".join(each["text_output"] for each in events)
 
 
-@contextmanager
-def running_embeddings(folder: Path, backends: EmbeddedTriton) -> Iterator[GatewayProcess]:
-    """A gateway whose pipeline ``embed`` has the preset ``vllm_embeddings``."""
-    config = {"pipelines": {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}}
-    folder.mkdir(exist_ok=True)
-    (folder / "gateway.yaml").write_text(json.dumps(config))
-    settings = {"triton_url": backends.grpc_url, "config": str(folder / "gateway.yaml")}
-    with running_gateway(folder / "gateway", **settings) as gateway:
-        yield gateway
-
-
+EMBED = {"embed": {"model": "vllm_embeddings", "preset": "vllm_embeddings"}}
 TOOL_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.tool_calls %}<called {{ message.tool_calls[0].function.arguments.city }}>{% endif %}"
     "{{ message.content }}{% endfor %}"
 )
-TOOL_CONFIG = {
-    "pipelines": {
-        name: {
-            "model": "vllm",
-            "preset": "vllm",
-            "openai": {"chat": {"template_text": TOOL_TEMPLATE}, "tools": name, "reasoning": reasoning},
-        }
-        for name, reasoning in (("hermes", "qwen3"), ("mistral", "none"), ("gpt_oss", "gpt_oss"))
+TOOL_PIPELINES = {
+    name: {
+        "model": "vllm",
+        "preset": "vllm",
+        "openai": {"chat": {"template_text": TOOL_TEMPLATE}, "tools": name, "reasoning": reasoning},
     }
+    for name, reasoning in (("hermes", "qwen3"), ("mistral", "none"), ("gpt_oss", "gpt_oss"))
 }
 TOOL_TEXTS = {
     "hermes": "<think>Hm.</think>\nWait.\n<tool_call>\n"
@@ -89,14 +79,3 @@ TOOL_TEXTS = {
     '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Z\u00fcrich"}',
 }
 """What each model writes to say "Wait." and call ``weather`` with ``{"city": "Z\u00fcrich"}``."""
-
-
-@contextmanager
-def running_tool_models(folder: Path, models_venv: Path) -> Iterator[GatewayProcess]:
-    write_models(folder / "models", [BY_NAME["vllm"]])
-    (folder / "gateway.yaml").write_text(json.dumps(TOOL_CONFIG))
-    with (
-        running_triton(EmbeddedOptions(folder / "models", models_venv)) as triton,
-        running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway,
-    ):
-        yield gateway

@@ -1,10 +1,11 @@
 """Other programs, such as nginx and Redis, as processes."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,26 @@ from typing import Any
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 PASSWORD = "a-secret-of-redis"
+
+
+def output_of(
+    command: Sequence[str | Path],
+    folder: Path | None = None,
+    *,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
+    within_s: float = 300,
+) -> str:
+    """Runs a program to its end, with ``text`` as input. Returns what it prints; fails with that and its errors."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=text, timeout=within_s, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command[0]}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def environment_without_proxies() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 @contextmanager

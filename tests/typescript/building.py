@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from tests.conftest import Require
 from tests.live.openapi_document import CHECKED_IN, ROOT
 from tests.toolkit.environments import npm_environment, once_in
+from tests.toolkit.programs import output_of
 
 FILES = Path(__file__).parent / "client"
 NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_UPDATE_NOTIFIER": "1"}
@@ -16,11 +16,7 @@ NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "tru
 def call(folder: Path, *command: str) -> str:
     """Runs an npm program and returns its output."""
     environment = os.environ | NO_NETWORK | {"PATH": f"{folder}/node_modules/.bin:{os.environ['PATH']}"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(command)}: {(done.stdout + done.stderr)[-4000:]}"
-    return done.stdout
+    return output_of(command, folder, environment=environment)
 
 
 def built_client(require: Require) -> Path:

@@ -125,13 +125,10 @@ def has_value(values: Any, path: list[str]) -> bool:
 COMMANDS = list(commands_of(command_parser()))
 
 
-def test_every_command_is_on_the_page() -> None:
+def test_every_command_is_on_the_page_and_has_a_help_text_like_its_arguments() -> None:
     assert {command.prog for command, _ in COMMANDS} == {
         f"triton-gateway {name}" for name in ("serve", "check", "init", "triton", "models", "key new")
     }
-
-
-def test_every_command_and_argument_has_a_help_text() -> None:
     arguments = [(command.prog, each) for command, _ in COMMANDS for each in arguments_of(command)]
     assert len(arguments) > 40
     assert [(prog, each.dest) for prog, each in arguments if not each.help] == []

@@ -24,24 +24,23 @@ class Repository:
     def model(
         self, name: str, inputs: str, outputs: str, rest: str = "", *, batch: int = 0, script: str = SCRIPT
     ) -> None:
-        tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
-        tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
-        self.write(
-            name, "\n".join([f'name: "{name}"', f"max_batch_size: {batch}", 'backend: "python"', *tensors, rest])
-        )
+        self.write(name, "\n".join([*_head(name, batch, inputs, outputs), 'backend: "python"', rest]))
         (self.path / name / "1" / "model.py").write_text(script)
 
     def ensemble(self, name: str, inputs: str, outputs: str, *steps: str, batch: int = 0) -> None:
         """A step is ``model IN=tensor ... > OUT=tensor ...``."""
-        tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
-        tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
-        scheduling = "\n".join(["ensemble_scheduling {", *map(_step, steps), "}"])
-        head = [f'name: "{name}"', f"max_batch_size: {batch}", 'platform: "ensemble"']
-        self.write(name, "\n".join([*head, *tensors, scheduling]))
+        scheduling = ['platform: "ensemble"', "ensemble_scheduling {", *map(_step, steps), "}"]
+        self.write(name, "\n".join([*_head(name, batch, inputs, outputs), *scheduling]))
 
     def write(self, name: str, config: str) -> None:
         (self.path / name / "1").mkdir(parents=True)
         (self.path / name / "config.pbtxt").write_text(config)
+
+
+def _head(name: str, batch: int, inputs: str, outputs: str) -> list[str]:
+    tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
+    tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
+    return [f'name: "{name}"', f"max_batch_size: {batch}", *tensors]
 
 
 def _spec(text: str) -> str:
@@ -163,7 +162,7 @@ def engine(name: str, *, accumulate_tokens: str = "", decoupled: bool = True) ->
     inputs += [f"{each}:{FLAG}" for each in flags]
     rest = DECOUPLED if decoupled else ""
     if accumulate_tokens:
-        rest += f' parameters {{ key: "accumulate_tokens" value {{ string_value: "{accumulate_tokens}" }} }}'
+        rest += f" {_parameter('accumulate_tokens', accumulate_tokens)}"
     outputs = "text_output:STRING num_input_tokens:INT32:1 num_output_tokens:INT32:1"
     return lambda repository: repository.model(name, " ".join(inputs), outputs, rest, batch=4)
 

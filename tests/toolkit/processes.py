@@ -7,7 +7,6 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from app.triton.repository import served_repository
 from tests.toolkit.forked_gateway import SERVE, ForkedGateway
+from tests.toolkit.waiting import loop_in_a_thread
 
 LIVE = Path(__file__).parents[1] / "live"
 START_S = 240.0
@@ -108,23 +108,18 @@ def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
 @contextmanager
 def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Iterator[EmbeddedTriton]:
     """Runs a Triton for the duration of the block. With ``restarts`` it is started again when it exits."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
     server = EmbeddedTriton(replace(options, exit_timeout_s=EXIT_S, read=served_repository))
     watch: Future[None] | None = None
-    try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
-        if restarts:
-            watch = asyncio.run_coroutine_threadsafe(server.watch(), loop)
-        yield server
-    finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(START_S)
-        if watch is not None:
-            watch.result(START_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with loop_in_a_thread() as loop:
+        try:
+            asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
+            if restarts:
+                watch = asyncio.run_coroutine_threadsafe(server.watch(), loop)
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(START_S)
+            if watch is not None:
+                watch.result(START_S)
 
 
 @pytest.fixture(scope="session")

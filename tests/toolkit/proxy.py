@@ -4,11 +4,12 @@ import asyncio
 import random
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+from tests.toolkit.waiting import loop_in_a_thread
 
 Way = Literal["up", "down"]
 """Up: from the client of the link to its server."""
@@ -170,22 +171,16 @@ class DroppingNetwork(Network):
 
 @contextmanager
 def network_to(port: int, kind: type[SomeNetwork] = Network) -> Iterator[SomeNetwork]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    network = kind(port, loop)
-    running = network.running()
-    asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(5)
-    try:
-        yield network
-    finally:
-        asyncio.run_coroutine_threadsafe(_stopped(running), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    async def stopped() -> None:
+        await running.__aexit__(None, None, None)
+        if relays := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(relays, timeout=2)
 
-
-async def _stopped(running: AbstractAsyncContextManager[Link]) -> None:
-    await running.__aexit__(None, None, None)
-    if relays := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(relays, timeout=2)
+    with loop_in_a_thread() as loop:
+        network = kind(port, loop)
+        running = network.running()
+        asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(5)
+        try:
+            yield network
+        finally:
+            asyncio.run_coroutine_threadsafe(stopped(), loop).result(5)

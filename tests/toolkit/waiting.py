@@ -1,7 +1,13 @@
-"""Waits for a condition instead of a fixed time. Only a test that fails waits until the end."""
+"""Waits for a condition instead of a fixed time, and runs an event loop beside the test.
 
+Only a test that fails waits until the end.
+"""
+
+import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 PATIENCE_S = 60.0
 """How long a test waits for what takes a moment on an idle machine, so that a busy machine makes it slow, not red."""
@@ -13,3 +19,16 @@ def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> N
         assert time.monotonic() < ends, f"the condition is still false after {within_s} s"
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 0.05)
+
+
+@contextmanager
+def loop_in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

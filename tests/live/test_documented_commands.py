@@ -104,28 +104,26 @@ def sample(client: httpx.Client, pipeline: str, language: str) -> str:
     return text
 
 
-def output_of(command: list[str], text: str = "") -> str:
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_the_curl_sample_of_a_pipeline_works(client: httpx.Client, require: Require, pipeline: str) -> None:
     require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
     command = sample(client, pipeline, "curl").replace("curl ", "curl --silent --show-error --fail-with-body ")
-    assert output_of(["sh", "-c", command]).startswith("{" if pipeline != "listen" else f'{{"text":"{SAMPLE_TEXT}"')
+    assert output_of(["sh", "-c", command], ROOT).startswith(
+        "{" if pipeline != "listen" else f'{{"text":"{SAMPLE_TEXT}"'
+    )
 
 
 def test_the_curl_sample_of_a_stream_works(client: httpx.Client, require: Require) -> None:
     require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
-    assert "event: done" in output_of(["sh", "-c", sample(client, "write", "curl_stream")])
+    assert "event: done" in output_of(["sh", "-c", sample(client, "write", "curl_stream")], ROOT)
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "embed", "write", "listen"])
 def test_the_javascript_sample_works(client: httpx.Client, require: Require, pipeline: str) -> None:
     require(shutil.which("node"), "node is not installed: `make system-packages` installs it")
-    answer = output_of(["node", "--no-warnings", "--input-type=module"], sample(client, pipeline, "javascript"))
+    answer = output_of(
+        ["node", "--no-warnings", "--input-type=module"], ROOT, text=sample(client, pipeline, "javascript")
+    )
     assert answer.startswith("{")
     assert "request_id" not in answer
 
@@ -133,5 +131,5 @@ def test_the_javascript_sample_works(client: httpx.Client, require: Require, pip
 def test_the_python_samples_work(client: httpx.Client) -> None:
     """One interpreter runs all samples, because it takes a second to import httpx."""
     programs = [sample(client, pipeline, "python") for pipeline in ("ocr", "embed", "write", "listen")]
-    printed = output_of([sys.executable, "-c", "\n".join(programs)]).splitlines()
+    printed = output_of([sys.executable, "-c", "\n".join(programs)], ROOT).splitlines()
     assert [line[:1] for line in printed] == ["{", "{", "{", "{"]

@@ -71,7 +71,7 @@ LABEL org.opencontainers.image.title="triton-gateway" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/triton-gateway /opt/triton-gateway
-# The pipelines of the reference models. To use another file, mount it here or set GATEWAY_CONFIG.
+# The pipelines of the reference models, for GATEWAY_CONFIG=gateway.yaml.
 WORKDIR /app
 COPY gateway.yaml .
 COPY samples samples

@@ -209,7 +209,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         help="the gateway.yaml to check against the models (default: that of MODEL_REPOSITORY; "
-        f"for {DEFAULT_REPOSITORY} and with --triton, ./gateway.yaml)",
+        f"for {DEFAULT_REPOSITORY}, ./gateway.yaml; with --triton, none)",
     )
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
@@ -263,10 +263,10 @@ def _check(given: dict[str, Any]) -> int:
 
     Raises RepositoryUnreadable, ConfigError, SettingsError or GatewayError.
     """
-    if given["config"] is None:
-        beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])
-        given["config"] = beside if os.path.lexists(beside) else None
     credentials, triton = NO_CREDENTIALS, given["triton"]
+    if given["config"] is None and triton is None:
+        beside = config_beside(given["repository"])
+        given["config"] = beside if os.path.lexists(beside) else None
     if triton is not None:
         settings = read_settings(os.environ, {"triton_url": triton})
         check_credentials(settings)

@@ -246,12 +246,13 @@ class Settings(BaseSettings):
     @property
     def config_path(self) -> Path | None:
         """The file to follow: the configured file, otherwise ``default_config`` if it exists."""
-        return self.config or (self.default_config if self.default_config.exists() else None)
+        default = self.default_config
+        return self.config or (default if default is not None and default.exists() else None)
 
     @property
-    def default_config(self) -> Path:
-        """``gateway.yaml`` of the working folder; for models of another folder, of that folder."""
-        return config_beside(self.embedded_repository) if self.embedded else DEFAULT_CONFIG
+    def default_config(self) -> Path | None:
+        """The ``gateway.yaml`` of the embedded Triton's models. None in front of a Triton with other models."""
+        return config_beside(self.embedded_repository) if self.embedded else None
 
     @property
     def repairs_triton(self) -> bool:

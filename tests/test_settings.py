@@ -57,23 +57,24 @@ def test_variables_and_flags_are_parsed_alike(name: str, text: str, value: Any) 
 @pytest.mark.parametrize(
     ("flags", "path"),
     [
-        ({}, "gateway.yaml"),
+        ({}, None),
         ({"embedded": True}, "gateway.yaml"),
         ({"embedded": True, "embedded_repository": "mine"}, "mine/gateway.yaml"),
         ({"embedded": True, "embedded_repository": "triton_models/"}, "gateway.yaml"),
-        ({"embedded_repository": "mine"}, "gateway.yaml"),
+        ({"embedded_repository": "mine"}, None),
     ],
 )
-def test_the_default_file_is_next_to_the_models(
-    flags: dict[str, Any], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_default_file_is_next_to_the_embedded_models(
+    flags: dict[str, Any], path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = read_settings({}, flags)
-    assert (settings.default_config, settings.config_path) == (Path(path), None)
+    expected = None if path is None else Path(path)
+    assert (settings.default_config, settings.config_path) == (expected, None)
     (tmp_path / "mine").mkdir()
     for each in ("gateway.yaml", "mine/gateway.yaml"):
         (tmp_path / each).touch()
-    assert settings.config_path == Path(path)
+    assert settings.config_path == expected
     assert read_settings({}, {**flags, "config": "named.yaml"}).config_path == Path("named.yaml")
 
 

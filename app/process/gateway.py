@@ -35,7 +35,7 @@ from app.process.listening import connections_within, watch_open_files
 from app.process.supervision import Supervisor
 from app.process.tritons import Servers, Triton, credentials_of
 from app.routes import DIALECTS, Gateway
-from app.settings import Settings
+from app.settings import DEFAULT_CONFIG, Settings
 from app.streams.store import StreamStore
 from app.triton.grpc_errors import is_dead_process
 
@@ -234,14 +234,21 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
         ),
         triton.grpc_url,
     )
-    if settings.config_path is None and triton.share.number == 1:
-        text = "there is no %s: every ready model is served under its own name, until the file exists"
-        _log.info(text, settings.default_config.absolute())
+    if triton.share.number == 1:
+        _log.info("gateway.yaml: %s", settings.config_path or _without_file(settings.default_config))
     catalog.load_file()
     await catalog.refresh()
     if catalog.complaints:
         raise ConfigError("\n".join(catalog.complaints))
     return catalog
+
+
+def _without_file(default: Path | None) -> str:
+    """What is served without ``gateway.yaml``. ``default``: the file that is used as soon as it exists."""
+    if default is not None:
+        return f"none; serving every ready model under its own name, until {default.absolute()} exists"
+    unused = " (./gateway.yaml is used with --config gateway.yaml)" if DEFAULT_CONFIG.exists() else ""
+    return f"none; serving every ready model under its own name{unused}"
 
 
 def browser_rules_of(settings: Settings) -> BrowserRules | None:

@@ -11,16 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.cli import STARTER
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.toolkit.processes import GatewayProcess, free_ports, wait_until_ready
+from tests.toolkit.processes import GatewayProcess, free_ports, live_triton, wait_until_ready
 from tests.toolkit.programs import environment_without_proxies, output_of
 
 START_S = 60.0
 MAKE = "make run"
 TRITON = "127.0.0.1:8001"
-COMMANDS = [text for language, text in blocks_of(ROOT / "README.md") if language == "sh"]
+BLOCKS = blocks_of(ROOT / "README.md")
+COMMANDS = [text for language, text in BLOCKS if language == "sh"]
+foreign = live_triton(lambda folder: shutil.copytree(STARTER, folder, dirs_exist_ok=True))
 
 
 @pytest.fixture
@@ -63,13 +66,16 @@ def served_by(folder: Path, command: str) -> Iterator[str]:
         process.wait(START_S)
 
 
+def pipelines_of(url: str) -> set[str]:
+    return {each["name"] for each in httpx.get(f"{url}/v1/pipelines").json()["pipelines"]}
+
+
 @pytest.mark.usefixtures("models_venv")
 @pytest.mark.full
 def test_make_run_serves_the_reference_pipelines(checkout: Path) -> None:
     (command,) = [each for each in COMMANDS if each.strip() == MAKE]
     with served_by(checkout, command) as url:
-        names = [each["name"] for each in httpx.get(f"{url}/v1/pipelines").json()["pipelines"]]
-    assert {"ocr", "insights", "write"} <= set(names)
+        assert {"ocr", "insights", "write"} <= pipelines_of(url)
 
 
 @pytest.mark.usefixtures("models_venv")
@@ -77,21 +83,32 @@ def test_the_starter_is_written_checked_and_served(checkout: Path, require: Requ
     """The working directory has another gateway.yaml. The requests of the README in the folder work too."""
     require(shutil.which("curl"), "curl is not installed")
     with served_by(checkout, block_with("triton-gateway init my_models")) as url:
-        listed = httpx.get(f"{url}/v1/pipelines").json()["pipelines"]
+        names = pipelines_of(url)
         answer = httpx.post(f"{url}/v1/pipelines/report", json={"text": "two words"}, timeout=30)
         (_, requests) = [text for language, text in blocks_of(checkout / "my_models" / "README.md") if language == "sh"]
         printed = run_in(checkout, requests.replace("http://127.0.0.1:8080", url))
-    assert sorted(each["name"] for each in listed) == ["count", "report", "words"]
+    assert names == {"count", "report", "words"}
     assert answer.json() == {"count": 2, "longest": "words", "early_exit": None}
     assert '"early_exit":"no_text"' in printed
     assert (printed.count("event: output"), printed.count("event: done")) == (5, 1)
     assert "no findings" in (checkout / "log").read_text()
 
 
-def test_the_commands_for_a_running_triton_work(checkout: Path, triton: EmbeddedTriton) -> None:
-    printed = run_in(checkout, block_with("triton-gateway models").replace(TRITON, triton.grpc_url))
-    assert "ocr_ensemble" in printed
+def test_the_commands_for_a_running_triton_work_with_models_of_the_user(
+    checkout: Path, foreign: EmbeddedTriton
+) -> None:
+    """The working directory has the gateway.yaml of the reference models, which this Triton does not have."""
+    printed = run_in(checkout, block_with("triton-gateway models").replace(TRITON, foreign.grpc_url))
+    assert "text_report" in printed
+    assert "no gateway.yaml: no findings" in printed
     assert "mine/gateway.yaml has " in printed
+    (command,) = [line for _, text in BLOCKS for line in text.splitlines() if line.endswith("serve --triton HOST:8001")]
+    with served_by(checkout, command.replace("HOST:8001", foreign.grpc_url)) as url:
+        assert {"clean_text", "text_report"} <= pipelines_of(url)
+    assert "gateway.yaml: none; serving every ready model" in (checkout / "log").read_text()
+    (command,) = [line.strip() for line in printed.splitlines() if "triton-gateway serve --triton" in line]
+    with served_by(checkout, f".venv/bin/{command}") as url:
+        assert pipelines_of(url) == {"text_report", "stream_words"}
 
 
 def test_every_command_is_run_by_a_test() -> None:

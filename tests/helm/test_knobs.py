@@ -408,7 +408,6 @@ def test_the_check_has_the_program_and_the_files_of_the_gateway() -> None:
     for key in (
         "image",
         "imagePullPolicy",
-        "workingDir",
         "env",
         "envFrom",
         "volumeMounts",

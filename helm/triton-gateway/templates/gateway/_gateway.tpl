@@ -50,8 +50,6 @@ resources:
 {{- define "triton-gateway.gatewayProgram" -}}
 image: {{ include "triton-gateway.image" (list .Values.gateway.image .) }}
 imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
-# Not the image's folder, because its gateway.yaml would be loaded even if no file is configured.
-workingDir: /tmp
 env:
   {{- include "triton-gateway.settings" . | nindent 2 }}
   {{- include "triton-gateway.privateCaVariables" . | nindent 2 }}

@@ -10,57 +10,64 @@ COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi reference docs vendor lock
+.PHONY: help setup tools clean run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi reference docs vendor lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## create .venv and .venv-triton with the locked packages (run and test do this automatically)
+setup: ## create .venv and .venv-triton with the locked packages of what runs (run does this automatically)
 	@$(PYTHON) deploy/bootstrap.py
+
+tools: ## add the packages of the tests and of development to .venv (the targets that need them do this automatically)
+	@$(PYTHON) deploy/bootstrap.py --tests
+
+clean: ## remove everything that the other targets made in the checkout
+	@rm -rf .venv .venv-triton .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 run: setup ## start a real Triton with triton_models/, or with MODELS=dir, and the gateway on http://127.0.0.1:8080
 	@exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
 
-test: setup ## run the suite with the real Triton and the optional programs of this machine
+test: tools ## run the suite with the real Triton and the optional programs of this machine
 	@$(SCRATCH) $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile --no-loadscope-reorder
 
-test-full: setup ## run the long tests too: large counts, chaos, heavy clients
+test-full: tools ## run the long tests too: large counts, chaos, heavy clients
 	@$(SCRATCH) $(BIN)/python -m pytest
 
-chaos: setup ## run the long tests of faults under load, hostile requests and memory; write docs/benchmarks/chaos.md
+chaos: tools ## run the long tests of faults under load, hostile requests and memory; write docs/benchmarks/chaos.md
 	@$(SCRATCH) $(BIN)/python -m tests.live.chaos.report
 
 system-packages: ## install the system packages that the suite can use (Debian, as root)
 	@deploy/system-packages
 
-lint: setup ## ruff: rules and format
+lint: tools ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-type: setup ## mypy, strict, on app/
+type: tools ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## compare the gateway with other servers, and write docs/benchmarks (about ten minutes)
+bench: tools ## compare the gateway with other servers, and write docs/benchmarks (about ten minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
-bench-tritons: setup ## measure three Tritons while one is killed, stopped, slow or added (about three minutes)
+bench-tritons: tools ## measure three Tritons while one is killed, stopped, slow or added (about three minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks tritons --write docs/benchmarks
 
-bench-load: setup ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (eleven minutes)
+bench-load: tools ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (eleven minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks load --write docs/benchmarks
 
-openapi: setup ## generate openapi.json from the running reference pipelines
+openapi: tools ## generate openapi.json from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
 
-reference: setup ## generate the tables of docs/reference and the page of the command line
+reference: tools ## generate the tables of docs/reference and the page of the command line
 	@$(BIN)/python -m deploy.reference
 
-docs: setup ## build the documentation site in site/, with search and without outside assets
+docs: tools ## build the documentation site in site/, with search and without outside assets
 	@$(BIN)/python -m deploy.documentation
 
-vendor: setup ## copy the console's JavaScript libraries from npm, as locked in requirements/console
+vendor: tools ## copy the console's JavaScript libraries from npm, as locked in requirements/console
 	@$(BIN)/python -m deploy.console_libraries
 
-lock: setup ## compile requirements/*.txt
+lock: tools ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) --python-version 3.11 requirements/aiperf.in -o requirements/aiperf.txt
 	@$(COMPILE) --python-version 3.11 requirements/audit.in -o requirements/audit.txt

@@ -1,9 +1,10 @@
 """Sets up a checkout for `make run` and `make test`: `.venv` for the gateway, `.venv-triton` for Triton and its models.
 
 Standard library only, Python 3.9 or newer. Writes only inside the checkout, including caches. A second run
-with the same lock files is a no-op.
+with the same lock files is a no-op. Packages that a user adds to an environment stay.
 
-    python3 deploy/bootstrap.py
+    python3 deploy/bootstrap.py            # what runs
+    python3 deploy/bootstrap.py --tests    # and the tools of the tests
 
 The gateway needs Python 3.11 to 3.14, the models Python 3.10 to 3.12 with a shared libpython. If this machine has no
 such Python, uv installs one in `.cache/python`. `MODELS_PYTHON` selects a Python for the models.
@@ -19,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,9 +51,11 @@ class Environment:
     """A virtual environment and the files that decide what is in it."""
 
     folder: Path
-    lock: Path
+    locks: tuple[Path, ...]
     others: tuple[Path, ...]
     chosen: str | None = None
+    size_mb: int = 0
+    """About what it takes on disk."""
 
     @property
     def python(self) -> Path:
@@ -66,7 +69,7 @@ class Environment:
     def fingerprint(self) -> str:
         """A hash of the lock files, the chosen interpreter, and the folder, because environments cannot be moved."""
         digest = hashlib.sha256(f"{self.folder} {self.chosen}".encode())
-        for path in (self.lock, *self.others):
+        for path in (*self.locks, *self.others):
             digest.update(path.read_bytes())
         return digest.hexdigest()
 
@@ -74,29 +77,33 @@ class Environment:
         return self.python.exists() and self.stamp.is_file() and self.stamp.read_text() == self.fingerprint()
 
 
-GATEWAY = Environment(
-    ROOT / ".venv", REQUIREMENTS / "dev.txt", (REQUIREMENTS / "bootstrap.txt", ROOT / "pyproject.toml")
-)
+PROJECT = (REQUIREMENTS / "bootstrap.txt", ROOT / "pyproject.toml")
+GATEWAY = Environment(ROOT / ".venv", (REQUIREMENTS / "gateway.txt", REQUIREMENTS / "build.txt"), PROJECT, size_mb=235)
+WITH_TESTS = replace(GATEWAY, locks=(REQUIREMENTS / "dev.txt",), size_mb=760)
+"""The same folder with the tools of the tests too."""
 MODELS = Environment(
     ROOT / ".venv-triton",
-    REQUIREMENTS / "triton.txt",
+    (REQUIREMENTS / "triton.txt",),
     (REQUIREMENTS / "bootstrap.txt",),
     os.environ.get("MODELS_PYTHON"),
+    size_mb=565,
 )
 UV = GATEWAY.folder / "bin" / "uv"
 UV_ALONE = CACHE / "setup"
 INSTALL_UV = ("-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "bootstrap.txt")
 
 
-def main() -> None:
+def main(*, with_tests: bool) -> None:
     """Checks the machine, then updates both environments."""
+    wanted = WITH_TESTS if with_tests else GATEWAY
     with only_one_at_a_time():
-        if GATEWAY.is_current() and MODELS.is_current():
+        is_current = wanted.is_current() or WITH_TESTS.is_current()
+        if is_current and MODELS.is_current():
             return
         require_fit_machine()
         gateway_python, models_python = find_gateway_python(), find_models_python()
-        if not GATEWAY.is_current():
-            set_up_gateway(gateway_python)
+        if not is_current:
+            set_up_gateway(wanted, gateway_python)
         if not MODELS.is_current():
             set_up_models(models_python)
 
@@ -178,17 +185,19 @@ def can_make_environments(found: Interpreter) -> bool:
     return subprocess.run([str(found.path), "-I", "-c", "import ensurepip, venv"], check=False).returncode == 0
 
 
-def set_up_gateway(python: Interpreter) -> None:
-    with being_made(GATEWAY, python):
+def set_up_gateway(environment: Environment, python: Interpreter) -> None:
+    with being_made(environment, python):
         if not UV.exists():
-            run(GATEWAY.python, *INSTALL_UV)
-        sync(GATEWAY)
-        run(UV, "pip", "install", "--python", GATEWAY.python, "--no-deps", "--no-build-isolation", "--editable", ROOT)
+            run(environment.python, *INSTALL_UV)
+            run(UV, "pip", "uninstall", "--quiet", "--python", environment.python, "pip", "setuptools")
+        install(environment)
+        command = ("pip", "install", "--python", environment.python, "--no-deps")
+        run(UV, *command, "--no-build-isolation", "--editable", ROOT)
 
 
 def set_up_models(python: Interpreter) -> None:
     with being_made(MODELS, python, "--without-pip"):
-        sync(MODELS)
+        install(MODELS)
         site_packages = next(MODELS.folder.glob("lib/python3.*/site-packages"))
         (site_packages / "model_kit.pth").write_text(f"{ROOT / 'model_kit' / 'src'}\n")
 
@@ -197,7 +206,8 @@ def set_up_models(python: Interpreter) -> None:
 def being_made(environment: Environment, python: Interpreter, *options: str) -> Iterator[None]:
     """Creates the environment, or updates the packages of a complete one. Writes the stamp after success."""
     fingerprint = environment.fingerprint()
-    say(f"Setting up {environment.folder.name} with Python {'.'.join(map(str, python.version))}")
+    size = f" (about {environment.size_mb} MB)" if environment.size_mb else ""
+    say(f"Setting up {environment.folder.name} with Python {'.'.join(map(str, python.version))}{size}")
     if not is_whole(environment, python):
         shutil.rmtree(environment.folder, ignore_errors=True)
         run(python.path, "-m", "venv", *options, environment.folder)
@@ -213,8 +223,10 @@ def is_whole(environment: Environment, python: Interpreter) -> bool:
     return current is not None and current.version == python.version
 
 
-def sync(environment: Environment) -> None:
-    run(UV, "pip", "sync", "--python", environment.python, "--require-hashes", environment.lock)
+def install(environment: Environment) -> None:
+    """Installs the locked versions. Other packages stay, because a user may have added them."""
+    files = [word for lock in environment.locks for word in ("--requirement", lock)]
+    run(UV, "pip", "install", "--python", environment.python, "--no-deps", "--require-hashes", *files)
 
 
 def run(*command: str | Path) -> None:
@@ -231,6 +243,6 @@ def say(message: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(with_tests="--tests" in sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit(130)

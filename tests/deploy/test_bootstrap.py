@@ -40,7 +40,7 @@ def environment(bootstrap, tmp_path):
     """A complete environment."""
     lock = tmp_path / "lock.txt"
     lock.write_text("numpy==1.26.4\n")
-    made = bootstrap.Environment(tmp_path / ".venv", lock, ())
+    made = bootstrap.Environment(tmp_path / ".venv", (lock,), ())
     made.python.parent.mkdir(parents=True)
     made.python.touch()
     made.stamp.write_text(made.fingerprint())
@@ -50,7 +50,7 @@ def environment(bootstrap, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda made: made.lock.write_text("numpy==1.26.3\n"),
+        lambda made: made.locks[0].write_text("numpy==1.26.3\n"),
         lambda made: made.stamp.unlink(),
         lambda made: made.python.unlink(),
         lambda made: replace(made, chosen="/opt/python3.12"),

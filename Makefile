@@ -26,7 +26,7 @@ clean: ## remove everything that the other targets made in the checkout
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 run: setup ## start a real Triton with triton_models/, or with MODELS=dir, and the gateway on http://127.0.0.1:8080
-	@exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
+	@UV_CACHE_DIR='$(CURDIR)/.cache/uv' exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
 
 test: tools ## run the suite with the real Triton and the optional programs of this machine
 	@$(SCRATCH) $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile --no-loadscope-reorder

@@ -25,7 +25,7 @@ from app.config.document import ConfigError
 from app.core.errors import GatewayError
 from app.core.text import nearest, nearest_of, printable
 from app.draft import FileTaken, write_draft
-from app.launcher.launch import create_environment, needs_environment
+from app.launcher.launch import create_environment, install_requirements, needs_environment
 from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
 from app.process.listening import ListeningPortTaken, require_free_ports
@@ -312,15 +312,16 @@ def _triton(given: dict[str, Any]) -> int:
 
 
 def _prepare_models(settings: Settings) -> None:
-    """Creates the models' environment if the gateway's own is the default and cannot run models.
+    """Creates the models' environment if the gateway's own is the default and cannot run models, and installs packages.
 
-    Only the extra ``embedded`` can do this. Raises EmbeddedTritonError.
+    Only the extra ``embedded`` can create one. Raises EmbeddedTritonError.
     """
     own = Path(sys.prefix)
     if settings.models_venv == own and needs_environment(own):
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
         create_environment(settings.embedded_venv)
+    install_requirements(settings.models_venv, settings.embedded_repository)
 
 
 async def _draft(settings: Settings, path: Path) -> str:

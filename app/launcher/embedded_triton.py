@@ -13,7 +13,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import httpx
 
 from app.core.aio import Backoff
 from app.launcher import guard
-from app.launcher.launch import EmbeddedOptions, Launch, Ports
+from app.launcher.launch import REQUIREMENTS, EmbeddedOptions, Launch, Ports
 from app.launcher.machine import EmbeddedTritonError, Machine, StartCrashed, refusals
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class TritonLog:
     def explanation(self) -> str:
         """Returns why Triton exited, according to its log: the models that failed, otherwise its last errors."""
         if self.failures:
-            return "\n".join(f"model {name!r}: {reason}" for name, reason in sorted(self.failures.items()))
+            return _listed(self.failures)
         begins = ("E", "F", "error:", "Failed")
         errors = [line for line in self._lines if line.startswith(begins) and not _HARMLESS.search(line)]
         return "\n".join(errors or [*self._lines][-8:]) or "it wrote no log"
@@ -115,6 +115,10 @@ class TritonLog:
             self._level = logging.DEBUG if _STOPPING.match(line) else logging.WARNING
         if line and not _HARMLESS.search(line):
             logger.log(self._level, "triton: %s", line)
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "\n".join(f"model {name!r}: {reason}" for name, reason in sorted(reasons.items()))
 
 
 CRASH_S = 5.0
@@ -211,14 +215,22 @@ def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=_ANSWER_TIMEOUT_S, verify=False, trust_env=False)
 
 
-async def _is_ready(client: httpx.AsyncClient, nonce: str) -> bool:
-    """Whether the server that was started with `--id=nonce` answers and all its models are ready."""
+async def _unready(client: httpx.AsyncClient, launch: Launch) -> dict[str, str] | None:
+    """Why models are not ready, by name. None until the server of this start answers and has tried to load all."""
     try:
         server = (await client.get("/v2")).raise_for_status().json()
         models = (await client.post("/v2/repository/index")).raise_for_status().json()
     except (httpx.HTTPError, ValueError):
-        return False
-    return server.get("name") == nonce and all(model.get("state") == "READY" for model in models)
+        return None
+    known = {model["name"]: model for model in models if model.get("state")}
+    if server.get("name") != launch.nonce or any(each["state"] not in _LOADED_OR_FAILED for each in known.values()):
+        return None
+    wanted = {name: known.get(name, {}) for name in launch.repository.models}
+    return {name: each.get("reason", "") for name, each in wanted.items() if each.get("state") != "READY"}
+
+
+_LOADED_OR_FAILED = ("READY", "UNAVAILABLE")
+_NO_MODULE = re.compile(r"No module named '(\w+)")
 
 
 OnProgress = Callable[[str], None]
@@ -334,7 +346,7 @@ class EmbeddedTriton:
         shown, progress = "", f"0 of {len(names)} models ready"
         try:
             async with asyncio.timeout(self._options.start_timeout_s), _client(self.http_url) as client:
-                while not await _is_ready(client, triton.launch.nonce):
+                while (unready := await _unready(client, triton.launch)) is None:
                     if self._stopping.is_set():
                         raise EmbeddedTritonError("Triton was stopped before it was ready.")
                     if triton.ended.done() and triton.ended.result() > _SIGNALED and not triton.log.failures:
@@ -352,7 +364,15 @@ class EmbeddedTriton:
             missing = ", ".join(name for name in names if name not in loaded)
             late = f"Triton was not ready after {self._options.start_timeout_s:g} s: {progress}."
             raise EmbeddedTritonError(f"{late} Not loaded: {missing}." if missing else late) from exc
-        on_progress(f"{len(names)} of {len(names)} models ready")
+        if len(unready) == len(names):
+            raise EmbeddedTritonError(f"Triton serves none of the models:\n{_listed(unready)}")
+        on_progress(f"{len(names) - len(unready)} of {len(names)} models ready")
+        for name, reason in {**triton.launch.repository.refused, **unready}.items():
+            hint = ""
+            if found := _NO_MODULE.search(reason):
+                file = self._options.repository / REQUIREMENTS
+                hint = f"\nTo install it into the models' environment: echo {found[1]} >> {file}, and start again."
+            logger.error("model '%s' is not served: %s%s", name, reason or "Triton did not load it", hint)
 
     def _end(self, status: int) -> str:
         """Describes how Triton ended, with the line of its log that announced a crash."""

@@ -80,11 +80,13 @@ class ServedRepository:
     """What a model repository on disk requires of the server.
 
     The models of the repository, and whether Triton may skip the slow auto-completion of their configurations.
+    ``refused``: why other models are not loaded, by name.
     """
 
     path: Path
     models: tuple[str, ...]
     is_complete: bool
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def every_folder(path: Path) -> ServedRepository:
@@ -260,7 +262,8 @@ class Launch:
             f"--model-repository={self.repository.path}",
             f"--backend-directory={self.folder}",
             "--model-control-mode=explicit",
-            "--load-model=*",
+            *(f"--load-model={name}" for name in self.repository.models),
+            "--exit-on-error=false",
             # A model process that cannot start would delay loading by 30 s.
             "--backend-config=python,stub-timeout-seconds=10",
             f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
@@ -319,11 +322,35 @@ def create_environment(venv: Path) -> None:
         raise
 
 
+REQUIREMENTS = "requirements.txt"
+"""The file of a model repository that names the packages of its models."""
+
+
+def install_requirements(venv: Path, repository: Path) -> None:
+    """Installs the packages of the repository's models into their environment. Raises `EmbeddedTritonError`.
+
+    Other packages stay. A numpy that the Python backend misreads is refused.
+    """
+    requirements = repository / REQUIREMENTS
+    if not requirements.is_file():
+        return
+    arguments = ["--requirement", str(requirements), shlex.split(PACKAGES)[0]]
+    if _path_of_uv().exists():
+        stderr = _stderr_of_uv("pip", "install", "--python", str(venv), *arguments)
+    else:
+        stderr = _stderr_of(str(venv / "bin" / "python3"), "-m", "pip", "install", *arguments, "--quiet")
+    if stderr:
+        raise EmbeddedTritonError(f"The packages of {requirements} could not be installed into {venv}:\n{stderr}")
+
+
 def _stderr_of_uv(*arguments: str) -> str | None:
-    """Runs uv. Returns None after success."""
-    command = [str(_path_of_uv()), *arguments, "--quiet"]
+    return _stderr_of(str(_path_of_uv()), *arguments, "--quiet")
+
+
+def _stderr_of(*command: str) -> str | None:
+    """Runs a command. Returns None after success."""
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    return done.stderr.strip() or "uv failed" if done.returncode else None
+    return done.stderr.strip() or f"{command[0]} failed" if done.returncode else None
 
 
 def _path_of_uv() -> Path:

@@ -28,31 +28,47 @@ def read_repository(path: Path) -> list[RepositoryModel]:
 
 
 def served_repository(path: Path) -> ServedRepository:
-    """Examines a repository for the embedded Triton. Raises RepositoryUnservable if that cannot serve a model."""
+    """Examines a repository for the embedded Triton. Raises RepositoryUnservable if that can serve no model."""
     try:
-        folders = _folders(path)
+        folders = {each.path.name: each for each in _folders(path) if not _is_leftover(each.path)}
     except RepositoryUnreadable as exc:
         raise RepositoryUnservable(str(exc)) from exc
-    is_complete = True
-    for folder in folders:
-        name = folder.path.name
-        try:
-            config = folder.config
-        except ValueError as exc:
-            raise RepositoryUnservable(f"Model {name!r}: {exc}.") from exc
-        needed = folder.backend or config.platform
-        if needed and needed not in EMBEDDED_BACKENDS:
-            raise RepositoryUnservable(
-                f"Model {name!r} needs the backend {needed!r}, which the embedded Triton does not have (only "
-                "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
-                "name it with `triton-gateway serve --triton HOST:PORT`."
-            )
-        # Triton 2.51 would wait indefinitely for a missing script, and with a name that it cannot use.
-        missing = [f"{script} does not exist" for script in folder.missing_scripts]
-        for text in [*missing, *unusable_names(folder)]:
-            raise RepositoryUnservable(f"Model {name!r}: {text}.")
+    refused, is_complete = {name: text for name, each in folders.items() if (text := _refusal_of(each))}, True
+    served = [name for name in folders if name not in refused]
+    for name in served * len(served):  # until no ensemble is left whose step is refused: Triton would load the step
+        steps = (step.model_name for step in folders[name].config.ensemble_scheduling.step)
+        if name not in refused and (step := next((step for step in steps if step in refused), None)):
+            refused[name] = f"its step {step!r} is not served."
+    served = [name for name in served if name not in refused]
+    if not served:
+        raise RepositoryUnservable("\n".join(f"Model {name!r}: {text}" for name, text in refused.items()))
+    for config in (folders[name].config for name in served):
         is_complete &= bool(config.backend or config.platform) and model_config_of(config).declares_tensors
-    return ServedRepository(path.resolve(), tuple(each.path.name for each in folders), is_complete)
+    return ServedRepository(path.resolve(), tuple(served), is_complete, refused)
+
+
+def _is_leftover(folder: Path) -> bool:
+    """Whether the folder has nothing but compiled modules, as git leaves it when another branch has no such model."""
+    compiled = "__pycache__"
+    found = {path.name for path in (*folder.glob("*/*"), *folder.iterdir()) if not path.name.isdecimal()}
+    return folder.name == compiled or found == {compiled}
+
+
+def _refusal_of(folder: ModelFolder) -> str:
+    """Why the embedded Triton cannot load the model; empty if nothing is known."""
+    try:
+        needed = folder.backend or folder.config.platform
+    except ValueError as exc:
+        return f"{exc}."
+    if needed and needed not in EMBEDDED_BACKENDS:
+        return (
+            f"it needs the backend {needed!r}, which the embedded Triton does not have (only python and ensembles). "
+            "NVIDIA's tritonserver image has it: run that as a sidecar and name it with `triton-gateway serve --triton "
+            "HOST:PORT`."
+        )
+    # Triton 2.51 would wait indefinitely for a missing script, and with a name that it cannot use.
+    missing = (f"{script} does not exist" for script in folder.missing_scripts)
+    return next((f"{text}." for text in [*missing, *unusable_names(folder)]), "")
 
 
 async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:

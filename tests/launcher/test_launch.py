@@ -22,6 +22,7 @@ from app.launcher.launch import (
     Ports,
     ServedRepository,
     every_folder,
+    install_requirements,
 )
 from app.launcher.machine import (
     NAMES,
@@ -207,6 +208,26 @@ def test_init_creates_the_environment_with_a_python_that_uv_installs(tmp_path: P
     made = ModelEnvironment.of(tmp_path / "models-environment")
     assert made.python.version in {(3, 11), (3, 12)}
     assert made.python.path.resolve().is_relative_to(tmp_path / "pythons")
+
+
+@pytest.mark.usefixtures("machine")
+def test_packages_of_a_repository_are_installed_and_others_stay(tmp_path: Path) -> None:
+    """Also a second time. A package that is nowhere, and a numpy that the backend misreads, are refused."""
+    venv, models = tmp_path / "models-environment", tmp_path / "models"
+    assert cli.main(["init", str(models)]) == 0
+    install_requirements(venv, models)  # which names none
+    write_wheel(tmp_path / "wheels", "mine", "1.0")
+    write_wheel(tmp_path / "wheels", "numpy", "2.1.0")
+    (models / "requirements.txt").write_text("mine\n")
+    for _ in range(2):
+        install_requirements(venv, models)
+        assert {"mine-1.0.dist-info", "nvidia_pytriton-0.7.0.dist-info"} <= {
+            path.name for path in venv.glob("lib/python3.*/site-packages/*")
+        }
+    for wrong, text in (("nowhere", "nowhere"), ("numpy>=2", "unsatisfiable")):
+        (models / "requirements.txt").write_text(wrong)
+        with pytest.raises(EmbeddedTritonError, match=rf"(?s)models/requirements\.txt could not be installed.*{text}"):
+            install_requirements(venv, models)
 
 
 def test_a_forbidden_download_is_one_message(

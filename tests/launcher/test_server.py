@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -76,6 +77,23 @@ async def test_start_reports_progress_and_stop_removes_processes_and_files(
         await triton.stop()
     assert traces.are_gone()
     assert (repository / "ident" / "config.pbtxt").is_file()
+
+
+async def test_a_model_that_does_not_load_is_reported_and_the_others_are_served(options, add_model, infer, caplog):
+    """The message has the command that installs a missing package."""
+    add_model("needy", initialize="import a_missing_package.part")
+    (options.repository / "__pycache__").mkdir()
+    reported = []
+    triton = EmbeddedTriton(options)
+    await triton.start(reported.append)
+    try:
+        assert reported[-1] == "1 of 2 models ready"
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    (text,) = [text for text in caplog.messages if text.startswith("model 'needy' is not served: ")]
+    assert "No module named 'a_missing_package'" in text
+    assert f"echo a_missing_package >> {options.repository}/requirements.txt, and start again." in text
 
 
 async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
@@ -182,10 +200,11 @@ async def test_a_port_of_another_process_is_reported(options):
 
 
 async def test_the_error_has_the_reason_of_a_model_that_failed_once(options, add_model, tmp_path):
-    """Another attempt would not help."""
+    """Another attempt would not help. Here no other model is left to serve."""
     starts = tmp_path / "starts"
+    shutil.rmtree(options.repository / "ident")
     add_model("broken", initialize=f"open({str(starts)!r}, 'ab').write(b'.'); raise ValueError('no weights')")
-    with pytest.raises(EmbeddedTritonError, match=r"(?s)model 'broken'.*ValueError: no weights"):
+    with pytest.raises(EmbeddedTritonError, match=r"(?s)none of the models.*model 'broken'.*ValueError: no weights"):
         await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
     assert starts.read_bytes() == b"."
 

@@ -214,9 +214,9 @@ def test_complete_configurations_are_recognized(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (("a", 'backend: "onnxruntime"', "model.onnx"), r"'a' needs the backend 'onnxruntime'.*tritonserver image"),
-        (("a", 'platform: "tensorrt_plan"', "model.plan"), r"'a' needs the backend 'tensorrt'.*tritonserver image"),
-        (("a", None, "model.pt"), r"'a' needs the backend 'pytorch'.*tritonserver image"),
+        (("a", 'backend: "onnxruntime"', "model.onnx"), r"'a': it needs the backend 'onnxruntime'.*tritonserver image"),
+        (("a", 'platform: "tensorrt_plan"', "model.plan"), r"'a': it needs the backend 'tensorrt'.*tritonserver image"),
+        (("a", None, "model.pt"), r"'a': it needs the backend 'pytorch'.*tritonserver image"),
         (("a", COMPLETE + "\nnonsense: 1"), r"'a'.*config.pbtxt.*nonsense"),
         (("a", COMPLETE, "other.py"), r"Model 'a': .*/a/1/model\.py does not exist\."),
         # Triton 2.51 would wait for the model's process without end.
@@ -230,6 +230,23 @@ def test_a_model_that_the_embedded_triton_cannot_serve_is_an_error(
     add_model(*model)
     with pytest.raises(RepositoryUnservable, match=message):
         served_repository(tmp_path)
+
+
+def test_the_other_models_are_served_without_ensembles_of_a_refused_one(add_model: AddModel, tmp_path: Path) -> None:
+    step = 'ensemble_scheduling {{step {{model_name: "{}" model_version: -1}}}}'
+    add_model("a", COMPLETE)
+    add_model("absent", COMPLETE, "other.py")
+    add_model("inner", f'platform: "ensemble"\n{step.format("absent")}')
+    add_model("outer", f'platform: "ensemble"\n{step.format("inner")}')
+    for leftover in ("__pycache__", "old/1/__pycache__"):
+        (tmp_path / leftover).mkdir(parents=True)
+    found = served_repository(tmp_path)
+    assert found.models == ("a",)
+    assert found.refused == {
+        "absent": f"{tmp_path}/absent/1/model.py does not exist.",
+        "inner": "its step 'absent' is not served.",
+        "outer": "its step 'inner' is not served.",
+    }
 
 
 def test_a_script_may_have_another_name(add_model: AddModel, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from app.core.errors import PayloadTooLarge
 from tests.toolkit.listener import listening
 
 HELLO = b"hello"
+LIMIT = 64
+"""Of a body that is taken at once."""
 
 
 class Sink:
@@ -46,6 +48,9 @@ class Application:
         self.connection: Any = None
         """The connection of the last request."""
         self.last_sink: weakref.ref[Sink] | None = None
+        self.taken: list[bytes | None] = []
+        self.were_direct: list[bool] = []
+        self.after_answer: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
@@ -58,15 +63,47 @@ class Application:
 
     async def read(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers with the headers and the body."""
+        body = await self._body(receive)
+        if body is None:
+            return
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
+
+    async def _body(self, receive: Any) -> bytes | None:
+        """Returns the whole body, or None after a disconnect."""
         body, more = b"", True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.disconnected.set()
-                return
+                return None
             body, more = body + message["body"], message["more_body"]
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
+        return body
+
+    async def asgi(self, _scope: Any, receive: Any, send: Any) -> None:
+        """Answers with the body."""
+        await _answer(send, await self._body(receive) or b"")
+
+    async def direct(self, _scope: Any, receive: Any, send: Any) -> None:
+        """Like ``asgi``, but without the messages of ASGI where that is possible."""
+        self.taken.append(self.connection.take_body(LIMIT))
+        body = await self._body(receive) if self.taken[-1] is None else self.taken[-1]
+        await self._answer_directly(send, body or b"")
+        self.after_answer.append((await receive())["type"])
+
+    async def large_direct(self, _scope: Any, _receive: Any, send: Any) -> None:
+        await self._answer_directly(send, bytes(8 << 20))
+
+    async def lost_direct(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answers after the client has disconnected."""
+        while not self.connection.is_lost:
+            await asyncio.sleep(0.01)
+        await self._answer_directly(send, HELLO)
+
+    async def _answer_directly(self, send: Any, body: bytes) -> None:
+        self.were_direct.append(self.connection.answer(200, [(b"content-length", b"%d" % len(body))], body))
+        if not self.were_direct[-1]:
+            await _answer(send, body)
 
     async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
         """Answers with the length and the checksum of the body. Rejects a body with an exclamation mark."""

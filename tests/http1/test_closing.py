@@ -19,13 +19,6 @@ GOOD = request("/early", method="GET")
 MIB = 1 << 20
 
 
-async def test_an_answer_to_an_incomplete_request_closes(port: int) -> None:
-    async with connected(port) as (reader, writer):
-        head, body = await ask(reader, writer, EARLY)
-        assert (b"connection: close" in head, body) == (True, b"hello")
-        assert await asyncio.wait_for(reader.read(), 1) == b""
-
-
 async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -> None:
     async with connected(port) as (reader, writer):
         for _ in range(2):
@@ -42,15 +35,16 @@ async def test_nothing_is_parsed_after_the_last_answer(port: int, application: A
     assert application.calls == 1
 
 
-@pytest.mark.parametrize("size", [4 * MIB, 100 * MIB])
-async def test_a_client_can_read_its_answer_after_sending_the_whole_body(port: int, size: int) -> None:
-    """As Firefox does."""
+@pytest.mark.parametrize("size", [0, 4 * MIB, 100 * MIB])
+async def test_an_answer_to_an_incomplete_request_closes_and_can_be_read_after_more_of_it(port: int, size: int) -> None:
+    """Firefox sends the whole body before it reads."""
     async with connected(port) as (reader, writer):
         writer.write(EARLY)
         await asyncio.sleep(0.05)
         writer.write(bytes(size))
         await writer.drain()
-        assert (await reader.read()).endswith(b"hello")
+        answer = await asyncio.wait_for(reader.read(), 1)
+        assert (b"connection: close" in answer, answer.endswith(b"hello")) == (True, True)
 
 
 async def test_a_long_upload_can_read_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +58,31 @@ async def test_a_long_upload_can_read_its_answer(port: int, monkeypatch: pytest.
         assert (await reader.read()).endswith(b"hello")
 
 
-async def test_a_client_that_sends_for_too_long_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "part", "longest_s"),
+    [
+        (EARLY, bytes(closing.LINGER_STEP_BYTES), 0.5),
+        (EARLY, b"x", closing.MAX_LINGER_S),
+        (b"nonsense\r\n\r\n", b"x", closing.MAX_LINGER_S),
+    ],
+    ids=["for too long", "slowly", "slowly after an invalid request"],
+)
+async def test_a_client_that_goes_on_to_send_is_disconnected(
+    port: int, monkeypatch: pytest.MonkeyPatch, text: bytes, part: bytes, longest_s: float
+) -> None:
     monkeypatch.setattr(closing, "LINGER_S", 0.2)
-    monkeypatch.setattr(closing, "MAX_LINGER_S", 0.5)
-    async with connected(port) as (_reader, writer):
-        writer.write(EARLY)
+    monkeypatch.setattr(closing, "MAX_LINGER_S", longest_s)
+    async with asyncio.timeout(5), connected(port) as (_reader, writer):
+        writer.write(text)
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(_send(writer, bytes(closing.LINGER_STEP_BYTES)), 5)
+            await _send(writer, part)
+
+
+async def _send(writer: asyncio.StreamWriter, part: bytes) -> None:
+    while True:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.02)
 
 
 def in_a_long_turn(send: Callable[[], object]) -> None:
@@ -109,24 +121,6 @@ async def test_a_request_that_arrives_at_the_end_of_the_idle_time_is_answered() 
                 assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("text", [EARLY, b"nonsense\r\n\r\n"])
-async def test_a_client_that_sends_slowly_is_disconnected(
-    port: int, monkeypatch: pytest.MonkeyPatch, text: bytes
-) -> None:
-    monkeypatch.setattr(closing, "LINGER_S", 0.2)
-    async with connected(port) as (_reader, writer):
-        writer.write(text)
-        with pytest.raises(ConnectionError):
-            await asyncio.wait_for(_send(writer, b"x"), 5)
-
-
-async def _send(writer: asyncio.StreamWriter, part: bytes) -> None:
-    while True:
-        writer.write(part)
-        await writer.drain()
-        await asyncio.sleep(0.02)
-
-
 async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "MAX_LINGER_BYTES", 8 * MIB)
     sent = 0
@@ -157,12 +151,6 @@ async def test_empty_lines_do_not_keep_a_connection_open(
         with suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 2) == b""
         sending.cancel()
-
-
-async def test_an_endless_second_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    answer = await sent_and_received(port, GOOD, b"GET /early", pause_s=0.02)
-    assert problem(answer.partition(b"hello")[2]) == (408, "slow_request")
 
 
 async def test_an_idle_connection_is_closed(application: Application) -> None:
@@ -272,19 +260,27 @@ class TestFullGateway:
 
 
 class TestShutdown:
-    async def test_the_next_answer_is_the_last(self, port: int, application: Application) -> None:
+    @pytest.mark.parametrize("end", ["close_after_answer", "shutdown"])
+    @pytest.mark.parametrize(
+        ("text", "received"),
+        [
+            (GOOD, len(GOOD)),
+            (GOOD, 10),
+            (request("/read", "Content-Length: 5", body=b"hello"), -3),
+        ],
+        ids=["in the socket buffer", "a part of its head", "a part of its body"],
+    )
+    async def test_the_answer_to_a_request_under_way_is_the_last(
+        self, port: int, application: Application, text: bytes, received: int, end: str
+    ) -> None:
         async with connected(port) as (reader, writer):
             assert b"connection: close" not in (await ask(reader, writer, GOOD))[0]
-            application.connection.close_after_answer()
-            assert b"connection: close" in (await ask(reader, writer, GOOD))[0]
-            assert await asyncio.wait_for(reader.read(), 1) == b""
-
-    async def test_the_answer_to_a_request_under_way_is_the_last(self, port: int, application: Application) -> None:
-        async with connected(port) as (reader, writer):
-            writer.write(request("/read", "Content-Length: 5", body=b"he"))
-            await asyncio.sleep(0.02)
-            application.connection.close_after_answer()
-            assert b"connection: close" in (await ask(reader, writer, b"llo"))[0]
+            writer.write(text[:received])
+            if text[received:]:
+                await asyncio.sleep(0.02)  # otherwise the event loop has not read it yet
+            getattr(application.connection, end)()
+            head, body = await ask(reader, writer, text[received:])
+            assert (b"connection: close" in head, b"hello" in body) == (True, True)
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
     async def test_a_started_keep_alive_answer_is_followed_by_another(
@@ -298,23 +294,6 @@ class TestShutdown:
             application.go_on.set()
             await reader.readuntil(b"0\r\n\r\n")
             assert b"connection: close" in (await ask(reader, writer, GOOD))[0]
-
-    async def test_a_request_in_the_socket_buffer_is_answered(self, port: int, application: Application) -> None:
-        async with connected(port) as (reader, writer):
-            await ask(reader, writer, GOOD)
-            writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
-            application.connection.shutdown()
-            head, body = await read_answer(reader)
-            assert (b"connection: close" in head, body) == (True, b"hello")
-            assert await asyncio.wait_for(reader.read(), 1) == b""
-
-    async def test_a_partially_received_request_is_answered(self, port: int, application: Application) -> None:
-        async with connected(port) as (reader, writer):
-            await ask(reader, writer, GOOD)
-            writer.write(GOOD[:10])
-            await asyncio.sleep(0.02)
-            application.connection.shutdown()
-            assert b"connection: close" in (await ask(reader, writer, GOOD[10:]))[0]
 
     async def test_an_idle_connection_is_closed_at_once(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):

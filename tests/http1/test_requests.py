@@ -1,4 +1,4 @@
-"""Requests on a real socket: heads and their limits, upgrades, framing, trailers and pipelining."""
+"""Requests and answers on a real socket: heads and their limits, upgrades, framing, trailers and pipelining."""
 
 import asyncio
 import gc
@@ -14,14 +14,19 @@ import pytest
 from app.http1 import closing, protocol
 from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 from app.http1.protocol import MAX_AHEAD_BYTES
-from tests.http1.conftest import Application
+from tests.http1.conftest import LIMIT, Application
 from tests.toolkit.listener import ask, connected, listening, problem, read_answer, request, sent_and_received
+from tests.toolkit.waiting import until
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
 WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AA==")
 FRAMED = {"Content-Length: 5": b"hello", CHUNKED: b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"}
+
+
+def hello(path: str, *headers: str) -> bytes:
+    return request(path, "Content-Length: 5", *headers, body=b"hello")
 
 
 def received(body: bytes) -> tuple[dict[str, str], str]:
@@ -111,22 +116,16 @@ class TestPassedBody:
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             assert (await ask(reader, writer, b"x" * 200_000))[1].startswith(b"200000 ")
 
-    @pytest.mark.parametrize("length", [120_000, 200_000])
+    @pytest.mark.parametrize(("length", "is_half_closed"), [(120_000, False), (200_000, False), (200_000, True)])
     async def test_a_disconnect_within_the_body_is_reported(
-        self, port: int, application: Application, length: int
+        self, port: int, application: Application, length: int, *, is_half_closed: bool
     ) -> None:
-        async with connected(port) as (_, writer):
+        async with connected(port) as (reader, writer):
             writer.write(request("/sink", f"Content-Length: {length}", body=b"x" * 100_000))
             await asyncio.sleep(0.05)
-        async with asyncio.timeout(5):
-            await application.disconnected.wait()
-
-    async def test_a_half_closed_connection_counts_as_a_disconnect(self, port: int, application: Application) -> None:
-        async with connected(port) as (reader, writer):
-            writer.write(request("/sink", "Content-Length: 200000", body=b"x" * 100_000))
-            await asyncio.sleep(0.05)
-            writer.write_eof()
-            assert await reader.read() == b""
+            if is_half_closed:
+                writer.write_eof()
+                assert await reader.read() == b""
         async with asyncio.timeout(5):
             await application.disconnected.wait()
 
@@ -150,10 +149,19 @@ async def test_trailers_are_not_merged_into_the_headers(port: int) -> None:
         assert (await ask(reader, writer, request("/early", method="GET")))[1] == b"hello"
 
 
-@pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
-async def test_endless_trailers_before_the_answer_are_431(port: int, application: Application, trailers: bytes) -> None:
-    answer = await sent_and_received(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
-    assert problem(answer) == (431, "headers_too_large")
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, 431, "headers_too_large"),
+        (b"0\r\na:" + b"b" * 2 * MAX_FRAMING_BYTES, 431, "headers_too_large"),
+        (b"5\r\nhelloo\r\n", 400, "invalid_request"),
+    ],
+    ids=["endless trailers", "an endless trailer", "a malformed chunk"],
+)
+async def test_invalid_framing_before_the_answer_is_an_error(
+    port: int, application: Application, body: bytes, status: int, code: str
+) -> None:
+    assert problem(await sent_and_received(port, request("/read", CHUNKED, body=body))) == (status, code)
     assert application.disconnected.is_set()
 
 
@@ -164,14 +172,6 @@ async def test_endless_trailers_after_the_answer_are_ignored(port: int, monkeypa
     )
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nhello")
-
-
-async def test_a_malformed_chunk_is_400(port: int, application: Application) -> None:
-    assert problem(await sent_and_received(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (
-        400,
-        "invalid_request",
-    )
-    assert application.disconnected.is_set()
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,21 @@ async def test_a_large_head_is_431(port: int, where: str, in_one_piece: bool) ->
     assert problem(await sent_and_received(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
 
 
-async def test_an_endless_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([b"GET / HTTP/1.1\r\nX: "], (408, "slow_request")),
+        ([GOOD, b"GET /early"], (408, "slow_request")),
+        ([], None),
+    ],
+    ids=["an endless head", "an endless second head", "nothing"],
+)
+async def test_an_endless_head_is_408_and_an_idle_connection_closes_without_an_answer(
+    port: int, monkeypatch: pytest.MonkeyPatch, sent: list[bytes], expected: tuple[int, str] | None
+) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    assert problem(await sent_and_received(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
+    answer = (await sent_and_received(port, *sent, pause_s=0.02)).rpartition(b"hello")[2]
+    assert (problem(answer) if answer else None) == expected
 
 
 async def test_the_head_timeout_does_not_apply_to_the_answer(
@@ -342,11 +354,6 @@ async def test_the_head_timeout_does_not_apply_to_the_answer(
         assert b"408" not in await reader.readuntil(b"two")
 
 
-async def test_an_idle_connection_is_closed_without_an_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    assert await sent_and_received(port) == b""
-
-
 async def test_a_connection_uses_little_memory_during_an_answer(port: int, application: Application) -> None:
     async with connected(port) as (reader, writer):
         writer.write(request("/stream"))
@@ -357,3 +364,68 @@ async def test_a_connection_uses_little_memory_during_an_answer(port: int, appli
         await reader.readuntil(b"two")
         writer.write(GOOD)
         await reader.readuntil(b"hello")
+
+
+class TestDirectAnswers:
+    """Bodies and answers that skip the messages of ASGI."""
+
+    async def test_they_equal_those_through_asgi(self, port: int) -> None:
+        """With and without ``Connection: close``, which is respected."""
+        direct, by_asgi = [
+            await sent_and_received(port, hello(path), hello(path, CLOSE), pause_s=0.02)
+            for path in ("/direct", "/asgi")
+        ]
+        assert direct == by_asgi
+        assert (direct.count(b"\r\n\r\nhello"), direct.count(b"connection: close")) == (2, 1)
+
+    async def test_pipelined_requests_are_answered_in_order_and_followed_by_a_disconnect(
+        self, port: int, application: Application
+    ) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(hello("/direct") + hello("/asgi") + hello("/direct"))
+            assert [(await read_answer(reader))[1] for _ in range(3)] == [b"hello"] * 3
+        assert application.were_direct == [True, True]
+        assert application.taken == [b"hello"] * 2
+        assert application.after_answer == ["http.disconnect"] * 2
+
+    async def test_work_after_an_answer_follows_its_write_and_precedes_the_next_request(self) -> None:
+        events: list[object] = []
+        client = socket.socket()
+
+        async def application(scope: Any, _receive: Any, _send: Any) -> None:
+            events.append("request")
+            connection = scope["state"]["connection"]
+            connection.take_body(LIMIT)
+            assert connection.answer(200, [(b"content-length", b"0")], b"")
+            connection.loop.call_soon(lambda: events.append(client.recv(4096)[:12]))
+
+        with client:
+            async with listening(application) as port:
+                client.connect(("127.0.0.1", port))
+                client.setblocking(False)
+                client.send(hello("/") * 3)
+                await until(lambda: len(events) == 6)
+        assert events == ["request", b"HTTP/1.1 200"] * 3
+
+    @pytest.mark.parametrize(("size", "first"), [(5, 4), (LIMIT + 1, LIMIT + 1)], ids=["incomplete", "too large"])
+    async def test_such_a_body_is_not_taken(self, port: int, application: Application, size: int, first: int) -> None:
+        text, rest = request("/direct", f"Content-Length: {size}", body=bytes(first)), bytes(size - first)
+        async with connected(port) as (reader, writer):
+            writer.write(text)
+            await asyncio.sleep(0.02)
+            assert (await ask(reader, writer, rest))[1] == bytes(size)
+        assert application.taken == [None]
+
+    async def test_an_answer_waits_for_a_client_that_does_not_read(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(hello("/large_direct") + hello("/direct"))
+            await asyncio.sleep(0.1)
+            assert application.were_direct == [True, False], "8 MiB of the first answer are still unsent"
+            assert [len((await read_answer(reader))[1]) for _ in range(2)] == [8 << 20, 5]
+
+    async def test_a_disconnected_client_gets_no_answer(self, port: int, application: Application) -> None:
+        async with connected(port) as (_reader, writer):
+            writer.write(hello("/lost_direct"))
+            await asyncio.sleep(0.02)
+        await until(lambda: application.were_direct)
+        assert application.were_direct == [False]

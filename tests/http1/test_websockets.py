@@ -1,7 +1,7 @@
 """The limits of one WebSocket: memory, time, and what waits while the application takes nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from websockets.server import ServerProtocol
 from app.core.errors import ClientClosedRequest, TooManyRequests
 from app.http1.websocket import CloseReason, SocketTerms, WebSocket
 from tests.toolkit.listener import connected, listening
-from tests.toolkit.waiting import PATIENCE_S
+from tests.toolkit.waiting import PATIENCE_S, until
 from tests.toolkit.websocket_client import BINARY, CONTINUATION, TEXT, connected_to, frame, handshake
 
 MIB = 1024 * 1024
@@ -65,25 +65,19 @@ async def opened_by(app: Application, reader: asyncio.StreamReader, writer: asyn
     return await app.opened.get()
 
 
-async def becomes(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_received_bytes_count_until_the_message_is_released(app: Application, port: int) -> None:
     async with connected(port) as (reader, writer):
         websocket = await opened_by(app, reader, writer)
         whole = frame(BINARY, bytes(MIB))
         writer.write(whole[: HEAD_BYTES + MIB // 2])
-        await becomes(lambda: app.held == MIB // 2)
+        await until(lambda: app.held == MIB // 2)
         writer.write(whole[HEAD_BYTES + MIB // 2 :])
         message = await websocket.receive()
         assert message is not None
         assert (len(message.data), app.held) == (MIB, MIB)
         message.release()
         writer.write(frame(BINARY, bytes(MIB), fin=False) + frame(CONTINUATION, bytes(100), fin=False))
-        await becomes(lambda: app.held == MIB + 100)
+        await until(lambda: app.held == MIB + 100)
     await websocket.ended()
     assert (app.held, websocket.reason) == (0, CloseReason.LOST)
 
@@ -156,7 +150,7 @@ async def test_reading_pauses_while_messages_wait(app: Application, port: int) -
                 await client.send(bytes(MIB // 2))
 
         sending = asyncio.create_task(send_all())
-        await becomes(lambda: app.held >= MIB // 2)
+        await until(lambda: app.held >= MIB // 2)
         await asyncio.sleep(0.2)
         assert app.held <= 2 * MIB
         assert not sending.done()
@@ -171,7 +165,7 @@ async def test_a_client_is_found_gone_while_reading_is_paused(app: Application, 
     client = await connected_to(port)
     websocket = await app.opened.get()
     await client.send(bytes(MIB))
-    await becomes(lambda: app.held == MIB)
+    await until(lambda: app.held == MIB)
     client.transport.abort()
     async with asyncio.timeout(PATIENCE_S):
         await websocket.ended()
@@ -196,7 +190,7 @@ async def test_messages_after_the_stop_are_not_received(app: Application, port: 
     async with connected_to(port) as client:
         websocket = await app.opened.get()
         await client.send("1")
-        await becomes(lambda: app.held == 1)
+        await until(lambda: app.held == 1)
         websocket.stop_receiving()
         assert await websocket.receive() is None
         assert websocket.reason is None

@@ -32,3 +32,10 @@ def loop_in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Like :func:`eventually`, while the event loop goes on."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)

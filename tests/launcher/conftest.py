@@ -1,11 +1,13 @@
 """A tiny model repository, and the processes and files of a running Triton."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc.aio as client
@@ -18,8 +20,8 @@ from tests.toolkit.waiting import PATIENCE_S
 
 CONFIG = """
 backend: "python"
-input {{ name: "X" data_type: TYPE_FP32 dims: [{dims}] }}
-output {{ name: "Y" data_type: TYPE_FP32 dims: [{dims}] }}
+input { name: "X" data_type: TYPE_FP32 dims: [1] }
+output { name: "Y" data_type: TYPE_FP32 dims: [1] }
 """
 
 MODEL = """
@@ -52,7 +54,9 @@ class Traces:
         return cls(options["--backend-config=python,shm-region-prefix-name"], Path(options["--backend-directory"]))
 
     def processes(self) -> list[psutil.Process]:
-        return [each for each in psutil.process_iter() if self.prefix in " ".join(_command_of(each))]
+        return [
+            each for each in psutil.process_iter(["cmdline"]) if self.prefix in " ".join(each.info["cmdline"] or ())
+        ]
 
     def named(self, word: str) -> psutil.Process:
         return next(each for each in self.processes() if word in " ".join(each.cmdline()[:4]))
@@ -64,31 +68,16 @@ class Traces:
         return not self.processes() and not self.regions() and not self.folder.exists()
 
 
-def _command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-@pytest.fixture
-def traces_of() -> Callable[[int], Traces]:
-    return Traces.of
-
-
-def write_model(models: Path, name: str = "ident", initialize: str = "pass", config: str = CONFIG) -> None:
+def write_model(models: Path, name: str = "ident", *, initialize: str = "pass") -> None:
     version = models / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL.format(initialize=initialize))
-    (version.parent / "config.pbtxt").write_text(config.format(dims="1"))
+    (version.parent / "config.pbtxt").write_text(CONFIG)
 
 
 @pytest.fixture
 def add_model(tmp_path):
-    def add_model(name, **written):
-        write_model(tmp_path / "models", name, **written)
-
-    return add_model
+    return partial(write_model, tmp_path / "models")
 
 
 @pytest.fixture
@@ -100,85 +89,37 @@ def options(tmp_path, models_venv):
     )
 
 
-@pytest.fixture(scope="module")
-def options_of_module(tmp_path_factory, models_venv):
-    """The same for the tests of one file, in which the delays between restarts do not grow."""
-    models = tmp_path_factory.mktemp("embedded") / "models"
-    write_model(models)
-    return EmbeddedOptions(
-        models, models_venv, first_restart_s=0.1, longest_restart_s=0.1, exit_timeout_s=EXIT_S, read=served_repository
-    )
-
-
-@pytest.fixture
-async def triton(options):
-    embedded = EmbeddedTriton(options)
-    await embedded.start()
-    yield embedded
-    await embedded.stop()
-
-
-@pytest.fixture
-def infer():
+async def infer(url: str, busy_s: float = 0.0) -> float:
     """Calls the model, which is busy for the given time and returns the time."""
-
-    async def infer(url: str, busy_s: float = 0.0) -> float:
-        async with client.InferenceServerClient(url) as server:
-            x = client.InferInput("X", [1], "FP32")
-            x.set_data_from_numpy(_fp32(busy_s))
-            return float((await server.infer("ident", [x])).as_numpy("Y")[0])
-
-    return infer
+    async with client.InferenceServerClient(url) as server:
+        x = client.InferInput("X", [1], "FP32")
+        x.set_data_from_numpy(np.array([busy_s], np.float32))
+        return float((await server.infer("ident", [x])).as_numpy("Y")[0])
 
 
-def _fp32(value: float):
-    import numpy as np
-
-    return np.array([value], np.float32)
-
-
-@pytest.fixture
-def busy(infer):
-    """An asynchronous context manager that keeps the model busy for longer than its block."""
-
-    @asynccontextmanager
-    async def busy(url: str) -> AsyncIterator[None]:
-        call = asyncio.ensure_future(infer(url, 600.0))
-        await asyncio.sleep(0.5)
-        yield
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-
-    return busy
+@asynccontextmanager
+async def busy(url: str) -> AsyncIterator[None]:
+    """Keeps the model busy for longer than the block."""
+    call = asyncio.ensure_future(infer(url, 600.0))
+    await asyncio.sleep(0.5)
+    yield
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
 
 
-@pytest.fixture
-def until_answered(infer):
-    """Waits until the model answers and the start has ended, after which a restart has an effect."""
+async def until_answered(triton: EmbeddedTriton, *, replaces: int | None = None) -> None:
+    """Waits until the model answers and the start has ended, after which a restart has an effect.
 
-    async def until_answered(triton: EmbeddedTriton) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await answers(triton.grpc_url) or triton.is_starting:
-                await asyncio.sleep(0.05)
-
-    async def answers(url: str) -> bool:
-        try:
-            await infer(url)
-        except Exception:
-            return False
-        return True
-
-    return until_answered
+    ``replaces``: the process id of an earlier Triton, which does not count.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while triton.pid == replaces or not await _answers(triton.grpc_url) or triton.is_starting:
+            await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-def until_restarted(until_answered):
-    """Waits until another Triton than the one with this process id answers."""
-
-    async def until_restarted(triton: EmbeddedTriton, pid: int | None) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while triton.pid == pid:
-                await asyncio.sleep(0.05)
-        await until_answered(triton)
-
-    return until_restarted
+async def _answers(url: str) -> bool:
+    try:
+        await infer(url)
+    except Exception:
+        return False
+    return True

@@ -115,14 +115,11 @@ def install(venv):
     return install
 
 
-def test_the_environment_of_the_models_is_usable(models_venv):
+def test_the_environment_of_the_models_is_usable_and_its_backend_linked_with_the_matching_stub(models_venv, tmp_path):
     environment = ModelEnvironment.of(models_venv)
     assert environment.executable.is_file()
     assert environment.python.runs_models
-
-
-def test_the_backend_is_linked_with_the_matching_stub(models_venv, tmp_path):
-    ModelEnvironment.of(models_venv).link_backends(tmp_path / "backends")
+    environment.link_backends(tmp_path / "backends")
     linked = {each.name: each.resolve() for each in (tmp_path / "backends" / "python").iterdir()}
     assert {"libtriton_python.so", "triton_python_backend_utils.py", "triton_python_backend_stub"} <= linked.keys()
     assert all(each.is_file() for each in linked.values())
@@ -301,15 +298,6 @@ def test_the_explanation_of_a_failed_start(pieces, explanation):
     assert log_of(*pieces).explanation() == explanation
 
 
-def test_errors_are_logged_as_errors_and_other_lines_as_debug(caplog):
-    caplog.set_level(logging.DEBUG)
-    log_of(NOISE, LOADED, FAILED)
-    assert [(each.levelname, "weights" in each.message) for each in caplog.records] == [
-        ("DEBUG", False),
-        ("ERROR", True),
-    ]
-
-
 def test_an_endless_line_is_cut(caplog):
     caplog.set_level(logging.DEBUG)
     log = TritonLog()
@@ -323,13 +311,6 @@ CRASH = (
     b"malloc(): unaligned fastbin chunk detected\nSignal (6) received.\n 0# 0x000055D0 in tritonserver\n"
     b"terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n"
 )
-
-
-def test_a_crash_is_logged_although_its_lines_have_no_prefix(caplog):
-    caplog.set_level(logging.DEBUG)
-    log = log_of(LOADED, CRASH)
-    assert log.death == "malloc(): unaligned fastbin chunk detected"
-    assert [each.levelname for each in caplog.records] == ["DEBUG", "ERROR", "ERROR", "WARNING", "ERROR"]
 
 
 @pytest.mark.parametrize(
@@ -352,52 +333,45 @@ def test_these_lines_announce_a_crash(line):
 
 
 @pytest.mark.parametrize(
-    ("text", "levels"),
+    ("text", "death", "levels"),
     [
-        (b"a model's own words\n", ["WARNING"]),
-        (b"Signal (15) received.\n", ["DEBUG"]),
-        (b"I1120 13:55:39.635715 7662 server.cc:674] \n+----+\n| Model |\n+----+\n\n", ["DEBUG"] * 4),
-        (NOISE + b'E1120 13:55:48.693759 7740 a.cc:1] "broken"\nwords\n', ["ERROR", "WARNING"]),
+        (NOISE + LOADED + FAILED, "", ["DEBUG", "ERROR"]),
+        (LOADED + CRASH, "malloc(): unaligned fastbin chunk detected", ["DEBUG", "ERROR", "ERROR", "WARNING", "ERROR"]),
+        (b"a model's own words\n", "", ["WARNING"]),
+        (b"Signal (15) received.\n", "", ["DEBUG"]),
+        (b"I1120 13:55:39.635715 7662 server.cc:674] \n+----+\n| Model |\n+----+\n\n", "", ["DEBUG"] * 4),
+        (NOISE + b'E1120 13:55:48.693759 7740 a.cc:1] "broken"\nwords\n', "", ["ERROR", "WARNING"]),
     ],
-    ids=["model", "stop", "table", "after an error"],
+    ids=["errors", "crash without prefixes", "model", "stop", "table", "after an error"],
 )
-def test_other_lines_without_prefix_announce_nothing(caplog, text, levels):
+def test_a_line_has_the_level_of_its_meaning_and_a_harmless_one_is_not_logged(caplog, text, death, levels):
     caplog.set_level(logging.DEBUG)
-    assert log_of(text).death == ""
-    assert [each.levelname for each in caplog.records] == levels
+    assert log_of(text).death == death
+    lines = [line.rstrip() for line in text.removeprefix(NOISE).decode().splitlines() if line]
+    assert [(each.levelname, each.message) for each in caplog.records] == [
+        (level, f"triton: {line}") for level, line in zip(levels, lines, strict=True)
+    ]
 
 
 DEBIAN_12 = Machine(system="Linux", architecture="x86_64", glibc=(2, 36), has_glibcxx=True)
 
 
-@pytest.mark.parametrize("supported", [DEBIAN_12, replace(DEBIAN_12, architecture="aarch64", glibc=(2, 35))])
-def test_a_supported_machine_has_no_refusals(supported):
-    assert refusals(supported) == []
-
-
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("facts", "messages"),
     [
-        ({"system": "Darwin"}, ["needs Linux", "Darwin", "--triton HOST:PORT"]),
-        ({"architecture": "riscv64"}, ["x86_64 or aarch64", "riscv64", "--triton HOST:PORT"]),
-        ({"glibc": (2, 31)}, ["glibc 2.35 or newer", "glibc 2.31", "Debian 12"]),
-        ({"glibc": None}, ["glibc 2.35 or newer", "another C library"]),
-        ({"has_glibcxx": False}, ["GLIBCXX_3.4.30", "apt-get install libstdc++6"]),
+        ({}, []),
+        ({"architecture": "aarch64", "glibc": (2, 35)}, []),
+        ({"system": "Darwin"}, [["needs Linux", "Darwin", "--triton HOST:PORT"]]),
+        ({"architecture": "riscv64"}, [["x86_64 or aarch64", "riscv64", "--triton HOST:PORT"]]),
+        ({"glibc": (2, 31)}, [["glibc 2.35 or newer", "glibc 2.31", "Debian 12"]]),
+        ({"glibc": None}, [["glibc 2.35 or newer", "another C library"]]),
+        ({"has_glibcxx": False}, [["GLIBCXX_3.4.30", "apt-get install libstdc++6"]]),
+        ({"glibc": (2, 31), "has_glibcxx": False}, [["glibc 2.35 or newer"], ["GLIBCXX_3.4.30"]]),
     ],
 )
-def test_each_missing_requirement_has_a_message_with_a_remedy(facts, expected):
-    (message,) = refusals(replace(DEBIAN_12, **facts))
-    assert all(word in message for word in expected)
-
-
-def test_all_missing_requirements_are_reported_together():
-    assert len(refusals(replace(DEBIAN_12, glibc=(2, 31), has_glibcxx=False))) == 2
-
-
-def test_here_reads_the_current_machine():
-    here = Machine.here()
-    assert here.system
-    assert here.architecture
+def test_each_missing_requirement_has_a_message_with_a_remedy(facts, messages):
+    for message, expected in zip(refusals(replace(DEBIAN_12, **facts)), messages, strict=True):
+        assert all(word in message for word in expected)
 
 
 SHARED = "/usr/lib"
@@ -448,13 +422,12 @@ def test_duplicate_candidates_are_removed(tmp_path):
     assert len(found) == len(set(found))
 
 
-def test_inspect_returns_the_version():
-    assert inspect(Path(sys.executable)).version == sys.version_info[:2]
-
-
-@pytest.mark.parametrize("path", ["/nonexistent/python3", "/bin/false"])
-def test_a_program_without_an_answer_is_not_an_interpreter(path):
-    assert inspect(Path(path)) is None
+@pytest.mark.parametrize(
+    ("path", "version"), [(sys.executable, sys.version_info[:2]), ("/nonexistent/python3", None), ("/bin/false", None)]
+)
+def test_inspect_returns_the_version_and_nothing_for_another_program(path, version):
+    found = inspect(Path(path))
+    assert (found and found.version) == version
 
 
 def test_the_error_suggests_a_remedy():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.launcher import embedded_triton, launch
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import LOOPBACK, PORTS, Ports
 from app.launcher.machine import EmbeddedTritonError, StartCrashed
+from tests.launcher.conftest import Traces, busy, infer, until_answered
 from tests.toolkit.processes import is_free
 from tests.toolkit.waiting import eventually
 
@@ -52,9 +54,17 @@ def gateway(options):
         process.kill()
 
 
-async def test_start_reports_progress_and_stop_removes_processes_and_files(
-    options, add_model, infer, traces_of, monkeypatch
-):
+@asynccontextmanager
+async def running(options, on_progress=lambda _: None, **changes):
+    triton = EmbeddedTriton(replace(options, **changes))
+    await triton.start(on_progress)
+    try:
+        yield triton
+    finally:
+        await triton.stop()
+
+
+async def test_start_reports_progress_and_stop_removes_processes_and_files(options, add_model, monkeypatch):
     """Paths may have spaces."""
     add_model("second")
     folder = options.repository.parent
@@ -63,70 +73,55 @@ async def test_start_reports_progress_and_stop_removes_processes_and_files(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     reported = []
-    triton = EmbeddedTriton(replace(options, repository=repository, exit_timeout_s=ORDERLY_S))
-    await triton.start(reported.append)
-    traces = traces_of(triton.pid)
-    try:
+    async with running(options, reported.append, repository=repository, exit_timeout_s=ORDERLY_S) as triton:
+        traces = Traces.of(triton.pid)
         assert reported[0] == "0 of 2 models ready"
         assert reported[-1] == "2 of 2 models ready"
         assert all(earlier != later for earlier, later in pairwise(reported))
         assert await infer(triton.grpc_url) == 0.0
         assert len(traces.processes()) == 4
         assert traces.regions()
-    finally:
-        await triton.stop()
     assert traces.are_gone()
     assert (repository / "ident" / "config.pbtxt").is_file()
 
 
-async def test_a_model_that_does_not_load_is_reported_and_the_others_are_served(options, add_model, infer, caplog):
+async def test_a_model_that_does_not_load_is_reported_and_the_others_are_served(options, add_model, caplog):
     """The message has the command that installs a missing package."""
     add_model("needy", initialize="import a_missing_package.part")
     (options.repository / "__pycache__").mkdir()
     reported = []
-    triton = EmbeddedTriton(options)
-    await triton.start(reported.append)
-    try:
+    async with running(options, reported.append) as triton:
         assert reported[-1] == "1 of 2 models ready"
         assert await infer(triton.grpc_url) == 0.0
-    finally:
-        await triton.stop()
     (text,) = [text for text in caplog.messages if text.startswith("model 'needy' is not served: ")]
     assert "No module named 'a_missing_package'" in text
     assert f"echo a_missing_package >> {options.repository}/requirements.txt, and start again." in text
 
 
-async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
-    triton = EmbeddedTriton(options)
-    await triton.start()
-    traces = traces_of(triton.pid)
-    async with busy(triton.grpc_url):
-        before = time.monotonic()
+async def test_stopping_a_busy_model_takes_a_limited_time(options):
+    async with running(options) as triton, busy(triton.grpc_url):
+        traces, before = Traces.of(triton.pid), time.monotonic()
         await triton.stop()
         assert time.monotonic() - before < 6
-    assert traces.are_gone()
+        assert traces.are_gone()
 
 
-async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy):
+async def test_a_killed_gateway_stops_a_busy_triton(gateway):
     pid, url = gateway.stdout.readline().split()
-    traces = traces_of(int(pid))
+    traces = Traces.of(int(pid))
     async with busy(url):
         gateway.kill()
         await asyncio.to_thread(eventually, traces.are_gone)
 
 
-async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
+async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, monkeypatch):
     monkeypatch.setattr(embedded_triton, "CRASH_S", 0.2)
     add_model("loud", initialize='import os; os.write(2, b"Signal (6) received.\\nfree(): invalid pointer\\n")')
-    triton = EmbeddedTriton(options)
-    await triton.start()
-    try:
+    async with running(options) as triton:
         watch, pid = asyncio.create_task(triton.watch()), triton.pid
         await asyncio.sleep(1.0)
         assert await infer(triton.grpc_url) == 0.0
         assert triton.pid == pid
-    finally:
-        await triton.stop()
     await watch
 
 
@@ -138,14 +133,10 @@ def kills_triton(counter: Path, times: int) -> str:
     )
 
 
-async def test_a_triton_that_crashes_while_it_loads_is_started_again(options, add_model, infer, tmp_path, caplog):
+async def test_a_triton_that_crashes_while_it_loads_is_started_again(options, add_model, tmp_path, caplog):
     add_model("deadly", initialize=kills_triton(tmp_path / "starts", 2))
-    triton = EmbeddedTriton(options)
-    await triton.start()
-    try:
+    async with running(options) as triton:
         assert await infer(triton.grpc_url) == 0.0
-    finally:
-        await triton.stop()
     reason = "Triton crashed while it loaded its models, with status 134 (SIGABRT)."
     assert caplog.messages.count(f"{reason} It is started again.") == 2
 
@@ -157,45 +148,45 @@ async def test_the_first_start_is_repeated_twice_at_most(options, add_model, tmp
     assert (tmp_path / "starts").read_bytes() == b"..."
 
 
-async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
+async def test_an_unexpected_exception_ends_the_watch(options, monkeypatch):
     """The supervisor of the process handles the exception."""
 
     async def fail():
         raise ZeroDivisionError
 
-    monkeypatch.setattr(triton, "_launch", fail)
-    os.kill(triton.pid, signal.SIGKILL)
-    with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(triton.watch(), 10.0)
+    async with running(options) as triton:
+        monkeypatch.setattr(triton, "_launch", fail)
+        os.kill(triton.pid, signal.SIGKILL)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(triton.watch(), 10.0)
 
 
 async def test_stop_between_two_restarts_ends_the_watch(options):
-    triton = EmbeddedTriton(replace(options, first_restart_s=600.0, longest_restart_s=600.0))
-    await triton.start()
-    watch = asyncio.create_task(triton.watch())
-    os.kill(triton.pid, signal.SIGKILL)
-    await asyncio.sleep(1.0)
-    await triton.stop()
+    async with running(options, first_restart_s=600.0, longest_restart_s=600.0) as triton:
+        watch = asyncio.create_task(triton.watch())
+        os.kill(triton.pid, signal.SIGKILL)
+        await asyncio.sleep(1.0)
     await asyncio.wait_for(watch, 1.0)
 
 
-async def test_a_restart_waits_until_its_port_is_free(options, until_answered, caplog):
-    triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
-    await triton.start()
-    port = int(triton.grpc_url.rpartition(":")[2])
-    os.kill(triton.pid, signal.SIGKILL)
-    await asyncio.to_thread(eventually, lambda: is_free(port))
-    with listening_on(port):
-        watch = asyncio.create_task(triton.watch())
-        await asyncio.to_thread(eventually, lambda: f"Port {port}" in caplog.text)
-    await until_answered(triton)
-    await triton.stop()
+async def test_a_restart_waits_until_its_port_is_free(options, caplog):
+    async with running(options, longest_restart_s=0.2) as triton:
+        port = int(triton.grpc_url.rpartition(":")[2])
+        os.kill(triton.pid, signal.SIGKILL)
+        await asyncio.to_thread(eventually, lambda: is_free(port))
+        with socket.create_server((LOOPBACK, port)):
+            watch = asyncio.create_task(triton.watch())
+            await asyncio.to_thread(eventually, lambda: f"Port {port}" in caplog.text)
+        await until_answered(triton)
     await watch
 
 
 async def test_a_port_of_another_process_is_reported(options):
     ports = Ports.free()
-    with listening_on(ports.http), pytest.raises(EmbeddedTritonError, match=f"Port {ports.http}.*HTTP"):
+    with (
+        socket.create_server((LOOPBACK, ports.http)),
+        pytest.raises(EmbeddedTritonError, match=f"Port {ports.http}.*HTTP"),
+    ):
         await EmbeddedTriton(replace(options, ports=ports)).start()
 
 
@@ -209,26 +200,25 @@ async def test_the_error_has_the_reason_of_a_model_that_failed_once(options, add
     assert starts.read_bytes() == b"."
 
 
-@pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
-async def test_a_full_disk_for_temporary_files_is_an_error(options, monkeypatch, create):
+@pytest.mark.parametrize(
+    ("owner", "function", "text"),
+    [
+        (tempfile, "mkdtemp", r"No space left on device.*TMPDIR"),
+        (tempfile, "gettempdir", r"No space left on device.*TMPDIR"),
+        (Path, "symlink_to", "No space left on device"),
+    ],
+)
+async def test_a_full_disk_is_an_error_and_keeps_no_folder(options, monkeypatch, owner, function, text):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, create, full)
-    with pytest.raises(EmbeddedTritonError, match=r"No space left on device.*TMPDIR"):
+    temporary = options.repository.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(owner, function, full)
+    with pytest.raises(EmbeddedTritonError, match=text):
         await EmbeddedTriton(options).start()
-
-
-async def test_a_disk_that_fills_up_during_the_start_keeps_no_folder(options, monkeypatch, tmp_path):
-    def full(self, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(Path, "symlink_to", full)
-    with pytest.raises(EmbeddedTritonError, match="No space left on device"):
-        await EmbeddedTriton(options).start()
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(temporary.iterdir())
 
 
 async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
@@ -256,7 +246,3 @@ def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
         port = taken.getsockname()[1]
         monkeypatch.setattr(launch, "PORTS", [port] * 100)
         assert not {0, port} & {*vars(Ports.free()).values()}
-
-
-def listening_on(port: int) -> socket.socket:
-    return socket.create_server(("127.0.0.1", port))

@@ -1,10 +1,10 @@
 """The client with servers that violate the protocol: each call ends with an RpcError, and the next call works."""
 
 import asyncio
-import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -12,38 +12,34 @@ from app.grpc import frames
 from app.grpc import http2_session as session
 from app.grpc.client import Client, Options
 from app.grpc.connection import Http2Connection, Http2UnaryCall, KeepAlive
-from app.grpc.frames import Frame, FrameBuffer, frame_bytes
+from app.grpc.frames import PREFIX, Frame, FrameBuffer, frame_bytes
 from app.grpc.http2_session import Session
 from app.grpc.rpc import LATER_S, RpcError
 from app.triton.credentials import TlsFiles
+from tests.grpc.conftest import (
+    OK,
+    SETTINGS,
+    FakeTransport,
+    data_frame,
+    field,
+    goaway,
+    headers_frame,
+    last_headers,
+    message,
+    reset_frame,
+    settings_frame,
+    status_of,
+)
+from tests.toolkit.waiting import until
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
-ONE_AT_A_TIME = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
-HEAD = b"\x88"
+ONE_AT_A_TIME = settings_frame(3, 1)
 LIMIT = 1024 * 1024
-END = frames.END_HEADERS | frames.END_STREAM
-
-
-def field(name: bytes, value: bytes) -> bytes:
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def trailers(status: bytes) -> bytes:
-    return field(b"grpc-status", status)
-
-
-def message(content: bytes) -> bytes:
-    return struct.pack(">BI", 0, len(content)) + content
 
 
 def answer(stream_id: int, content: bytes = b"fine") -> bytes:
-    return (
-        frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, HEAD)
-        + frame_bytes(frames.DATA, 0, stream_id, message(content))
-        + frame_bytes(frames.HEADERS, END, stream_id, trailers(b"0"))
-    )
+    return headers_frame(stream_id) + data_frame(stream_id, message(content)) + last_headers(stream_id, status_of(b"0"))
 
 
 @asynccontextmanager
@@ -121,47 +117,43 @@ GOOD = replying(answer(1))
 
 
 @pytest.mark.parametrize(
-    ("parts", "code"),
+    ("received", "code"),
     [
-        ([frame_bytes(frames.HEADERS, END, 1, HEAD)], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"0"))], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"99"))], "UNKNOWN"),
-        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"-1"))], "UNKNOWN"),
-        ([frame_bytes(frames.HEADERS, END, 1, field(b":status", b"503"))], "UNAVAILABLE"),
-        ([frame_bytes(frames.HEADERS, END, 1, field(b":status", b"404"))], "UNIMPLEMENTED"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, field(b":status", b"503")),
-          frame_bytes(frames.DATA, frames.END_STREAM, 1, b"<html>no healthy upstream</html>")], "UNAVAILABLE"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, field(b":status", b"403")),
-          frame_bytes(frames.DATA, frames.END_STREAM, 1, b"<html>")], "PERMISSION_DENIED"),
-        ([frame_bytes(frames.HEADERS, END, 1, HEAD + field(b"grpc-status", b"5") + field(b"grpc-message", b"%ff%E4%"))],
-         "NOT_FOUND"),
-        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 7))], "UNAVAILABLE"),
-        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 8))], "CANCELLED"),
-        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 11))], "RESOURCE_EXHAUSTED"),
-        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 999))], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, 0, 1, message(b"one") + message(b"two"))], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, frames.END_STREAM, 1, message(b"fine"))], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, 0, 1, message(b"cut")[:-1]),
-          frame_bytes(frames.HEADERS, END, 1, trailers(b"0"))], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, 0, 1, b"\x01" + message(b"packed")[1:])], "INTERNAL"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, 0, 1, struct.pack(">BI", 0, LIMIT + 1))], "RESOURCE_EXHAUSTED"),
-        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
-          frame_bytes(frames.DATA, 0, 1, b"x" * 100_000)], "INTERNAL"),
-        ([frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0))], "UNAVAILABLE"),
-        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "UNAVAILABLE"),
-        ([frame_bytes(frames.PUSH_PROMISE, 0, 1, b"\0\0\0\x02")], "UNAVAILABLE"),
-        ([b"\xff" * 64], "UNAVAILABLE"),
+        (last_headers(1), "INTERNAL"),
+        (last_headers(1, OK + status_of(b"0")), "INTERNAL"),
+        (last_headers(1, OK + status_of(b"99")), "UNKNOWN"),
+        (last_headers(1, OK + status_of(b"-1")), "UNKNOWN"),
+        (last_headers(1, OK + status_of(b"5") + field(b"grpc-message", b"%ff%E4%")), "NOT_FOUND"),
+        (last_headers(1, field(b":status", b"503")), "UNAVAILABLE"),
+        (last_headers(1, field(b":status", b"404")), "UNIMPLEMENTED"),
+        (
+            headers_frame(1, field(b":status", b"503")) + data_frame(1, b"<html>no upstream</html>", frames.END_STREAM),
+            "UNAVAILABLE",
+        ),
+        (
+            headers_frame(1, field(b":status", b"403")) + data_frame(1, b"<html>", frames.END_STREAM),
+            "PERMISSION_DENIED",
+        ),
+        (reset_frame(1, 7), "UNAVAILABLE"),
+        (reset_frame(1, 8), "CANCELLED"),
+        (reset_frame(1, 11), "RESOURCE_EXHAUSTED"),
+        (reset_frame(1, 999), "INTERNAL"),
+        (headers_frame(1) + data_frame(1, message(b"one") + message(b"two")), "INTERNAL"),
+        (headers_frame(1) + data_frame(1, message(b"fine"), frames.END_STREAM), "INTERNAL"),
+        (headers_frame(1) + data_frame(1, message(b"cut")[:-1]) + last_headers(1, status_of(b"0")), "INTERNAL"),
+        (headers_frame(1) + data_frame(1, b"\x01" + message(b"packed")[1:]), "INTERNAL"),
+        (headers_frame(1) + data_frame(1, PREFIX.pack(0, LIMIT + 1)), "RESOURCE_EXHAUSTED"),
+        (headers_frame(1) + data_frame(1, b"x" * 100_000), "INTERNAL"),
+        (goaway(0), "UNAVAILABLE"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "UNAVAILABLE"),
+        (frame_bytes(frames.PUSH_PROMISE, 0, 1, b"\0\0\0\x02"), "UNAVAILABLE"),
+        (b"\xff" * 64, "UNAVAILABLE"),
     ],
-)  # fmt: skip
-async def test_after_an_invalid_answer_the_next_call_works(parts: list[bytes], code: str) -> None:
+)
+async def test_after_an_invalid_answer_the_next_call_works(received: bytes, code: str) -> None:
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
-        writer.write(SETTINGS + b"".join(parts))
+        writer.write(SETTINGS + received)
         if (await reader.read(1)) and code != "UNAVAILABLE":
             # The connection stays open for the next request.
             while True:
@@ -180,18 +172,22 @@ async def test_after_an_invalid_answer_the_next_call_works(parts: list[bytes], c
 
 
 async def test_calls_excluded_by_goaway_were_not_sent() -> None:
-    async with server(replying(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0))), GOOD) as url:
+    async with server(replying(goaway(0)), GOOD) as url:
         opened = client(url)
         error = await error_of(opened)
         assert (error.code, error.was_sent) == ("UNAVAILABLE", False)
         assert await called(opened) == b"fine"
 
 
-GOAWAY = frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
-
-
-@pytest.mark.parametrize("parts", [(GOAWAY, answer(1)), (answer(1), GOAWAY)], ids=["during a call", "idle"])
-async def test_a_connection_closes_after_goaway_and_its_last_call(parts: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize(
+    ("parts", "last_stream_id"),
+    [((goaway(1), answer(1)), session.MAX_WINDOW), ((answer(1), goaway(1)), session.MAX_WINDOW), ((answer(1),), 1)],
+    ids=["GOAWAY during a call", "GOAWAY while idle", "no further stream ids"],
+)
+async def test_a_connection_closes_after_its_last_call(
+    monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...], last_stream_id: int
+) -> None:
+    monkeypatch.setattr(session, "MAX_WINDOW", last_stream_id)
     closed = asyncio.Event()
     async with server(replying(*parts, closed=closed), GOOD) as url:
         opened = client(url)
@@ -201,37 +197,21 @@ async def test_a_connection_closes_after_goaway_and_its_last_call(parts: tuple[b
         await opened.close()
 
 
-async def test_a_connection_without_further_stream_ids_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_WINDOW", 1)
-    closed = asyncio.Event()
-    async with server(replying(answer(1), closed=closed), GOOD) as url:
-        opened = client(url)
-        assert await called(opened) == b"fine"
-        await asyncio.wait_for(closed.wait(), 5.0)
-        assert await called(opened) == b"fine"
-
-
-async def has_received_goaway(call: Http2UnaryCall) -> None:
-    async with asyncio.timeout(5.0):
-        while not call._connection.session.is_closing:
-            await asyncio.sleep(0.005)
-
-
 async def test_a_cancelled_last_call_closes_the_connection_too() -> None:
     closed = asyncio.Event()
-    async with server(replying(GOAWAY, closed=closed), GOOD) as url:
+    async with server(replying(goaway(1), closed=closed), GOOD) as url:
         call = await client(url).unary("/test/Unary", b"question", 10.0)
-        await has_received_goaway(call)
+        await until(lambda: call._connection.session.is_closing)
         call.cancel()
         await asyncio.wait_for(closed.wait(), 5.0)
 
 
 async def test_closing_the_client_closes_older_connections() -> None:
     closed = asyncio.Event()
-    async with server(replying(GOAWAY, closed=closed), GOOD) as url:
+    async with server(replying(goaway(1), closed=closed), GOOD) as url:
         opened = client(url)
         older = await opened.unary("/test/Unary", b"question", 10.0)
-        await has_received_goaway(older)
+        await until(lambda: older._connection.session.is_closing)
         assert await called(opened) == b"fine"
         await opened.close()
         await asyncio.wait_for(closed.wait(), 5.0)
@@ -345,14 +325,10 @@ async def test_a_waiting_call_moves_to_the_next_connection() -> None:
 async def test_a_connection_that_is_lost_at_once_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its transport has no socket any more when the options are set."""
 
-    class LostTransport(asyncio.Transport):
-        def get_extra_info(self, name: str, default: object = None) -> object:
-            return None
-
     async def connect(
         protocol: Callable[[], Http2Connection], *_: object, **__: object
-    ) -> tuple[LostTransport, Http2Connection]:
-        return LostTransport(), protocol()
+    ) -> tuple[FakeTransport, Http2Connection]:
+        return FakeTransport(), protocol()
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     with pytest.raises(RpcError) as caught:
@@ -369,24 +345,14 @@ async def test_calls_fail_at_once_between_connection_attempts() -> None:
 
 
 async def test_no_call_is_written_to_a_lost_connection() -> None:
-    class Recording(asyncio.Transport):
-        def __init__(self) -> None:
-            super().__init__()
-            self.written: list[bytes] = []
-
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            self.written.append(bytes(data))
-
-        def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-            self.written.extend(map(bytes, list_of_data))
-
-    transport, connection = Recording(), Http2Connection(Session(), KeepAlive(300.0, 20.0))
-    connection.connection_made(transport)
-    before = len(transport.written)
+    written: list[bytes] = []
+    connection = Http2Connection(Session(), KeepAlive(300.0, 20.0))
+    connection.connection_made(cast("asyncio.Transport", FakeTransport(written.append)))
+    before = len(written)
     call = Http2UnaryCall(connection, LIMIT)
     connection.start(call, b"", b"question", 10.0)
     connection.connection_lost(None)
     await asyncio.sleep(0.01)
-    assert len(transport.written) == before
+    assert len(written) == before
     with pytest.raises(RpcError):
         await call.response()

@@ -3,8 +3,8 @@
 Frames and messages are decoded correctly, wherever the bytes are split.
 """
 
-import struct
 from collections.abc import Iterator
+from itertools import pairwise
 
 import h2.config
 import h2.connection
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from app.grpc import frames
 from app.grpc.frames import (
     CANCEL,
-    PREFIX,
     PREFIX_BYTES,
     ConnectionFailed,
     Frame,
@@ -28,15 +27,21 @@ from app.grpc.frames import (
 )
 from app.grpc.http2_session import Http2Stream, Session
 from app.grpc.rpc import RpcError
+from tests.grpc.conftest import (
+    OK,
+    SETTINGS,
+    data_frame,
+    headers_frame,
+    last_headers,
+    message,
+    reset_frame,
+    settings_frame,
+    window_update,
+)
 
 WINDOW = 64 * 1024
 REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"
 """``:method: POST``, ``:scheme: http``, ``:path: /x``, ``:authority: h``."""
-SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
-OK = b"\x88"
-"""``:status: 200``."""
-
-
 Event = tuple[object, ...]
 
 
@@ -203,7 +208,7 @@ def test_the_settings_of_the_server_are_applied(session: RecordedSession, peer: 
     peer.exchange()
     assert session.max_concurrent_streams == 7
     stream_id = session.begin(b"x" * 60_000)
-    assert session.sent().endswith(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, b"x" * 60_000))
+    assert session.sent().endswith(data_frame(stream_id, b"x" * 60_000, frames.END_STREAM))
 
 
 def test_a_new_initial_window_applies_to_bodies_that_wait(session: RecordedSession, peer: Peer) -> None:
@@ -217,7 +222,7 @@ def test_a_new_initial_window_applies_to_bodies_that_wait(session: RecordedSessi
 
 def test_repeated_header_blocks_are_decoded_once(session: RecordedSession) -> None:
     stream_ids = [session.begin(b"") for _ in range(3)]
-    blocks = [frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, each, OK) for each in stream_ids]
+    blocks = [last_headers(each) for each in stream_ids]
     found = events_of(session, *blocks)
     assert found == [(each, ((b":status", b"200"),), True) for each in stream_ids]
     assert len({id(headers) for _, headers, _ in found}) == 1
@@ -225,13 +230,13 @@ def test_repeated_header_blocks_are_decoded_once(session: RecordedSession) -> No
 
 def test_padding_priority_and_continuation_are_decoded(session: RecordedSession) -> None:
     stream_id = session.begin(b"")
-    head = b"\x02" + b"\0" * 5 + OK[:0] + b"\0\0"
+    head = b"\x02" + b"\0" * 7
     flags = frames.PADDED | frames.HAS_PRIORITY
     found = events_of(
         session,
         frame_bytes(frames.HEADERS, flags, stream_id, head),
         frame_bytes(frames.CONTINUATION, frames.END_HEADERS, stream_id, OK),
-        frame_bytes(frames.DATA, frames.PADDED | frames.END_STREAM, stream_id, b"\x03abc\0\0\0"),
+        data_frame(stream_id, b"\x03abc\0\0\0", frames.PADDED | frames.END_STREAM),
     )
     assert found == [
         (stream_id, ((b":status", b"200"),), False),
@@ -240,63 +245,70 @@ def test_padding_priority_and_continuation_are_decoded(session: RecordedSession)
 
 
 def test_unknown_frames_and_settings_are_ignored(session: RecordedSession) -> None:
-    unknown = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 0x99, 1))
+    unknown = settings_frame(0x99, 1)
     assert (
         events_of(session, frame_bytes(0x77, 255, 5, b"?"), unknown, frame_bytes(frames.PRIORITY, 0, 9, b"12345")) == []
     )
 
 
-def hostile() -> Iterator[tuple[str, bytes]]:
-    stream, other = 1, 3
-    yield "headers first", frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, OK)
-    for name, frame in {
-        "push promise": frame_bytes(frames.PUSH_PROMISE, frames.END_HEADERS, stream, b"\0\0\0\x02"),
-        "a stream never opened": frame_bytes(frames.DATA, 0, other, b"x"),
-        "an even stream": frame_bytes(frames.HEADERS, frames.END_HEADERS, 2, OK),
-        "data of the connection": frame_bytes(frames.DATA, 0, 0, b"x"),
-        "a settings frame of odd size": frame_bytes(frames.SETTINGS, 0, 0, b"12345"),
-        "settings of a stream": frame_bytes(frames.SETTINGS, 0, stream),
-        "an acknowledgement with content": frame_bytes(frames.SETTINGS, frames.ACK, 0, b"123456"),
-        "a frame size out of range": frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 5, 1)),
-        "a window of 2^31": frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)),
-        "the connection's window over 2^31-1": frame_bytes(frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1)),
-        "an update of 0": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(4)),
-        "an update of 3 bytes": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(3)),
-        "a ping of 7 bytes": frame_bytes(frames.PING, 0, 0, bytes(7)),
-        "a ping of a stream": frame_bytes(frames.PING, 0, stream, bytes(8)),
-        "a short goaway": frame_bytes(frames.GOAWAY, 0, 0, bytes(7)),
-        "a short reset": frame_bytes(frames.RST_STREAM, 0, stream, bytes(3)),
-        "a reset of the connection": frame_bytes(frames.RST_STREAM, 0, 0, bytes(4)),
-        "padding over all": frame_bytes(frames.DATA, frames.PADDED, stream, b"\x02x"),
-        "padding without a length": frame_bytes(frames.DATA, frames.PADDED, stream, b""),
-        "a short priority": frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.HAS_PRIORITY, stream, b"1234"),
-        "continuation alone": frame_bytes(frames.CONTINUATION, frames.END_HEADERS, stream, OK),
-        "an interrupted block": frame_bytes(frames.HEADERS, 0, stream, OK) + frame_bytes(frames.PING, 0, 0, bytes(8)),
-        "a block of another stream": frame_bytes(frames.HEADERS, 0, stream, OK)
-        + frame_bytes(frames.CONTINUATION, frames.END_HEADERS, other, OK),
-        "an unknown table index": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\xff\xff\xff\x7f"),
-        "a cut block": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\0\x05ab"),
-        "an entry of the dynamic table": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\xbe"),
-        "a large frame": frame_bytes(frames.DATA, 0, stream, b"")[:0] + b"\xff\xff\xff\0\0\0\0\0\x01",
-        "endless empty continuation": frame_bytes(frames.HEADERS, 0, stream, OK)
-        + frame_bytes(frames.CONTINUATION, 0, stream) * 1_100_000,
-        "endless headers": frame_bytes(frames.HEADERS, 0, stream, OK)
-        + frame_bytes(frames.CONTINUATION, 0, stream, b"x" * 10_000) * 110,
-    }.items():
-        yield name, SETTINGS + frame
+VIOLATIONS = {
+    "headers first": headers_frame(1),
+    "push promise": frame_bytes(frames.PUSH_PROMISE, frames.END_HEADERS, 1, b"\0\0\0\x02"),
+    "a stream never opened": data_frame(3, b"x"),
+    "an even stream": headers_frame(2),
+    "data of the connection": data_frame(0, b"x"),
+    "a settings frame of odd size": frame_bytes(frames.SETTINGS, 0, 0, b"12345"),
+    "settings of a stream": frame_bytes(frames.SETTINGS, 0, 1),
+    "an acknowledgement with content": frame_bytes(frames.SETTINGS, frames.ACK, 0, b"123456"),
+    "a frame size out of range": settings_frame(5, 1),
+    "a window of 2^31": settings_frame(4, 2**31),
+    "the connection's window over 2^31-1": window_update(0, 2**31 - 1),
+    "an update of 0": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(4)),
+    "an update of 3 bytes": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(3)),
+    "a ping of 7 bytes": frame_bytes(frames.PING, 0, 0, bytes(7)),
+    "a ping of a stream": frame_bytes(frames.PING, 0, 1, bytes(8)),
+    "a short goaway": frame_bytes(frames.GOAWAY, 0, 0, bytes(7)),
+    "a short reset": frame_bytes(frames.RST_STREAM, 0, 1, bytes(3)),
+    "a reset of the connection": frame_bytes(frames.RST_STREAM, 0, 0, bytes(4)),
+    "padding over all": data_frame(1, b"\x02x", frames.PADDED),
+    "padding without a length": data_frame(1, b"", frames.PADDED),
+    "a short priority": frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.HAS_PRIORITY, 1, b"1234"),
+    "continuation alone": frame_bytes(frames.CONTINUATION, frames.END_HEADERS, 1, OK),
+    "an interrupted block": frame_bytes(frames.HEADERS, 0, 1, OK) + frame_bytes(frames.PING, 0, 0, bytes(8)),
+    "a block of another stream": frame_bytes(frames.HEADERS, 0, 1, OK)
+    + frame_bytes(frames.CONTINUATION, frames.END_HEADERS, 3, OK),
+    "an unknown table index": headers_frame(1, b"\xff\xff\xff\x7f"),
+    "a cut block": headers_frame(1, b"\0\x05ab"),
+    "an entry of the dynamic table": headers_frame(1, b"\xbe"),
+    "a large frame": b"\xff\xff\xff\0\0\0\0\0\x01",
+    "endless empty continuation": frame_bytes(frames.HEADERS, 0, 1, OK)
+    + frame_bytes(frames.CONTINUATION, 0, 1) * 1_100_000,
+    "endless headers": frame_bytes(frames.HEADERS, 0, 1, OK)
+    + frame_bytes(frames.CONTINUATION, 0, 1, b"x" * 10_000) * 110,
+}
+"""The frames of a server after its settings, which are missing from the first ones."""
 
 
-@pytest.mark.parametrize("data", [data for _, data in hostile()], ids=[name for name, _ in hostile()])
-def test_a_protocol_violation_closes_the_connection(session: RecordedSession, data: bytes) -> None:
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_protocol_violation_closes_the_connection(session: RecordedSession, name: str) -> None:
     session.begin(b"")
+    if name != "headers first":
+        session.events_of(SETTINGS)
     with pytest.raises(ConnectionFailed):
-        session.events_of(data)
+        session.events_of(VIOLATIONS[name])
 
 
-def test_a_stream_over_its_window_is_reset(session: RecordedSession) -> None:
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (data_frame(1, b"x" * (WINDOW + 1)), "the stream's window was not respected"),
+        (window_update(1, 2**31 - 1), "malformed WINDOW_UPDATE"),
+    ],
+    ids=["data over the window", "a window over 2^31"],
+)
+def test_a_violation_of_a_streams_window_resets_the_stream(session: RecordedSession, sent: bytes, reason: str) -> None:
     stream_id = session.begin(b"")
-    data = frame_bytes(frames.DATA, 0, stream_id, b"x" * (WINDOW + 1))
-    assert events_of(session, data) == [(stream_id, 3, "the stream's window was not respected")]
+    assert events_of(session, sent) == [(stream_id, 3, reason)]
     assert stream_id not in session.streams
 
 
@@ -304,7 +316,7 @@ def test_headers_over_the_limit_reset_only_their_stream(session: RecordedSession
     first, second = session.begin(b""), session.begin(b"")
     large = frame_bytes(frames.HEADERS, 0, first, OK) + frame_bytes(frames.CONTINUATION, 0, first, bytes(10_000)) * 7
     rest = frame_bytes(frames.CONTINUATION, frames.END_HEADERS, first)
-    good = frame_bytes(frames.HEADERS, frames.END_HEADERS, second, OK)
+    good = headers_frame(second)
     assert events_of(session, large, rest, good) == [
         (first, 11, "metadata size exceeds the limit of 65536 bytes"),
         (second, ((b":status", b"200"),), False),
@@ -322,7 +334,7 @@ def test_a_text_near_the_limit_of_headers_ends_at_most_its_stream(session: Recor
         frame_bytes(frames.CONTINUATION, 0 if part is not parts[-1] else frames.END_HEADERS, first, part)
         for part in parts
     )
-    good = frame_bytes(frames.HEADERS, frames.END_HEADERS, second, OK)
+    good = headers_frame(second)
     large, after = events_of(session, block, good)
     assert after == (second, ((b":status", b"200"),), False)
     if size > 65_450:
@@ -331,30 +343,24 @@ def test_a_text_near_the_limit_of_headers_ends_at_most_its_stream(session: Recor
         assert large == (first, ((b":status", b"200"), (b"grpc-message", value)), True)
 
 
-def test_a_streams_window_over_2_31_resets_the_stream(session: RecordedSession) -> None:
-    stream_id = session.begin(b"")
-    data = frame_bytes(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", 2**31 - 1))
-    assert events_of(session, data) == [(stream_id, 3, "malformed WINDOW_UPDATE")]
-
-
 def test_a_window_of_zero_delays_the_body(session: RecordedSession) -> None:
-    zero = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+    zero = settings_frame(4, 0)
     assert session.events_of(zero) == []
     session.sent()
     stream_id = session.begin(b"body")
     assert b"body" not in session.sent()
-    more = frame_bytes(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", 4))
+    more = window_update(stream_id, 4)
     assert session.events_of(more) == []
-    assert session.sent() == frame_bytes(frames.DATA, frames.END_STREAM, stream_id, b"body")
+    assert session.sent() == data_frame(stream_id, b"body", frames.END_STREAM)
 
 
 def test_an_early_response_stops_the_request(session: RecordedSession) -> None:
     session.events_of(SETTINGS)
     stream_id = session.begin(b"x" * 1_000_000)
     session.sent()
-    end = frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, OK)
+    end = last_headers(stream_id)
     assert len(session.events_of(end)) == 1
-    assert session.sent() == frame_bytes(frames.RST_STREAM, 0, stream_id, bytes(4))
+    assert session.sent() == reset_frame(stream_id, 0)
     assert stream_id not in session.streams
 
 
@@ -387,17 +393,17 @@ FRAMES = st.lists(
 )
 
 
-def joined(found: list[Frame]) -> bytes:
-    return b"".join(frame_bytes(frame.kind, frame.flags, frame.stream_id, frame.content) for frame in found)
+def split(content: bytes, given: st.DataObject) -> Iterator[bytes]:
+    """Returns the content in any pieces."""
+    cuts = sorted(given.draw(st.lists(st.integers(0, len(content)), max_size=12)))
+    return (content[start:end] for start, end in pairwise([0, *cuts, len(content)]))
 
 
 @given(FRAMES, st.data())
-def test_frames_do_not_depend_on_the_split(sent: list[Frame], data: st.DataObject) -> None:
-    text, buffer, found = joined(sent), FrameBuffer(LIMIT), []
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        found += buffer.frames(text[start:end])
-    assert found == sent
+def test_frames_do_not_depend_on_the_split(sent: list[Frame], given: st.DataObject) -> None:
+    content = b"".join(frame_bytes(frame.kind, frame.flags, frame.stream_id, frame.content) for frame in sent)
+    buffer = FrameBuffer(LIMIT)
+    assert [frame for piece in split(content, given) for frame in buffer.frames(piece)] == sent
 
 
 def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
@@ -409,17 +415,11 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
 MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)
 
 
-def framed(message: bytes) -> bytes:
-    return PREFIX.pack(0, len(message)) + message
-
-
 @given(MESSAGES, st.data())
-def test_messages_do_not_depend_on_the_split(messages: list[bytes], data: st.DataObject) -> None:
-    body, reader, found = b"".join(map(framed, messages)), MessageReader(LIMIT), []
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
-    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
-        found += reader.messages(body[start:end])
-    assert found == messages
+def test_messages_do_not_depend_on_the_split(messages: list[bytes], given: st.DataObject) -> None:
+    reader = MessageReader(LIMIT)
+    pieces = split(b"".join(map(message, messages)), given)
+    assert [found for piece in pieces for found in reader.messages(piece)] == messages
     assert reader.is_between_messages
     assert reader.missing == PREFIX_BYTES
 
@@ -433,7 +433,7 @@ def test_the_prefix_gives_the_number_of_missing_bytes() -> None:
 
 @pytest.mark.parametrize("prefix", [b"\x01\0\0\0\x01x", b"\0\0\0\0\x41"])
 def test_messages_before_an_invalid_message_are_returned(prefix: bytes) -> None:
-    messages = MessageReader(LIMIT).messages(framed(b"good") + prefix)
+    messages = MessageReader(LIMIT).messages(message(b"good") + prefix)
     assert next(messages) == b"good"
     with pytest.raises(RpcError):
         next(messages)

@@ -1,11 +1,13 @@
 """Background tasks, retry delays, shared answers, rates, and a timeout that restarts with each renewal."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from app.core.aio import LONGEST_S, BackgroundTasks, Backoff, DrainRate, Fresh, IdleTimeout, LeakyBucket
+from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 
 async def test_closing_waits_for_the_running_tasks_also_after_an_exception(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,77 +106,54 @@ def test_the_retry_time_follows_from_the_recent_outflow(
     assert outflow.retry_after_s(amount, now) in expected
 
 
-async def in_block(idle_s: float, work: Callable[[IdleTimeout], Awaitable[None]]) -> None:
-    async with IdleTimeout(idle_s) as idle:
-        await work(idle)
-
-
-async def test_each_renewal_restarts_the_timeout() -> None:
-    async with IdleTimeout(0.2) as idle:
-        for _ in range(6):
-            await asyncio.sleep(0.05)
-            idle.renew()
-
-
-async def test_the_time_starts_at_the_last_renewal() -> None:
-    loop = asyncio.get_running_loop()
-    renewed = loop.time()
-
-    async def renew_once(idle: IdleTimeout) -> None:
-        nonlocal renewed
-        await asyncio.sleep(0.06)
-        idle.renew()
-        renewed = loop.time()
-        await asyncio.sleep(20)
-
-    with pytest.raises(TimeoutError):
-        await in_block(0.1, renew_once)
-    assert loop.time() - renewed >= 0.1
-
-
-async def test_a_pause_does_not_count_as_idle() -> None:
-    async def pause(idle: IdleTimeout) -> None:
-        idle.pause()
-        await asyncio.sleep(0.15)
-        idle.renew()
-        paused.append(True)
-        await asyncio.sleep(20)
-
-    paused: list[bool] = []
-    with pytest.raises(TimeoutError):
-        await in_block(0.05, pause)
-    assert paused
-
-
-@pytest.mark.parametrize(("first_s", "then_s"), [(3600, 0.05), (0.05, 0.1)])
-async def test_another_time_applies_from_the_next_renewal_on(first_s: float, then_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    renewed = loop.time()
-
-    async def change(idle: IdleTimeout) -> None:
-        idle.change(then_s)
-        idle.renew()
-        await asyncio.sleep(20)
-
-    with pytest.raises(TimeoutError):
-        await in_block(first_s, change)
-    assert then_s <= loop.time() - renewed < 10
-
-
-async def test_the_timeout_ends_with_the_block() -> None:
-    async with IdleTimeout(0.02):
-        pass
-    await asyncio.sleep(0.06)
+@pytest.mark.parametrize(
+    ("idle_s", "steps", "ends_s"),
+    [
+        (0.25, [0.125, IdleTimeout.renew] * 6, None),
+        (0.25, [0.125, IdleTimeout.renew, 20.0], 0.375),
+        (0.25, [IdleTimeout.pause, 0.5, IdleTimeout.renew, 20.0], 0.75),
+        (3600.0, [partial(IdleTimeout.change, idle_s=0.25), IdleTimeout.renew, 20.0], 0.25),
+        (0.25, [partial(IdleTimeout.change, idle_s=0.5), IdleTimeout.renew, 20.0], 0.5),
+        (0.25, [], None),
+    ],
+    ids=[
+        "each renewal restarts it",
+        "once renewed",
+        "a pause is not idle",
+        "a shorter time",
+        "a longer time",
+        "no work",
+    ],
+)
+@on_a_simulated_clock
+async def test_an_idle_block_ends_after_its_time(
+    idle_s: float, steps: list[float | Callable[[IdleTimeout], None]], ends_s: float | None
+) -> None:
+    """``steps``: pauses in seconds, which the clock counts exactly, and calls. ``ends_s``: when a timeout ends them."""
+    loop, ended_s = asyncio.get_running_loop(), None
+    began = loop.time()
+    try:
+        async with IdleTimeout(idle_s) as idle:
+            for step in steps:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    step(idle)
+    except TimeoutError:
+        ended_s = loop.time() - began
+    await asyncio.sleep(1.0)
+    assert ended_s == ends_s
 
 
 async def test_a_cancellation_takes_precedence_over_the_timeout() -> None:
-    async def wait(_: IdleTimeout) -> None:
-        try:
-            await asyncio.sleep(20)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.sleep(20)
+    async def wait() -> None:
+        async with IdleTimeout(0.01):
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                task.cancel()
+                await asyncio.sleep(20)
 
-    task = asyncio.create_task(in_block(0.01, wait))
+    task = asyncio.create_task(wait())
     with pytest.raises(asyncio.CancelledError):
         await task

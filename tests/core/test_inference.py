@@ -1,21 +1,31 @@
-"""The values of a request: its id, its deadline, its arrays, and its trace by the rules of W3C Trace Context."""
+"""The values of a request and its trace (W3C Trace Context), the responses of a sequence's step, and the errors."""
 
+import asyncio
+import gc
 import os
 import re
 import time
+import weakref
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.engine import Engine, responses_of
+from app.core.errors import GatewayError, ModelError, Outcome
 from app.core.inference import (
     DTYPE_BY_DATATYPE,
     FLOAT_DATATYPES,
     FLOOR_S,
     INTEGER_DATATYPES,
     Deadline,
+    InferenceRequest,
+    InferenceResponse,
+    OpenSequence,
     TraceContext,
     bytes_array,
     new_request_id,
@@ -150,3 +160,100 @@ def test_any_parsed_traceparent_is_valid_when_passed_on(version: bytes, flags: b
     if trace is not None:
         assert TraceContext.parse(trace.traceparent, trace.state) == trace
         assert (trace.traceparent + trace.state).isprintable()
+
+
+class Sending(Engine):
+    """Sends four responses. ``error``: raised instead of the last one. ``silence``: waits for ever before the last."""
+
+    def __init__(self, *, error: ModelError | None = None, is_silent: bool = False) -> None:
+        self.sent = 0
+        self.error = error
+        self.is_silent = is_silent
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        for number in range(4):
+            if number == 3 and self.error is not None:
+                raise self.error
+            if number == 3 and self.is_silent:
+                await asyncio.Event().wait()
+            self.sent += 1
+            yield InferenceResponse({}, is_final=number == 3)
+
+
+async def read(engine: Sending, count: int, sequence: OpenSequence | None) -> None:
+    request = InferenceRequest("m", (), extensions=() if sequence is None else (sequence,))
+    async with aclosing(responses_of(engine, [request], Deadline.after(10), decoupled=True)) as responses:
+        for _ in range(count):
+            await anext(responses)
+
+
+@pytest.mark.parametrize(("sequence", "sent"), [(None, 2), (OpenSequence(), 4)])
+async def test_a_step_that_is_closed_early_is_read_to_its_end(sequence: OpenSequence | None, sent: int) -> None:
+    engine = Sending()
+    await read(engine, 2, sequence)
+    assert engine.sent == sent
+    assert sequence is None or not sequence.is_lost
+
+
+async def test_an_error_at_the_end_of_a_closed_step_is_raised() -> None:
+    with pytest.raises(ModelError):
+        await read(Sending(error=ModelError("failed")), 2, OpenSequence())
+
+
+@pytest.mark.parametrize("count", [2, 4], ids=["closed early", "read"])
+async def test_a_step_that_is_cancelled_loses_its_sequence(count: int) -> None:
+    sequence = OpenSequence()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await read(Sending(is_silent=True), count, sequence)
+    assert sequence.is_lost
+
+
+def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
+    """By name: the order of the subclasses depends on the order in which tests import them."""
+    below = [each for child in error.__subclasses__() for each in concrete(child)]
+    return sorted([*([error] if error.code else []), *below], key=lambda each: each.__name__)
+
+
+def test_every_error_has_a_code_of_its_own_a_title_and_an_outcome() -> None:
+    """Rejections that are temporary also have a time for the next attempt."""
+    assert len({error.code for error in concrete()}) == len(concrete())
+    for error in concrete():
+        assert re.fullmatch(r"[a-z_]+", error.code)
+        assert error.title
+        assert error.outcome in Outcome
+        if error.outcome in {Outcome.REJECTED, Outcome.UNAVAILABLE}:
+            assert error.retryable
+            assert error.retry_after_s is not None
+
+
+def test_forget_frames_frees_the_frames_of_the_error_and_of_its_causes() -> None:
+    class Call:
+        """Keeps its error, as a call to Triton does."""
+
+        def __init__(self) -> None:
+            self.error = ValueError("from Triton")
+
+        def response(self, _body: bytes) -> None:
+            raise self.error
+
+    def failed(call: Call) -> ModelError:
+        try:
+            try:
+                call.response(b"large")
+            except ValueError as exc:
+                raise ModelError("failed") from exc
+        except ModelError as exc:
+            return exc
+
+    call = Call()
+    freed = weakref.ref(call)
+    gc.disable()
+    try:
+        error = failed(call)
+        del call
+        assert freed() is not None
+        error.forget_frames()
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -42,7 +42,8 @@ from app.core.inference import (
 )
 from app.observability.metrics import Metrics
 from app.triton.grpc_errors import is_dead_process
-from tests.toolkit.engine import Outputs, RowEngine, failed, items_of, outputs_of
+from tests.coalescing.conftest import of_items, with_rows, without_text
+from tests.toolkit.engine import Distort, Outputs, RowEngine, every_error, failed, items_of
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 MOST_CALLS = 29
@@ -93,6 +94,9 @@ class Bench:
     async def infer(self, *items: int, timeout_s: float = 10.0) -> InferenceResponse:
         return await self.engine.infer(self.request(*items), Deadline.after(timeout_s))
 
+    def start(self, *items: int, timeout_s: float = 10.0) -> asyncio.Task[InferenceResponse]:
+        return asyncio.create_task(self.infer(*items, timeout_s=timeout_s))
+
     async def results(self, items: Iterable[int]) -> list[InferenceResponse | BaseException]:
         return await asyncio.gather(*map(self.infer, items), return_exceptions=True)
 
@@ -100,6 +104,10 @@ class Bench:
     def is_idle(self) -> bool:
         model = self.engine.of_model("m")
         return not model.running and not model.waiting
+
+
+def are_answers_of(responses: Iterable[object], items: Iterable[int]) -> bool:
+    return all(is_answer_of(response, item) for response, item in zip(responses, items, strict=True))
 
 
 def is_answer_of(response: object, *items: int) -> bool:
@@ -122,8 +130,7 @@ async def test_with_a_free_slot_a_request_goes_at_once() -> None:
 @on_a_simulated_clock
 async def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
     bench = Bench(calls=2)
-    results = await bench.results(range(20))
-    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert are_answers_of(await bench.results(range(20)), range(20))
     assert bench.inner.sizes == [1, 1, 18]
     assert bench.inner.most_running == 2
     assert bench.counted.calls == [(1, 1), (1, 1), (18, 18)]
@@ -142,11 +149,11 @@ async def test_a_request_may_have_several_rows() -> None:
 @on_a_simulated_clock
 async def test_the_bounds_of_items_and_bytes_hold() -> None:
     bench = Bench(max_items=8)
-    assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+    assert are_answers_of(await bench.results(range(30)), range(30))
     assert max(bench.inner.sizes) == 8
     bench.coalescing.max_bytes = 3 * 8
     bench.inner.calls.clear()
-    assert all(is_answer_of(each, item) for item, each in enumerate(await bench.results(range(30))))
+    assert are_answers_of(await bench.results(range(30)), range(30))
     assert max(bench.inner.sizes) == 3
 
 
@@ -183,7 +190,7 @@ def test_different_requests_have_different_keys(difference: str) -> None:
 async def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
     """The rows of a call are copies: a body's memory belongs to another caller when its caller leaves."""
     bench = Bench(RowEngine(service_s=1.0))
-    first = asyncio.create_task(bench.infer(0))
+    first = bench.start(0)
     await asyncio.sleep(0)
     number, text = np.frombuffer(bytearray((5).to_bytes(8, "little")), np.int64).reshape(1, 1), bytearray(b"secret")
     inputs = (Tensor("ITEM", "INT64", number), Tensor("NOTE", "BYTES", bytes_array([memoryview(text)], (1, 1))))
@@ -209,7 +216,7 @@ async def test_pipelines_over_one_model_share_no_call() -> None:
         replace(each, extensions=other.extended(replace(each, extensions=())).extensions) for each in requests[3:]
     ]
     results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert are_answers_of(results, range(5))
     assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [3, 4]]
 
 
@@ -217,11 +224,10 @@ async def test_pipelines_over_one_model_share_no_call() -> None:
 async def test_one_bad_item_fails_alone_within_the_budget() -> None:
     bench = Bench(RowEngine(bad={40}))
     results = await bench.results(range(65))
-    for item, result in enumerate(results):
-        if item != 40:
-            assert is_answer_of(result, item)
-    assert isinstance(results[40], ModelError)
-    assert results[40].upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
+    failure = results.pop(40)
+    assert are_answers_of(results, [*range(40), *range(41, 65)])
+    assert isinstance(failure, ModelError)
+    assert failure.upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
     assert len(bench.inner.calls) - 1 == 13 <= MOST_CALLS
     assert bench.is_idle
 
@@ -284,24 +290,12 @@ async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> Non
         assert (sent_as.notes, sent_as.request_id, sent_as.trace) == ({"shared_with": 2}, call.request_id, traces[3])
 
 
-def with_rows(change: Callable[[list[int]], list[int]]) -> Callable[[Outputs], Outputs]:
-    def distort(outputs: Outputs) -> Outputs:
-        items = [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
-        return outputs_of(change(items)) if len(items) > 1 else outputs
-
-    return distort
-
-
-def without_text(outputs: Outputs) -> Outputs:
-    return {name: tensor for name, tensor in outputs.items() if name != "TEXT" or tensor.shape[0] == 1}
-
-
 def without_rows(outputs: Outputs) -> Outputs:
     scalar = Tensor("TEXT", "INT64", np.array(1))
     return outputs if outputs["TEXT"].shape[0] == 1 else {**outputs, "TEXT": scalar}
 
 
-HOSTILE: dict[str, tuple[Callable[[Outputs], Outputs], str]] = {
+HOSTILE: dict[str, tuple[Distort, str]] = {
     "a row dropped": (with_rows(lambda items: items[:-1]), "NEGATIVE"),
     "a row too many": (with_rows(lambda items: [*items, items[0]]), "NEGATIVE"),
     "one row for all": (with_rows(lambda items: items[:1]), "NEGATIVE"),
@@ -315,8 +309,7 @@ HOSTILE: dict[str, tuple[Callable[[Outputs], Outputs], str]] = {
 async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pytest.LogCaptureFixture) -> None:
     distort, output = HOSTILE[habit]
     bench = Bench(RowEngine(distort=distort))
-    results = await bench.results(range(9))
-    assert all(is_answer_of(result, item) for item, result in enumerate(results))
+    assert are_answers_of(await bench.results(range(9)), range(9))
     assert bench.inner.sizes == [1, 8] + [1] * 8
     assert bench.coalescing.fault is not None
     assert bench.coalescing.fault.output == output
@@ -324,7 +317,7 @@ async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog
     bench.coalescing.prove("1")
     assert not bench.coalescing.is_on, "a second trial does not take back what a call has shown"
     assert bench.coalescing.fault.output == output
-    assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(9))))
+    assert are_answers_of(await bench.results(range(9)), range(9))
     assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
     assert [items for items, _ in bench.counted.calls] == bench.inner.sizes, "each call is counted"
     assert [output in record.getMessage() for record in caplog.records] == [True]
@@ -336,8 +329,7 @@ def flat(outputs: Outputs) -> Outputs:
 
 def detections(outputs: Outputs) -> Outputs:
     """None for odd items and two for even ones: a call may have as many rows as items by accident."""
-    items = [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
-    found = [[item] for item in items for _ in range(0 if item % 2 else 2)]
+    found = [[item] for item in of_items(outputs) for _ in range(0 if item % 2 else 2)]
     return outputs | {"BOXES": Tensor("BOXES", "INT64", np.array(found, np.int64).reshape(-1, 1))}
 
 
@@ -352,7 +344,7 @@ def detections(outputs: Outputs) -> Outputs:
 )
 @on_a_simulated_clock
 async def test_rows_without_their_dimension_of_size_1_are_cut_if_they_can_only_be_rows(
-    distort: Callable[[Outputs], Outputs], negative: tuple[int], sizes: list[int], fault: str | None
+    distort: Distort, negative: tuple[int], sizes: list[int], fault: str | None
 ) -> None:
     """Otherwise already the first answer shows that the calls must not be shared."""
     bench = Bench(RowEngine(distort=distort), outputs={"NEGATIVE": negative, "TEXT": (1,)})
@@ -378,13 +370,13 @@ async def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
 @on_a_simulated_clock
 async def test_nobody_is_answered_by_a_version_without_a_trial() -> None:
     bench = Bench(calls=1)
-    first = asyncio.create_task(bench.infer(0))
+    first = bench.start(0)
     await asyncio.sleep(0)
     waiting = asyncio.gather(*map(bench.infer, range(1, 5)))
     await asyncio.sleep(0.006)
     bench.inner.version, bench.inner.distort = "2", with_rows(lambda items: items[::-1])
     assert is_answer_of(await first, 0)
-    assert all(is_answer_of(result, item) for item, result in enumerate(await waiting, 1))
+    assert are_answers_of(await waiting, range(1, 5))
     assert bench.inner.sizes == [1, 4, 1, 1, 1, 1]
     assert bench.coalescing.needs_trial
 
@@ -395,23 +387,19 @@ async def test_a_new_version_is_noticed_by_a_request_alone() -> None:
     await bench.infer(1)
     assert bench.coalescing.needs_trial
     bench.coalescing.prove("2")
-    assert all(is_answer_of(result, item) for item, result in enumerate(await bench.results(range(5))))
+    assert are_answers_of(await bench.results(range(5)), range(5))
     assert max(bench.inner.sizes) == 4
 
 
 @on_a_simulated_clock
 async def test_a_deadline_concerns_only_its_own_caller() -> None:
     bench = Bench(RowEngine(service_s=1.0))
-    first = asyncio.create_task(bench.infer(0))
+    first = bench.start(0)
     await asyncio.sleep(0)
-    hasty = asyncio.create_task(bench.infer(1, timeout_s=1.5))
-    too_hasty = asyncio.create_task(bench.infer(2, timeout_s=0.5))
-    patient = asyncio.create_task(bench.infer(3))
-    results = await asyncio.gather(first, hasty, too_hasty, patient, return_exceptions=True)
-    assert is_answer_of(results[0], 0)
-    assert isinstance(results[1], DeadlineExceeded)
-    assert isinstance(results[2], DeadlineExceeded)
-    assert is_answer_of(results[3], 3)
+    tasks = [first, bench.start(1, timeout_s=1.5), bench.start(2, timeout_s=0.5), bench.start(3)]
+    zero, one, two, three = await asyncio.gather(*tasks, return_exceptions=True)
+    assert are_answers_of((zero, three), (0, 3))
+    assert (type(one), type(two)) == (DeadlineExceeded, DeadlineExceeded)
     assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 3]]
     assert bench.inner.cancelled == 0
 
@@ -419,14 +407,14 @@ async def test_a_deadline_concerns_only_its_own_caller() -> None:
 @on_a_simulated_clock
 async def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_the_call() -> None:
     bench = Bench(RowEngine(service_s=1.0))
-    tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+    tasks = [bench.start(item) for item in range(4)]
     await asyncio.sleep(1.5)
     tasks[1].cancel()
     await asyncio.sleep(0)
     assert bench.inner.cancelled == 0
     assert is_answer_of(await tasks[2], 2)
 
-    tasks = [asyncio.create_task(bench.infer(item)) for item in range(4)]
+    tasks = [bench.start(item) for item in range(4)]
     await asyncio.sleep(1.5)
     for task in tasks[1:]:
         task.cancel()
@@ -440,14 +428,14 @@ async def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_
 async def test_the_last_to_leave_cancels_also_a_call_for_a_half() -> None:
     """The other half has its answers already."""
     bench = Bench(RowEngine(service_s=1.0, bad={4}))
-    tasks = [asyncio.create_task(bench.infer(item)) for item in range(5)]
+    tasks = [bench.start(item) for item in range(5)]
     await asyncio.sleep(3.5)  # 0; 1 to 4; 1 and 2; now 3 and 4 are under way
     assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
     for task in tasks[3:]:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
-    assert all(is_answer_of(result, item) for item, result in enumerate(results[:3]))
+    assert are_answers_of(results[:3], range(3))
     assert bench.inner.cancelled == 1
     assert bench.is_idle
 
@@ -475,7 +463,7 @@ async def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
         raise ZeroDivisionError
 
     bench = Bench()
-    first = asyncio.create_task(bench.infer(0))
+    first = bench.start(0)
     await asyncio.sleep(0)
     waiting = asyncio.create_task(bench.results([1, 2]))
     await asyncio.sleep(0.006)
@@ -485,16 +473,7 @@ async def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
     assert bench.is_idle
 
 
-def _engine_errors() -> list[type[GatewayError]]:
-    found, waiting = list[type[GatewayError]](), [GatewayError]
-    while waiting:
-        below = waiting.pop().__subclasses__()
-        found += below
-        waiting += below
-    return sorted(found, key=lambda kind: kind.__name__)
-
-
-@pytest.mark.parametrize("kind", _engine_errors(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
 def test_the_copy_of_an_error_has_no_text_of_another_caller(kind: type[GatewayError]) -> None:
     error = kind("detail", tensor="T") if issubclass(kind, ContractViolation) else kind("detail")
     if isinstance(error, Unavailable):

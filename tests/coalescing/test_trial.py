@@ -1,6 +1,6 @@
 """Which pipelines may share calls: what is refused at the start, and what the trial of the sample finds."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,12 @@ from app.pipelines.examples import trial_requests
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
+from tests.coalescing.conftest import of_items, with_rows, without_text
 from tests.toolkit.engine import Distort, FakeEngine, Outputs, RowEngine, items_of, outputs_of
 from tests.toolkit.models import ensemble, model, pipeline
 
 CONFIG = model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], name="m", max_batch_size=16)
 DECLARED: dict[str, Any] = {"idempotent": True, "coalesce": True, "sample": {"ITEM": 3}}
-
-
-def changed(**more: Any) -> ModelConfig:
-    given = {"name": "m", "max_batch_size": 16} | more
-    return model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], **given)
 
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
@@ -42,13 +38,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "cancel": (CONFIG, {"cancel": {"model": "m", "input": "ITEM"}}, "`cancel`"),
     "deadline": (CONFIG, {"deadline_parameter": "until"}, "`deadline_parameter`"),
     "contract": (CONFIG, {"contract": {"TEXT": {"max_items": 1}}}, "contract of 'TEXT' counts items"),
-    "decoupled": (changed(decoupled=True), {}, "model 'm' is decoupled"),
-    "no batches": (changed(max_batch_size=0), {}, "max_batch_size is 0"),
-    "batches of one": (changed(max_batch_size=1), {}, "max_batch_size is 1"),
-    "sequences": (changed(sequence=SequenceBatching()), {}, "sequence batching"),
-    "ragged": (changed(unjoinable_inputs=("ITEM",)), {}, "'ITEM', which is ragged"),
-    "cache": (changed(caches_responses=True), {}, "response_cache"),
-    "may_omit": (changed(parameters=(("may_omit", "TEXT"),)), {}, "may omit the output 'TEXT'"),
+    "decoupled": (replace(CONFIG, decoupled=True), {}, "model 'm' is decoupled"),
+    "no batches": (replace(CONFIG, max_batch_size=0), {}, "max_batch_size is 0"),
+    "batches of one": (replace(CONFIG, max_batch_size=1), {}, "max_batch_size is 1"),
+    "sequences": (replace(CONFIG, sequence=SequenceBatching()), {}, "sequence batching"),
+    "ragged": (replace(CONFIG, unjoinable_inputs=("ITEM",)), {}, "'ITEM', which is ragged"),
+    "cache": (replace(CONFIG, caches_responses=True), {}, "response_cache"),
+    "may_omit": (replace(CONFIG, parameters=(("may_omit", "TEXT"),)), {}, "may omit the output 'TEXT'"),
 }
 
 
@@ -62,11 +58,11 @@ def test_coalescing_is_refused_with_a_reason(reason: str) -> None:
 
 
 def test_a_step_of_an_ensemble_that_does_not_batch_is_refused() -> None:
-    step = changed(name="step", max_batch_size=0)
+    step = replace(CONFIG, name="step", max_batch_size=0)
     outer = ensemble("outer", step)
     with pytest.raises(PipelineMismatch, match="model 'outer' does not batch"):
         pipeline(outer, step, **DECLARED)
-    step, outer = changed(name="step", caches_responses=True), ensemble("outer", changed(name="step"))
+    step, outer = replace(CONFIG, name="step", caches_responses=True), ensemble("outer", replace(CONFIG, name="step"))
     with pytest.raises(PipelineMismatch, match="model 'step' has a response_cache"):
         pipeline(outer, step, **DECLARED)
 
@@ -82,8 +78,8 @@ async def run_trial(engine: Engine, compiled: Pipeline) -> None:
 
 
 def test_the_narrowest_step_limits_the_items() -> None:
-    step = changed(name="step", max_batch_size=8)
-    coalescing = coalescing_of(pipeline(ensemble("outer", changed(name="step")), step, **DECLARED))
+    step = replace(CONFIG, name="step", max_batch_size=8)
+    coalescing = coalescing_of(pipeline(ensemble("outer", replace(CONFIG, name="step")), step, **DECLARED))
     assert (coalescing.max_items, coalescing.steps) == (8, 1)
     given = {**DECLARED, "coalesce": {"max_items": 4, "max_bytes": 100, "tolerance": 0.5}}
     coalescing = coalescing_of(pipeline(CONFIG, **given))
@@ -119,18 +115,6 @@ async def test_the_trial_of_a_faithful_model_passes() -> None:
     assert all(call.is_probe for call in engine.calls)
 
 
-def of_items(outputs: Outputs) -> list[int]:
-    return [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
-
-
-def with_rows(change: Callable[[list[int]], list[int]]) -> Distort:
-    return lambda outputs: outputs_of(change(of_items(outputs)))
-
-
-def left_out(outputs: Outputs) -> Outputs:
-    return outputs if len(of_items(outputs)) == 1 else {"NEGATIVE": outputs["NEGATIVE"]}
-
-
 def numbered(outputs: Outputs) -> Outputs:
     """A list of all detections, one in each image, with the number of the image."""
     numbers = np.arange(len(of_items(outputs)), dtype=np.int64)[:, np.newaxis]
@@ -143,9 +127,9 @@ def numbered(outputs: Outputs) -> Outputs:
         (with_rows(lambda items: items[::-1]), "NEGATIVE"),
         (with_rows(lambda items: [items[0], *items[:-1]]), "NEGATIVE"),
         (with_rows(lambda items: items[:1]), "NEGATIVE"),
-        (with_rows(lambda items: [*items, 0] if len(items) > 1 else items), "NEGATIVE"),
+        (with_rows(lambda items: [*items, 0]), "NEGATIVE"),
         (with_rows(lambda items: [items[0], *items[:-1]] if len(items) > 8 else items), "NEGATIVE"),
-        (left_out, "TEXT"),
+        (without_text, "TEXT"),
         (numbered, "BOXES"),
     ],
     ids=["swapped", "repeated", "dropped", "one too many", "repeated in large batches", "left out", "numbered"],

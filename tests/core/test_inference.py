@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine import Engine, responses_of
-from app.core.errors import GatewayError, ModelError, Outcome
+from app.core.errors import ModelError, Outcome
 from app.core.inference import (
     DTYPE_BY_DATATYPE,
     FLOAT_DATATYPES,
@@ -30,6 +30,7 @@ from app.core.inference import (
     bytes_array,
     new_request_id,
 )
+from tests.toolkit.engine import every_error
 
 
 def test_ids_are_32_hexadecimal_digits_and_never_repeat_in_any_thread() -> None:
@@ -209,16 +210,10 @@ async def test_a_step_that_is_cancelled_loses_its_sequence(count: int) -> None:
     assert sequence.is_lost
 
 
-def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
-    """By name: the order of the subclasses depends on the order in which tests import them."""
-    below = [each for child in error.__subclasses__() for each in concrete(child)]
-    return sorted([*([error] if error.code else []), *below], key=lambda each: each.__name__)
-
-
 def test_every_error_has_a_code_of_its_own_a_title_and_an_outcome() -> None:
     """Rejections that are temporary also have a time for the next attempt."""
-    assert len({error.code for error in concrete()}) == len(concrete())
-    for error in concrete():
+    assert len({error.code for error in every_error()}) == len(every_error())
+    for error in every_error():
         assert re.fullmatch(r"[a-z_]+", error.code)
         assert error.title
         assert error.outcome in Outcome

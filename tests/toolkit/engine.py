@@ -158,3 +158,9 @@ def died() -> GatewayError:
     error = ModelNotReady("The process of a model died.")
     error.upstream, error.was_answered = UpstreamError("INTERNAL", "Stub process 'm_0_0' is not healthy."), True
     return error
+
+
+def every_error(kind: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
+    """Returns the errors with a code, by name: the order of the subclasses depends on that of the imports."""
+    below = [each for child in kind.__subclasses__() for each in every_error(child)]
+    return sorted([*([kind] if kind.code else []), *below], key=lambda each: each.__name__)

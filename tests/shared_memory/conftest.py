@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from app.core.errors import DeadlineExceeded
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.shared_memory import regions
@@ -52,10 +53,27 @@ class Stage:
     async def infer(self, *tensors: Tensor, model: str = "m", seconds: float = LONG_S) -> InferenceResponse:
         return await self.engine.infer(InferenceRequest(model, tensors or (numbers(7),)), Deadline.after(seconds))
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LONG_S):
-            while not is_so():
-                await asyncio.sleep(0.01)
+    async def sum_of(self, tensor: Tensor) -> float:
+        """Returns the only element of the answer of a model that adds up its input."""
+        (total,) = (await self.infer(tensor)).outputs["Y"].array.tolist()
+        return float(total)
+
+    async def abandon(self, *tensors: Tensor) -> None:
+        """Makes a call that passes its deadline, and whose region Triton goes on to use."""
+        answering, self.triton.unary = self.triton.unary, never
+        with pytest.raises(DeadlineExceeded):
+            await self.infer(*tensors, seconds=0.05)
+        self.triton.shared.in_use.update(self.triton.shared.regions)
+        self.triton.unary = answering
+
+    @property
+    def regions(self) -> list[str]:
+        """The region of the first input of each call."""
+        return [region_of(request.inputs[0]) for request in self.triton.requests]
+
+
+def region_of(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
+    return tensor.parameters["shared_memory_region"].string_param
 
 
 def numbers(value: float, count: int = LARGE, name: str = "X") -> Tensor:

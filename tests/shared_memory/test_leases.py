@@ -8,10 +8,11 @@ import grpc
 import numpy as np
 import pytest
 
-from app.core.errors import DeadlineExceeded, GatewayError, ModelError
+from app.core.errors import GatewayError, ModelError
 from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
 from app.shared_memory.layout import LARGE_BYTES
-from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, never, not_found_or, numbers, seen_by, sum_of
+from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, never, not_found_or, numbers, region_of, seen_by
+from tests.toolkit.waiting import until
 
 
 def raw(content: bytes) -> bytes:
@@ -58,16 +59,15 @@ async def test_an_output_of_fixed_size_uses_shared_memory_and_is_not_changed_by_
 
 async def test_consecutive_calls_share_a_region(stage: Stage) -> None:
     for value in (1, 2, 3):
-        assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
+        assert await stage.sum_of(numbers(value)) == value * LARGE
     assert stage.triton.shared.registered == 1
     assert stage.observed.bytes == (LARGE_BYTES, 0, 0)
 
 
 async def test_concurrent_calls_have_different_regions(stage: Stage) -> None:
-    responses = await asyncio.gather(*(stage.infer(numbers(value)) for value in range(8)))
-    assert [response.outputs["Y"].array[0] for response in responses] == [value * LARGE for value in range(8)]
-    names = [request.inputs[0].parameters["shared_memory_region"].string_param for request in stage.triton.requests]
-    assert len(set(names)) == len(names)
+    sums = await asyncio.gather(*(stage.sum_of(numbers(value)) for value in range(8)))
+    assert sums == [value * LARGE for value in range(8)]
+    assert len(set(stage.regions)) == len(stage.regions) == 8
 
 
 async def test_a_registered_region_has_no_file(stage: Stage, own_files: Callable[[], list[Path]]) -> None:
@@ -78,80 +78,69 @@ async def test_a_registered_region_has_no_file(stage: Stage, own_files: Callable
 class TestLimit:
     async def test_tensors_without_room_use_grpc(self, stage: Stage) -> None:
         large = numbers(1, 5 * LARGE)
-        responses = await asyncio.gather(stage.infer(large), stage.infer(large))
-        assert [response.outputs["Y"].array.tolist() for response in responses] == [[5 * LARGE]] * 2
+        assert await asyncio.gather(stage.sum_of(large), stage.sum_of(large)) == [5 * LARGE] * 2
         assert sorted(stage.observed.ways) == ["full", "shared_memory"]
 
     async def test_free_regions_make_room_for_a_larger_one(self, stage: Stage) -> None:
         await asyncio.gather(*(stage.infer(numbers(1)) for _ in range(8)))
         await stage.infer(numbers(1, 5 * LARGE))
         assert stage.observed.ways[-1] == "full"
-        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
+        await until(lambda: stage.observed.bytes == (0, 0, 0))
         await stage.infer(numbers(1, 5 * LARGE))
         assert stage.observed.ways[-1] == "shared_memory"
 
 
 class TestQuarantine:
     async def test_a_region_in_use_by_triton_is_not_reused(self, stage: Stage) -> None:
-        answering = stage.triton.unary
-        stage.triton.unary = never
-        with pytest.raises(DeadlineExceeded):
-            await stage.infer(seconds=0.05)
+        await stage.abandon()
         (abandoned,) = stage.triton.shared.regions
-        stage.triton.shared.in_use.add(abandoned)
-        stage.triton.unary = answering
         for value in (1, 2):
-            assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
-        used = {
-            request.inputs[0].parameters["shared_memory_region"].string_param for request in stage.triton.requests[1:]
-        }
-        assert abandoned not in used
+            assert await stage.sum_of(numbers(value)) == value * LARGE
+        assert abandoned not in stage.regions[1:]
         assert stage.observed.bytes == (LARGE_BYTES, 0, LARGE_BYTES)
         stage.triton.shared.in_use.clear()
-        await stage.until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
+        await until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
         assert abandoned not in stage.triton.shared.regions
 
     async def test_the_region_of_a_cancelled_call_is_quarantined(self, stage: Stage) -> None:
         stage.triton.unary = never
         call = asyncio.create_task(stage.infer())
-        await stage.until(lambda: len(stage.triton.requests) == 1)
+        await until(lambda: len(stage.triton.requests) == 1)
         stage.triton.shared.in_use.update(stage.triton.shared.regions)
         call.cancel()
-        await stage.until(lambda: stage.observed.bytes == (0, 0, LARGE_BYTES))
+        await until(lambda: stage.observed.bytes == (0, 0, LARGE_BYTES))
 
-    async def test_an_answer_with_an_error_frees_the_region(self, stage: Stage) -> None:
-        stage.triton.unary = failing(grpc.StatusCode.ALREADY_EXISTS)
-        with pytest.raises(ModelError):
-            await stage.infer()
-        assert stage.observed.bytes == (LARGE_BYTES, 0, 0)
-
-    @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
-    async def test_an_error_of_grpc_itself_quarantines_the_region(self, stage: Stage, code: grpc.StatusCode) -> None:
+    @pytest.mark.parametrize(
+        ("code", "error", "held"),
+        [
+            (grpc.StatusCode.ALREADY_EXISTS, ModelError, (LARGE_BYTES, 0, 0)),
+            (grpc.StatusCode.INTERNAL, GatewayError, (0, 0, LARGE_BYTES)),
+            (grpc.StatusCode.UNAVAILABLE, GatewayError, (0, 0, LARGE_BYTES)),
+            (grpc.StatusCode.UNKNOWN, GatewayError, (0, 0, LARGE_BYTES)),
+        ],
+    )
+    async def test_an_answer_of_triton_frees_the_region_and_an_error_of_grpc_quarantines_it(
+        self, stage: Stage, code: grpc.StatusCode, error: type[GatewayError], held: tuple[int, int, int]
+    ) -> None:
         stage.triton.unary = failing(code)
-        with pytest.raises(GatewayError):
+        with pytest.raises(error):
             await stage.infer()
-        assert stage.observed.bytes == (0, 0, LARGE_BYTES)
+        assert stage.observed.bytes == held
 
     async def test_quarantine_counts_against_the_limit(self, stage: Stage) -> None:
-        stage.triton.unary = never
         for _ in range(2):
-            with pytest.raises(DeadlineExceeded):
-                await stage.infer(numbers(1, 4 * LARGE), seconds=0.05)
-            stage.triton.shared.in_use.update(stage.triton.shared.regions)
-        stage.triton.unary = sum_of(stage.triton)
-        assert (await stage.infer(numbers(1, 4 * LARGE))).outputs["Y"].array.tolist() == [4 * LARGE]
+            await stage.abandon(numbers(1, 4 * LARGE))
+        assert await stage.sum_of(numbers(1, 4 * LARGE)) == 4 * LARGE
         assert stage.observed.ways == ["shared_memory", "shared_memory", "full"]
 
     async def test_regions_of_an_old_triton_are_not_unregistered(self, stage: Stage) -> None:
         """Triton before 2.50 would unmap a region that a model still uses, and crash."""
         stage.triton.shared.version = "2.49.0"
-        stage.triton.unary = never
-        with pytest.raises(DeadlineExceeded):
-            await stage.infer(seconds=0.05)
+        await stage.abandon()
         await asyncio.sleep(0.2)
         assert stage.triton.shared.unregistered == []
         stage.triton.shared.forget()
-        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
+        await until(lambda: stage.observed.bytes == (0, 0, 0))
 
 
 class TestFallback:
@@ -160,7 +149,7 @@ class TestFallback:
     ) -> None:
         stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
         for value in (1, 2):
-            assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
+            assert await stage.sum_of(numbers(value)) == value * LARGE
         assert caplog.text.count("no shared memory for large tensors") == 1
         stage.triton.shared.refusal = ""
         monkeypatch.setattr(stage.shared_memory._backoff, "due_at", 0.0)
@@ -183,9 +172,9 @@ class TestFallback:
         stage.triton.shared.forget()
         stage.triton.unary = not_found_or(stage.triton)
         for value in (2, 3):
-            assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
+            assert await stage.sum_of(numbers(value)) == value * LARGE
         assert stage.observed.ways == ["shared_memory", "shared_memory", "lost", "shared_memory"]
-        await stage.until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
+        await until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
 
 
 ROOM = MIB - 1024
@@ -227,8 +216,7 @@ async def test_a_body_and_a_large_tensor_have_different_regions(stage: Stage, se
     await stage.infer(file_of(body), numbers(2))
     assert seen == [raw(b"a" * ROOM)]
     first, second = stage.triton.requests[-1].inputs
-    names = [each.parameters["shared_memory_region"].string_param for each in (first, second)]
-    assert len(set(names)) == 2
+    assert region_of(first) != region_of(second)
 
 
 async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> None:
@@ -284,15 +272,12 @@ class TestLimitsOfBodies:
 class TestQuarantineOfBodies:
     async def test_a_body_in_use_by_triton_is_not_overwritten(self, stage: Stage, seen: list[bytes]) -> None:
         body = body_of(stage, b"a" * ROOM)
-        stage.triton.unary = never
-        with pytest.raises(DeadlineExceeded):
-            await stage.infer(file_of(body), seconds=0.05)
-        stage.triton.shared.in_use.update(stage.triton.shared.regions)
+        await stage.abandon(file_of(body))
         stage.shared_memory.bodies.give_back(body)
         assert stage.observed.bytes == (0, 0, MIB)
         assert stage.shared_memory.bodies.take(ROOM, ELEMENT) is None
         stage.triton.shared.in_use.clear()
-        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
+        await until(lambda: stage.observed.bytes == (0, 0, 0))
 
     async def test_a_restarted_triton_gets_the_body_over_grpc(self, stage: Stage) -> None:
         await stage.infer(numbers(1, MIB // 4))
@@ -304,4 +289,4 @@ class TestQuarantineOfBodies:
         stage.shared_memory.bodies.give_back(body)
         assert list(stage.triton.requests[-1].raw_input_contents) == [raw(content)]
         assert stage.observed.ways == ["shared_memory", "shared_memory", "lost"]
-        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
+        await until(lambda: stage.observed.bytes == (0, 0, 0))

@@ -24,6 +24,7 @@ from app.shared_memory.regions import (
 from app.triton.connect import open_transport, registry_of
 from tests.shared_memory.conftest import MIB
 from tests.toolkit.triton import FakeTriton, serving
+from tests.toolkit.waiting import until
 
 KILLED = """
 import os, signal
@@ -47,15 +48,11 @@ def region(owner: Owner) -> Region:
     return Region(owner.next_name(), MIB)
 
 
-def test_the_memory_is_allocated_at_once_for_the_owner_only(region: Region) -> None:
+def test_the_memory_is_allocated_at_once_for_the_owner_only_and_stays_without_its_file(region: Region) -> None:
     """If a page were missing later, an access would kill the process."""
     region.allocate()
     assert region.path.stat().st_blocks * 512 >= MIB
     assert region.path.stat().st_mode & 0o777 == 0o600
-
-
-def test_the_memory_stays_after_the_file_is_removed(region: Region) -> None:
-    region.allocate()
     region.unlink()
     region.view[:3] = b"abc"
     assert bytes(region.view[:3]) == b"abc"
@@ -124,9 +121,7 @@ async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[]
         (SHARED_MEMORY / f"{PREFIX}dead.lock").touch()
         (SHARED_MEMORY / f"{PREFIX}dead_1").touch()
         running = asyncio.create_task(SharedMemory(registry_of(transport), MIB, MIB).run())
-        async with asyncio.timeout(5):
-            while own_files():
-                await asyncio.sleep(0.01)
+        await until(lambda: not own_files())
         running.cancel()
 
 

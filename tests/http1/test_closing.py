@@ -1,32 +1,21 @@
-"""The end of a connection on a real socket, the limit of connections, and the timer of a connection."""
+"""The end of a connection on a real socket, and the limit of connections."""
 
 import asyncio
 import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 
 import pytest
 
 from app.http1 import closing, protocol
-from app.http1.closing import LazyEvent, StateTimer
+from app.http1.closing import LazyEvent
 from tests.http1.conftest import Application
 from tests.toolkit.listener import ask, connected, listening, problem, read_answer, request, sent_and_received
 
 EARLY = request("/early", "Content-Length: 100000000")
 GOOD = request("/early", method="GET")
 MIB = 1 << 20
-
-
-async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -> None:
-    async with connected(port) as (reader, writer):
-        for _ in range(2):
-            writer.write(request("/read", "Content-Length: 5"))
-            await asyncio.sleep(0.02)
-            assert b"connection: close" not in (await ask(reader, writer, b"hello"))[0]
-        writer.write(request("/early", "Content-Length: 5", body=b"hello"))
-        assert b"connection: close" not in (await read_answer(reader))[0]
 
 
 async def test_nothing_is_parsed_after_the_last_answer(port: int, application: Application) -> None:
@@ -101,24 +90,24 @@ def in_a_long_turn(send: Callable[[], object]) -> None:
     other.send(b"x")
 
 
-@pytest.mark.parametrize("sent", [0, 10], ids=["a new connection", "a head that has begun"])
+@pytest.mark.parametrize(
+    ("before", "sent"),
+    [(0, 0), (0, 10), (1, 0)],
+    ids=["new", "in a head", "idle"],
+)
 async def test_a_request_that_arrives_during_a_long_turn_of_the_event_loop_is_answered(
-    port: int, monkeypatch: pytest.MonkeyPatch, sent: int
+    monkeypatch: pytest.MonkeyPatch, before: int, sent: int
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(GOOD[:sent])
-        await asyncio.sleep(0.02)
-        in_a_long_turn(lambda: client.sendall(GOOD[sent:]))
-        assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
-
-
-async def test_a_request_that_arrives_at_the_end_of_the_idle_time_is_answered() -> None:
     async with listening(Application(), keep_alive_s=0.1) as port:
         with socket.create_connection(("127.0.0.1", port)) as client:
-            for _ in range(2):
-                in_a_long_turn(lambda: client.sendall(GOOD))
+            for _ in range(before):
+                client.sendall(GOOD)
                 assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
+            client.sendall(GOOD[:sent])
+            await asyncio.sleep(0.02)
+            in_a_long_turn(lambda: client.sendall(GOOD[sent:]))
+            assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,28 +366,6 @@ async def test_other_ends_of_the_data_are_disconnects(port: int, application: Ap
         writer.write_eof()
         await asyncio.wait_for(application.disconnected.wait(), 2)
         assert await asyncio.wait_for(reader.read(), 2) == b""
-
-
-@pytest.mark.parametrize(
-    ("steps", "fired"),
-    [
-        ([(0.01, "first")], ["first"]),
-        ([(0.01, "early"), (0.2, "late")], ["late"]),
-        ([(3600, "late"), (0.01, "early")], ["early"]),
-        ([(0.01, "stopped"), None], []),
-        ([(0.01, "stopped"), None, (0.01, "again")], ["again"]),
-    ],
-)
-async def test_only_the_last_start_of_a_timer_counts(steps: list[tuple[float, str] | None], fired: list[str]) -> None:
-    timer, names = StateTimer(asyncio.get_running_loop()), list[str]()
-    for step in steps:
-        if step is None:
-            timer.stop()
-        else:
-            timer.start(step[0], partial(names.append, step[1]))
-    await asyncio.sleep(0.4)
-    timer.stop()
-    assert names == fired
 
 
 async def test_an_event_wakes_all_waiters_that_are_not_cancelled() -> None:

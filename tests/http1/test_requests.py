@@ -101,15 +101,6 @@ class TestPassedBody:
             assert application.last_sink is not None
             assert application.last_sink() is None
 
-    async def test_the_body_may_arrive_in_many_pieces(self, port: int) -> None:
-        async with connected(port) as (reader, writer):
-            writer.write(request("/sink", f"Content-Length: {len(self.BODY)}"))
-            for start in range(0, len(self.BODY), 300_000):
-                writer.write(self.BODY[start : start + 300_000])
-                await writer.drain()
-                await asyncio.sleep(0.001)
-            assert (await read_answer(reader))[1] == self.SEEN
-
     async def test_the_body_may_follow_100_continue(self, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))

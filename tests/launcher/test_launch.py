@@ -246,11 +246,10 @@ def test_an_incomplete_environment_is_removed(machine: pytest.MonkeyPatch, tmp_p
     assert not (tmp_path / "models-environment").exists()
 
 
-def test_a_gateway_that_can_run_models_needs_no_other_environment(models_venv: Path) -> None:
+def test_a_gateway_needs_another_environment_if_it_cannot_run_models_and_has_uv_to_create_one(
+    monkeypatch: pytest.MonkeyPatch, models_venv: Path, tmp_path: Path
+) -> None:
     assert not launch_module.needs_environment(models_venv)
-
-
-def test_a_gateway_without_uv_cannot_create_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert launch_module.needs_environment(tmp_path)
     monkeypatch.setattr(launch_module.sysconfig, "get_path", lambda _: os.devnull)
     assert not launch_module.needs_environment(tmp_path)
@@ -406,19 +405,16 @@ def test_the_first_suitable_interpreter_is_chosen():
     assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
 
 
-def test_candidates_are_the_current_python_path_and_pyenv(tmp_path):
+def test_candidates_are_the_current_python_path_and_pyenv_each_once(tmp_path):
     on_path = tmp_path / "bin" / "python3.12"
     by_pyenv = tmp_path / "pyenv" / "versions" / "3.10.13" / "bin" / "python3"
     for each in (on_path, by_pyenv):
         each.parent.mkdir(parents=True)
         each.touch(mode=0o755)
     environment = {"PATH": str(on_path.parent), "PYENV_ROOT": str(tmp_path / "pyenv")}
-    assert candidates(NAMES, environment) == [Path(sys._base_executable), on_path, by_pyenv]
-
-
-def test_duplicate_candidates_are_removed(tmp_path):
-    environment = {"PATH": str(Path(sys._base_executable).parent), "PYENV_ROOT": str(tmp_path)}
-    found = candidates(("python3",), environment)
+    current = Path(sys._base_executable)
+    assert candidates(NAMES, environment) == [current, on_path, by_pyenv]
+    found = candidates(("python3",), environment | {"PATH": str(current.parent)})
     assert len(found) == len(set(found))
 
 

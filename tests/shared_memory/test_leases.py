@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
 from app.shared_memory.layout import LARGE_BYTES
-from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, never, not_found_or, numbers, region_of, seen_by
+from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, not_found_or, numbers, region_of, seen_by
 from tests.toolkit.waiting import until
 
 
@@ -19,7 +19,10 @@ def raw(content: bytes) -> bytes:
     return len(content).to_bytes(4, "little") + content
 
 
-async def test_only_the_large_inputs_of_a_request_use_shared_memory(stage: Stage) -> None:
+async def test_only_the_large_inputs_of_a_request_use_shared_memory(
+    stage: Stage, own_files: Callable[[], list[Path]]
+) -> None:
+    """A registered region has no file."""
     response = await stage.infer(numbers(1), numbers(3, 1, "NOTE"))
     assert response.outputs["Y"].array.tolist() == [LARGE]
     await stage.infer(numbers(1, 4))
@@ -28,6 +31,7 @@ async def test_only_the_large_inputs_of_a_request_use_shared_memory(stage: Stage
     assert not request.inputs[1].parameters
     assert [len(raw) for raw in small.raw_input_contents] == [16]
     assert (stage.observed.ways, stage.triton.shared.registered) == (["shared_memory"], 1)
+    assert [path.suffix for path in own_files()] == [".lock"]
 
 
 ELEMENTS = [b"a" * LARGE_BYTES, b"", b"\0b"]
@@ -57,22 +61,10 @@ async def test_an_output_of_fixed_size_uses_shared_memory_and_is_not_changed_by_
     assert stage.triton.shared.registered == 1
 
 
-async def test_consecutive_calls_share_a_region(stage: Stage) -> None:
-    for value in (1, 2, 3):
-        assert await stage.sum_of(numbers(value)) == value * LARGE
-    assert stage.triton.shared.registered == 1
-    assert stage.observed.bytes == (LARGE_BYTES, 0, 0)
-
-
 async def test_concurrent_calls_have_different_regions(stage: Stage) -> None:
     sums = await asyncio.gather(*(stage.sum_of(numbers(value)) for value in range(8)))
     assert sums == [value * LARGE for value in range(8)]
     assert len(set(stage.regions)) == len(stage.regions) == 8
-
-
-async def test_a_registered_region_has_no_file(stage: Stage, own_files: Callable[[], list[Path]]) -> None:
-    await stage.infer()
-    assert [path.suffix for path in own_files()] == [".lock"]
 
 
 class TestLimit:
@@ -101,14 +93,6 @@ class TestQuarantine:
         stage.triton.shared.in_use.clear()
         await until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
         assert abandoned not in stage.triton.shared.regions
-
-    async def test_the_region_of_a_cancelled_call_is_quarantined(self, stage: Stage) -> None:
-        stage.triton.unary = never
-        call = asyncio.create_task(stage.infer())
-        await until(lambda: len(stage.triton.requests) == 1)
-        stage.triton.shared.in_use.update(stage.triton.shared.regions)
-        call.cancel()
-        await until(lambda: stage.observed.bytes == (0, 0, LARGE_BYTES))
 
     @pytest.mark.parametrize(
         ("code", "error", "held"),

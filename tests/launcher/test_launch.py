@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,9 @@ from app import cli
 from app.launcher import launch as launch_module
 from app.launcher.embedded_triton import TritonLog
 from app.launcher.launch import (
+    LOOPBACK,
     PACKAGES,
+    PORTS,
     EmbeddedOptions,
     Launch,
     ModelEnvironment,
@@ -84,6 +87,19 @@ def test_only_requests_with_a_parent_span_are_sent(launch):
     command = replace(launch(), options=traced).command()
     assert "--trace-config=opentelemetry,url=http://collector:4318/v1/traces" in command
     assert "--trace-config=rate=2147483647" in command
+
+
+def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:
+    ports = Ports.free()
+    assert len({ports.grpc, ports.http, ports.metrics}) == 3
+    assert all(port in PORTS for port in (ports.grpc, ports.http, ports.metrics))
+
+
+def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(launch_module, "PORTS", [port] * 100)
+        assert not {0, port} & {*vars(Ports.free()).values()}
 
 
 def test_without_a_reader_every_folder_is_a_model_that_triton_completes(tmp_path):

@@ -1,4 +1,7 @@
-"""The embedded server: the real Triton of the wheel with one tiny model."""
+"""The embedded server: the real Triton of the wheel with one tiny model.
+
+The last tests end one Triton in different ways, which is started again each time.
+"""
 
 import asyncio
 import errno
@@ -16,15 +19,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from app.launcher import embedded_triton, launch
+from app.launcher import embedded_triton
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import LOOPBACK, PORTS, Ports
+from app.launcher.launch import LOOPBACK, EmbeddedOptions, Ports
 from app.launcher.machine import EmbeddedTritonError, StartCrashed
-from tests.launcher.conftest import Traces, busy, infer, until_answered
-from tests.toolkit.processes import is_free
+from app.triton.repository import served_repository
+from tests.launcher.conftest import Traces, busy, infer, until_answered, write_model
+from tests.toolkit.arenas import lock_arenas
+from tests.toolkit.processes import EXIT_S, is_free
 from tests.toolkit.waiting import eventually
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
 ORDERLY_S = 15
 """Triton 2.51 may crash when its time to exit is over before its models have ended."""
@@ -64,12 +71,11 @@ async def running(options, on_progress=lambda _: None, **changes):
         await triton.stop()
 
 
-async def test_start_reports_progress_and_stop_removes_processes_and_files(options, add_model, monkeypatch):
-    """Paths may have spaces."""
-    add_model("second")
-    folder = options.repository.parent
-    repository, temporary = folder / "the $models", folder / "temporary files"
-    options.repository.rename(repository)
+async def test_start_reports_progress_and_stop_removes_processes_and_files(options, tmp_path, monkeypatch):
+    """Paths may have spaces. The models load slowly enough for a report before the first one is ready."""
+    repository, temporary = tmp_path / "the $models", tmp_path / "temporary files"
+    for name in ("ident", "second"):
+        write_model(repository, name, initialize="time.sleep(1)")
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     reported = []
@@ -235,14 +241,85 @@ async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
     raise error.value
 
 
-def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:
-    ports = Ports.free()
-    assert len({ports.grpc, ports.http, ports.metrics}) == 3
-    assert all(port in PORTS for port in (ports.grpc, ports.http, ports.metrics))
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(tmp_path_factory, models_venv):
+    """The delays between its restarts do not grow."""
+    models, delays = tmp_path_factory.mktemp("embedded") / "models", {"first_restart_s": 0.1, "longest_restart_s": 0.1}
+    write_model(models)
+    options = EmbeddedOptions(models, models_venv, **delays, exit_timeout_s=EXIT_S, read=served_repository)
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    watch = asyncio.create_task(triton.watch())
+    yield triton
+    await triton.stop()
+    await asyncio.wait_for(watch, 10.0)
 
 
-def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
-    with socket.create_server((LOOPBACK, 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(launch, "PORTS", [port] * 100)
-        assert not {0, port} & {*vars(Ports.free()).values()}
+@pytest_asyncio.fixture(loop_scope="module")
+async def triton(watched):
+    """The Triton of this file, which has started."""
+    await until_answered(watched)
+    return watched
+
+
+async def test_triton_and_guard_get_no_terminal_signals(triton):
+    ours = os.getsid(0)
+    assert all(os.getsid(each.pid) != ours for each in Traces.of(triton.pid).processes())
+
+
+async def test_a_killed_triton_is_restarted_on_the_same_ports(triton):
+    traces, url, killed = Traces.of(triton.pid), triton.grpc_url, triton.pid
+    async with busy(url):
+        os.kill(killed, signal.SIGKILL)
+        await until_answered(triton, replaces=killed)
+    assert triton.grpc_url == url
+    assert traces.are_gone()
+
+
+async def test_restart_replaces_a_stopped_triton(triton):
+    traces, stopped = Traces.of(triton.pid), triton.pid
+    os.kill(stopped, signal.SIGSTOP)
+    await triton.restart()
+    await until_answered(triton, replaces=stopped)
+    assert traces.are_gone()
+
+
+async def test_a_crash_is_logged_with_its_signal(triton, caplog):
+    crashed = triton.pid
+    os.kill(crashed, signal.SIGSEGV)
+    await until_answered(triton, replaces=crashed)
+    assert "triton: Signal (11) received." in caplog.messages
+    assert "ended with status 139 (SIGSEGV): Signal (11) received." in caplog.text
+
+
+@pytest.mark.parametrize("arenas", [1, None], ids=["one lock", "all locks"])
+async def test_a_triton_that_hangs_in_its_crash_handler_is_restarted(triton, caplog, monkeypatch, arenas):
+    """The handler of SIGABRT allocates memory, and waits for a lock that the crashed thread holds."""
+    monkeypatch.setattr(embedded_triton, "CRASH_S", 1.0)
+    traces, hung = Traces.of(triton.pid), triton.pid
+    assert lock_arenas(hung, arenas)
+    os.kill(hung, signal.SIGABRT)
+    await until_answered(triton, replaces=hung)
+    assert "crashed (Signal (6) received.) and has not ended after 1 s: it is killed" in caplog.text
+    assert traces.are_gone()
+
+
+async def test_a_killed_guard_and_its_triton_are_restarted(triton):
+    traces, killed = Traces.of(triton.pid), triton.pid
+    async with busy(triton.grpc_url):
+        traces.named("guard.py").kill()
+        await until_answered(triton, replaces=killed)
+    assert traces.are_gone()
+
+
+async def test_a_triton_that_fails_its_liveness_checks_is_restarted(triton, caplog, monkeypatch):
+    monkeypatch.setattr(embedded_triton, "LIVENESS_POLL_S", 0.1)
+    monkeypatch.setattr(embedded_triton, "LIVENESS_FAILURES", 2)
+    monkeypatch.setattr(embedded_triton, "_LIVE_TIMEOUT_S", 1.0)
+    checked_slowly = triton.pid
+    await triton.restart()
+    await until_answered(triton, replaces=checked_slowly)
+    stopped = triton.pid
+    os.kill(stopped, signal.SIGSTOP)
+    await until_answered(triton, replaces=stopped)
+    assert "failed 2 liveness checks in a row: it is killed" in caplog.text

@@ -6,8 +6,8 @@ import yaml
 from prometheus_client import generate_latest
 
 from app.observability.metrics import Metrics
+from tests.helm.checks import custom_faults
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, gateway_container, of_kind, render, the
-from tests.helm.schema_check import custom_faults
 
 MONITORED = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
 JOB = f'job="{NAMESPACE}/{RELEASE}-triton-gateway"'
@@ -32,28 +32,22 @@ def test_every_selector_of_the_rules_names_the_job() -> None:
         assert query.count("{") == query.count('{job="gateway"')
 
 
-def test_both_ports_are_scraped_as_one_job() -> None:
-    endpoints = the(render(MONITORED), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert [(each["port"], each["path"]) for each in endpoints] == [
-        ("admin", "/metrics"),
-        ("triton-metrics", "/metrics"),
-    ]
-
-
 def test_a_service_monitor_has_the_targets_and_the_job_of_a_pod_monitor() -> None:
     scraped = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "intervalSeconds": 30}}
     documents = render({**scraped, "prometheusRule": {"enabled": True}})
     monitor = the(documents, "ServiceMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     endpoints = monitor["spec"]["endpoints"]
-    assert [(each["port"], each["path"], each["interval"]) for each in endpoints] == [
-        ("admin", "/metrics", "30s"),
-        ("triton-metrics", "/metrics", "30s"),
-    ]
+    assert [(each["port"], each["interval"]) for each in endpoints] == [("admin", "30s"), ("triton-metrics", "30s")]
     jobs = {relabeling["replacement"] for each in endpoints for relabeling in each["relabelings"]}
     assert {f'job="{job}"' for job in jobs} == {JOB}
     assert the(documents, "PrometheusRule")["spec"] == the(render(MONITORED), "PrometheusRule")["spec"]
     service = next(each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-metrics"))
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [(each["name"], each["targetPort"]) for each in service["spec"]["ports"]] == [
+        ("admin", "admin"),
+        ("triton-metrics", "triton-metrics"),
+    ]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"], "pods that load or drain would have no metrics"
 
@@ -62,6 +56,8 @@ def test_a_service_monitor_without_a_sidecar_asks_the_gateway_only() -> None:
     external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
     documents = render({"serviceMonitor": {"enabled": True}, "triton": external})
     assert [each["port"] for each in the(documents, "ServiceMonitor")["spec"]["endpoints"]] == ["admin"]
+    service = next(each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-metrics"))
+    assert [each["targetPort"] for each in service["spec"]["ports"]] == ["admin"]
 
 
 def test_the_dashboard_is_json_with_the_label_of_grafana() -> None:

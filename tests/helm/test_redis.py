@@ -16,9 +16,9 @@ from app.core.errors import UpstreamUnavailable
 from app.observability.otlp import OtlpTracer
 from app.observability.tracing import SpanKind
 from app.process.serving import open_store
-from app.settings import Settings, read_settings
+from app.settings import Settings
 from tests.conftest import Require
-from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, pod_spec, render
+from tests.helm.rendering import environment_of, gateway_container, of_kind, render
 from tests.toolkit.certificates import Authority
 from tests.toolkit.http_server import answering
 from tests.toolkit.processes import free_ports
@@ -27,39 +27,10 @@ from tests.toolkit.programs import listens, running_program
 CA = "/etc/private-ca/ca.crt"
 
 
-@pytest.mark.parametrize(
-    ("values", "source"),
-    [
-        ({"configMapName": "bundle"}, {"configMap": {"name": "bundle"}}),
-        ({"secretName": "bundle"}, {"secret": {"secretName": "bundle", "defaultMode": 0o440}}),
-    ],
-    ids=["ConfigMap", "Secret"],
-)
-def test_the_authority_is_a_file_of_the_gateway(values: Document, source: Document) -> None:
-    documents = render({"privateCa": {**values, "key": "root.pem"}})
-    (volume,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == "private-ca")
-    ((kind, content),) = source.items()
-    assert volume[kind] == {**content, "items": [{"key": "root.pem", "path": "ca.crt"}]}
-    mount = {"name": "private-ca", "mountPath": "/etc/private-ca", "readOnly": True}
-    assert mount in gateway_container(documents)["volumeMounts"]
-
-
-def test_an_external_triton_uses_the_authority_by_default() -> None:
-    external: Document = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
-    values: Document = {"privateCa": {"configMapName": "bundle"}, "triton": {"enabled": False, "external": external}}
-    assert read_settings(variables(values), {}).triton_ca == CA
-    external["tls"]["secretName"] = "pki"
-    assert read_settings(variables(values), {}).triton_ca == "/etc/triton-tls/ca.crt"
-
-
-def variables(values: Document) -> dict[str, str]:
-    return environment_of(gateway_container(render(values)))
-
-
 @contextmanager
 def only_variables(authority: Path | None) -> Iterator[None]:
     """This process has the container's variables for the authority, or none. TLS clients read them when they start."""
-    said = variables({"privateCa": {"configMapName": "bundle"}})
+    said = environment_of(gateway_container(render({"privateCa": {"configMapName": "bundle"}})))
     named = {name: str(authority) for name, value in said.items() if value == CA}
     assert named.keys() == {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_CERTIFICATE"}
     with patch.dict(os.environ, named if authority else {}, clear=True):
@@ -134,45 +105,8 @@ async def send_span(url: str) -> None:
     await tracer.close()
 
 
-ON: Document = {"redis": {"enabled": True}}
-
-
-def part(documents: list[Document], kind: str) -> Document:
-    """Returns the object of this kind that belongs to Redis."""
-    (found,) = (each for each in of_kind(documents, kind) if each["metadata"]["name"] == "demo-triton-gateway-redis")
-    return found
-
-
-def container(documents: list[Document]) -> Document:
-    (found,) = part(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
-    return dict(found)
-
-
 def test_without_the_value_there_is_no_redis() -> None:
     assert "redis" not in str(render()).lower()
-
-
-def test_the_gateway_uses_the_redis_of_the_chart() -> None:
-    documents = render(ON)
-    url = read_settings(environment_of(gateway_container(documents)), {}).redis_url
-    (port,) = part(documents, "Service")["spec"]["ports"]
-    assert url == f"redis://{part(documents, 'Service')['metadata']['name']}:{port['port']}/0"
-
-
-def test_only_the_gateway_can_connect_to_redis() -> None:
-    documents = render({**ON, "networkPolicy": {"restrictEgress": True}})
-    spec = part(documents, "NetworkPolicy")["spec"]
-    (rule,) = spec["ingress"]
-    gateway = next(
-        each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "demo-triton-gateway"
-    )
-    labels = gateway["spec"]["selector"]["matchLabels"]
-    assert rule == {"ports": [{"port": 6379}], "from": [{"podSelector": {"matchLabels": labels}}]}
-    assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [])
-    (policy,) = (each["spec"] for each in of_kind(documents, "NetworkPolicy") if each["spec"]["egress"])
-    redis_labels = part(documents, "Deployment")["spec"]["selector"]["matchLabels"]
-    allowed = {"ports": [{"port": 6379}], "to": [{"podSelector": {"matchLabels": redis_labels}}]}
-    assert policy["egress"][-1] == allowed
 
 
 @pytest.fixture
@@ -180,7 +114,12 @@ def redis(tmp_path: Path, require: Require) -> Iterator[Redis]:
     """A real Redis with the container's command, on another port and without a writable folder."""
     require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
     (port,) = free_ports(1)
-    said = container(render(ON))
+    deployments = of_kind(render({"redis": {"enabled": True}}), "Deployment")
+    (said,) = next(
+        each["spec"]["template"]["spec"]["containers"]
+        for each in deployments
+        if each["metadata"]["name"] == "demo-triton-gateway-redis"
+    )
     assert said["args"][:2] == ["--port", "6379"]
     command = [*said["command"], "--port", str(port), *said["args"][2:]]
     with (

@@ -104,28 +104,18 @@ def test_an_upgrade_keeps_the_config_map_of_running_pods() -> None:
     with cluster() as made:
         made.runs(old)
         documents = made.upgraded(new)
-        assert sorted(config_maps(documents).values()) == ["new", "old"]
         kept = next(each for each in of_kind(documents, "ConfigMap") if each["data"]["gateway.yaml"] == "old")
         assert kept == the(old, "ConfigMap")
         assert config_maps(documents)[mounted(documents)] == "new"
+        assert sorted(config_maps(documents).values()) == ["new", "old"]
+        assert list(config_maps(made.upgraded({"config": {"source": "models"}})).values()) == ["old"], "turned off"
 
 
-def test_the_next_upgrade_deletes_unused_config_maps() -> None:
+def test_an_upgrade_deletes_config_maps_that_no_pod_of_the_release_uses() -> None:
     with cluster() as made:
         made.runs(render(inline("old")), pods=0)
+        made.runs(render(inline("other")))
+        made.replica_sets[1]["metadata"]["labels"]["app.kubernetes.io/instance"] = "another release"
         made.runs(render(inline("now")))
         assert sorted(config_maps(made.upgraded(inline("new"))).values()) == ["new", "now"]
         assert sorted(config_maps(made.upgraded(inline("now"))).values()) == ["now"]
-
-
-def test_the_config_map_of_another_release_is_not_kept() -> None:
-    with cluster() as made:
-        made.runs(render(inline("old")))
-        made.replica_sets[0]["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"
-        assert list(config_maps(made.upgraded(inline("new"))).values()) == ["new"]
-
-
-def test_running_pods_keep_a_config_map_that_is_turned_off() -> None:
-    with cluster() as made:
-        made.runs(render(inline("old")))
-        assert list(config_maps(made.upgraded({"config": {"source": "models"}})).values()) == ["old"]

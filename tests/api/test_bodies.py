@@ -23,7 +23,6 @@ from app.core.inference import ELEMENT, Deadline
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import FINAL, PNG, READER, WRITER, counted, scripted, word
-from tests.pipelines.test_presets import VLLM
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import exchange_with
 from tests.toolkit.gateway import Served, gateway_fixture, served
@@ -170,21 +169,6 @@ async def test_too_many_query_fields_are_400_before_the_body_is_read(api: Served
     answer = await api.client.post(f"{URL}?{MANY_FIELDS}&more", **sent(never(), "image/png"))
     assert refusal(answer) == MALFORMED
     assert counted(api, "read", "unary") == {"client_error": 1}
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": [' + b'"",' * 2_000_000 + b'""]}',
-        b"{" + b",".join(b'"key%d":1' % index for index in range(500_000)) + b"}",
-        b"{" + b'"seed":"",' * 600_000 + b'"seed":""}',
-    ],
-    ids=["empty strings", "unknown keys", "repeated keys"],
-)
-async def test_a_large_invalid_body_gets_at_most_eight_errors(roomy: Served, body: bytes) -> None:
-    answer = await roomy.client.post(WRITE, **sent(body, "application/json"))
-    assert refusal(answer) == INVALID
-    assert 1 <= len(answer.json()["errors"]) <= 8
 
 
 async def test_a_disconnect_within_the_body_is_499() -> None:
@@ -428,21 +412,3 @@ async def test_a_key_gets_no_limit_of_a_pipeline_that_it_does_not_allow() -> Non
 @pytest.mark.parametrize(("name", "size"), [("usual", 64 * KIB), ("large", 128 * KIB), ("huge", 300 * KIB)])
 async def test_the_description_of_a_pipeline_has_its_limit(limited: Served, name: str, size: int) -> None:
     assert (await limited.client.get(f"/v1/pipelines/{name}")).json()["limits"]["body_bytes"] == size
-
-
-@pytest.mark.parametrize(
-    ("keys", "size"),
-    [
-        ({"model": "model"}, 64 * 2**20),
-        ({"model": "text"}, 64 * KIB),
-        ({"model": "model", "limits": {"queue": 3}}, 64 * 2**20),
-        ({"model": "model", "limits": {"body_bytes": 9}}, 9),
-    ],
-)
-async def test_vllm_with_images_accepts_64_mib(keys: dict[str, Any], size: int) -> None:
-    text_only = replace(VLLM, name="text", inputs=tuple(each for each in VLLM.inputs if each.name != "image"))
-    document = {"pipelines": {"llm": {"preset": "vllm", "warmup": False, **keys}}}
-    limits = Limits(64 * KIB)
-    async with served(FakeEngine.of(VLLM, text_only), json.dumps(document), limits=limits) as api:
-        found = (await api.client.get("/v1/pipelines/llm")).json()["limits"]
-    assert (found["body_bytes"], found["queue"]) == (size, keys.get("limits", {}).get("queue", 256))

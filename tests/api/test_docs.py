@@ -91,12 +91,16 @@ class TestSamples:
         assert shlex.split(answer.json()["samples"]["curl"])[1] == f"{expected}v1/pipelines/write"
 
     @pytest.mark.parametrize("host", ["gateway.example", "127.0.0.1:8080", "[::1]:8080"])
-    async def test_samples_use_the_host_of_the_request(self, api: Served, host: str) -> None:
-        samples = (await api.client.get("/v1/pipelines/write", headers={"Host": host})).json()["samples"]
-        assert shlex.split(samples["curl"])[1] == f"http://{host}/v1/pipelines/write"
-        assert f'fetch("http://{host}/v1/pipelines/write"' in samples["javascript"]
-        assert f"post('http://{host}/v1/pipelines/write'" in samples["python"]
-        assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", f"http://{host}/v1/pipelines/write/stream"]
+    @pytest.mark.parametrize(("scheme", "headers"), [("http", {}), ("https", {"X-Forwarded-Proto": "https"})])
+    async def test_samples_use_the_host_of_the_request_and_the_scheme_of_a_trusted_proxy(
+        self, api: Served, scheme: str, headers: dict[str, str], host: str
+    ) -> None:
+        url = f"{scheme}://{host}/v1/pipelines/write"
+        samples = (await api.client.get("/v1/pipelines/write", headers={"Host": host} | headers)).json()["samples"]
+        assert shlex.split(samples["curl"])[1] == url
+        assert f'fetch("{url}"' in samples["javascript"]
+        assert f"post('{url}'" in samples["python"]
+        assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", f"{url}/stream"]
 
 
 FILES = pipeline(

@@ -21,13 +21,7 @@ from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput,
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
 from tests.toolkit.exchange import FakeConnection, exchange_with
-from tests.toolkit.gateway import Served
 from tests.toolkit.waiting import PATIENCE_S
-
-
-async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:
-    answer = await api.client.get("/v1/pipelines/read", headers={"X-Forwarded-Proto": "https"})
-    assert "https://gateway/v1/pipelines/read" in answer.json()["samples"]["curl"]
 
 
 @pytest.mark.parametrize(

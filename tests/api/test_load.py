@@ -234,42 +234,6 @@ async def unread() -> AsyncIterator[bytes]:
     yield b""
 
 
-@pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
-async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start: str) -> None:
-    model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
-    inference = api.gateway.inference
-    admission = inference.admission_of(inference.catalog.pipeline("read" if model == "reader" else "write"))
-    admission.own.max_waiting = 1
-    scripted(api, model, pause_s=0.15)
-    first = post(api, start, body)
-    await wait_for(lambda: running(api) == {model: 1})
-    leaving = post(api, start, body)
-    await wait_for(lambda: admission.own.waiting == 1)
-    leaving.cancel()
-    await wait_for(lambda: admission.own.waiting == 0)
-    await first
-    await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
-    assert len(api.engine.requests) == 1
-
-
-async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:
-    scripted(api, "reader", pause_s=0.3)
-    first = post(api, "/v1/pipelines/read", NOTE)
-    await wait_for(lambda: running(api) == {"reader": 1})
-    late = await post(api, "/v1/pipelines/read", NOTE, **{"X-Request-Timeout": "0.1"})
-    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-    assert len(api.engine.requests) == 1
-    await first
-
-
-async def test_a_deleted_stream_releases_its_slot(api: Served) -> None:
-    scripted(api, "writer", pause_s=30.0)
-    started = await post(api, "/v1/streams", {"pipeline": "write", "inputs": WORDS})
-    assert running(api) == {"writer": 1}
-    assert (await api.client.delete(started.headers["location"])).status_code == 204
-    await wait_for(lambda: running(api) == {})
-
-
 async def test_the_catalog_shows_the_limits(api: Served) -> None:
     fixed = (await api.client.get("/v1/pipelines/read")).json()["limits"]
     own = {"in_flight": 1, "adapts": False, "queue": 1, "per_key": None}
@@ -331,15 +295,6 @@ class TestALargeRequest:
         assert await peak_until(whole, large) == slots
         assert (await whole).json() == {"y": [1.0] * 40}
         assert running(large) == {}
-
-    async def test_its_parts_take_half_of_the_slots_beside_another_request(self, large: Served) -> None:
-        goes_on = hold_requests_of_2(large)
-        small = send(large, 2)
-        await wait_for(lambda: bool(running(large)))
-        whole = send(large, *[1] * 40)
-        assert await peak_until(whole, large) == 4 + 1
-        goes_on.set()
-        assert [(await each).status_code for each in (small, whole)] == [200, 200]
 
     async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self, large: Served) -> None:
         goes_on = hold_requests_of_2(large)

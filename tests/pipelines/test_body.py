@@ -135,6 +135,12 @@ class TestFields:
         error = refusal(body(**{f"f{index}": index for index in range(1000)}))
         assert [found.field for found in error.errors] == [f"f{index}" for index in range(8)]
 
+    @pytest.mark.parametrize("name", ["x", "note", "n", "zzz"])
+    @pytest.mark.parametrize("form", ['{"%s": [""%s]}', '{"%s": ""%s}'], ids=["list", "repeated"])
+    def test_a_large_body_has_at_most_eight_problems(self, name: str, form: str) -> None:
+        more = (', ""' if "[" in form else f', "{name}": ""') * 100_000
+        assert 1 <= len(refusal((form % (name, more)).encode()).errors) <= 8
+
     def test_all_problems_are_reported_together(self) -> None:
         error = refusal(b'{"x": ["a"], "zzz": 1, "n": 1.5}')
         assert {found.field: found.problem for found in error.errors} == {

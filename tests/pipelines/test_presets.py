@@ -1,6 +1,7 @@
 """Pipelines over language models: the presets of backends, and the key ``openai:`` over the fields and the model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,14 @@ class TestVllm:
         assert sent(p).keys() == {"text_input", "sampling_parameters"}
         assert [field.name for field in p.outputs] == ["text"]
         assert (p.openai.completions.usage, p.openai.completions.logprobs) == (None, None)
+
+    @pytest.mark.parametrize(
+        ("limits", "body_bytes"), [({}, 64 * 2**20), ({"queue": 3}, 64 * 2**20), ({"body_bytes": 9}, 9)]
+    )
+    def test_images_raise_the_limit_of_a_body(self, limits: dict[str, int], body_bytes: int) -> None:
+        text_only = replace(VLLM, inputs=tuple(each for each in VLLM.inputs if each.name != "image"))
+        assert served("vllm", limits=limits).spec.limits.body_bytes == body_bytes
+        assert served("vllm", text_only, limits=limits).spec.limits.body_bytes == limits.get("body_bytes")
 
 
 class TestTensorRtLlm:

@@ -335,28 +335,6 @@ async def test_the_reasoning_is_an_output_of_its_own(gateways: Gateways, preset:
     assert "".join(each["text"] for each in outputs) == "Yes. "
 
 
-async def test_the_end_of_the_prompt_decides_where_the_answer_begins(gateways: Gateways) -> None:
-    api = await gateways.of("null", reasoning="deepseek_r1", says=pieces_of("Yes. No."))
-    assert (await whole(api, "Hi"))["reasoning"] == "Yes. No."
-    answer = await whole(api, "Hi<think>\n\n</think>\n")
-    assert (answer["reasoning"], answer["text"]) == ("", "Yes. No.")
-
-
-async def test_the_channels_of_gpt_oss(gateways: Gateways) -> None:
-    api = await gateways.of("gpt_oss", reasoning="gpt_oss")
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
-    api.engine.answers = steps_of("vllm", *pieces_of(text))
-    answer = await whole(api)
-    assert (answer["reasoning"], answer["text"]) == ("Hm.", "Yes.")
-
-
-async def test_without_reasoning_the_text_stays_whole(gateways: Gateways) -> None:
-    api = await gateways.of("null", says=[ANSWER])
-    answer = await whole(api)
-    assert answer["text"] == ANSWER
-    assert "reasoning" not in answer
-
-
 async def test_the_schemas_and_the_description_have_the_output(gateways: Gateways) -> None:
     api = await gateways.of("null", reasoning="qwen3", says=pieces_of(ANSWER))
     document = (await api.client.get("/openapi.json")).json()
@@ -459,11 +437,6 @@ class TestChecked:
         api.engine.answers = [step(b'{"name": "A', reason=b"length", is_final=True)]
         choice = (await ask(api, response_format=PERSONS, tools=TOOLS)).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "A', "length")
-
-    async def test_a_large_answer_is_refused(self, gateways: Gateways) -> None:
-        api = await gateways.of(preset=CHECKED, says=[json.dumps(["x" * 1000] * 1100)])
-        answered = await ask(api, response_format=schema_of({}))
-        assert answered.json()["error"]["message"].startswith("The model's answer is too large to be checked.")
 
     async def test_without_the_extra_only_objects_can_be_checked(
         self, gateways: Gateways, monkeypatch: pytest.MonkeyPatch

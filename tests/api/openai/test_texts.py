@@ -160,14 +160,6 @@ class TestStream:
         assert last == {"error": problem}
 
 
-async def test_usage_is_the_sum_of_the_counts(llama: Served) -> None:
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    answer = (await ask(llama)).json()
-    assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
-    *_, last, _done = chunks(await ask(llama, stream=True, stream_options={"include_usage": True}))
-    assert last["usage"] == usage
-
-
 async def test_max_completion_tokens_precede_max_tokens(llama: Served) -> None:
     assert (await ask(llama, max_tokens=100, max_completion_tokens=1)).status_code == 200
     assert sampling(llama)["max_tokens"] == 1

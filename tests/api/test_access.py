@@ -142,6 +142,7 @@ async def test_each_dialect_has_its_own_form_of_401_and_403(api: Served) -> None
     completion = {"model": "write", "prompt": "x"}
     missing = await api.client.post("/v1/pipelines/ocr", json={"text": "x"})
     assert missing.headers["content-type"] == "application/problem+json"
+    assert missing.json()["hint"] == "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
     outside = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
     assert (missing.json()["code"], outside.status_code, outside.json()["code"]) == (
         "unauthenticated",
@@ -149,6 +150,9 @@ async def test_each_dialect_has_its_own_form_of_401_and_403(api: Served) -> None
         "forbidden",
     )
     assert "www-authenticate" not in outside.headers
+    assert outside.json()["hint"].endswith(
+        "ask an operator to add it to the `pipelines` of this key in the file of API keys."
+    )
     assert (await api.client.post("/v2/models/reader/infer", json=INFER)).json().keys() == {"error"}
     for verb in ("infer", "generate", "generate_stream"):
         outside = await api.client.post(f"/v2/models/writer/{verb}", json={}, headers=bearer("reads"))
@@ -169,6 +173,7 @@ class TestScopes:
             answer = await api.client.post(path, json=RUNS[path], headers=bearer(key))
             assert answer.status_code == 403
             assert f"{allowed}" not in answer.text or allowed == "openai"
+            assert "ask an operator to add it to the `dialects` of this key in the file of API keys." in answer.text
         assert not api.engine.requests
 
     @pytest.mark.parametrize("name", ["write", "nothing", "plain", "ocr%20"])

@@ -31,6 +31,9 @@ class TestUnary:
         assert answer.json() == {"text": None, "scores": [], "early_exit": "no_text"}
         assert answer.headers["x-early-exit"] == "no_text"
         assert counted(api, "read", "unary") == {"early_exit": 1}
+        api.engine.answers = [word(b"a", 1), FINAL]
+        answer = await api.client.post(WRITE, json={"prompt": "x"})
+        assert answer.json() == {"text": "a", "token_id": [1]}, "the pipeline has no rules"
 
     @pytest.mark.parametrize("size", [8_192, 8_193, 300_000])
     async def test_a_large_answer_is_complete(self, api: Served, size: int) -> None:
@@ -39,11 +42,6 @@ class TestUnary:
         answer = await api.client.post(READ, files={"image": PNG})
         assert answer.content == json_of({"text": "hi", "scores": scores, "early_exit": None})
         assert answer.headers["content-length"] == str(len(answer.content))
-
-    async def test_a_pipeline_without_rules_has_no_early_exit_field(self, api: Served) -> None:
-        api.engine.answers = [word(b"a", 1), FINAL]
-        answer = await api.client.post(WRITE, json={"prompt": "x"})
-        assert answer.json() == {"text": "a", "token_id": [1]}
 
     @pytest.mark.parametrize(
         ("error", "status", "outcome"),
@@ -57,20 +55,13 @@ class TestUnary:
     async def test_errors_of_triton_have_a_status_and_an_outcome(
         self, api: Served, error: Any, status: int, outcome: str
     ) -> None:
+        """Also before the first output of a stream."""
         api.engine.answers = [error]
-        answer = await api.client.post(READ, files={"image": PNG})
-        assert (answer.status_code, answer.json()["code"]) == (status, error.code)
-        assert ("retry-after" in answer.headers) is (status in {429, 503})
-        assert counted(api, "read", "unary") == {outcome: 1}
-
-    @pytest.mark.parametrize("ending", [DeadlineExceeded("late"), GROWN])
-    async def test_an_unfinished_generation_is_cancelled(self, api: Served, ending: Any) -> None:
-        api.engine.answers = [ending]
-        answer = await api.client.post(WRITE, json={"prompt": "x"})
-        assert answer.status_code in {502, 504}
-        await api.gateway.inference.canceller.close()
-        first, call = api.engine.requests
-        assert call.inputs[0].array.tolist() == [first.request_id.encode()]
+        for path, transport in ((WRITE, "unary"), (f"{WRITE}/stream", "stream")):
+            answer = await api.client.post(path, json={"prompt": "x"})
+            assert (answer.status_code, answer.json()["code"]) == (status, error.code)
+            assert ("retry-after" in answer.headers) is (status in {429, 503})
+            assert counted(api, "write", transport) == {outcome: 1}
 
     async def test_an_unexpected_exception_is_500(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
         api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
@@ -116,12 +107,6 @@ class TestStream:
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert [(name, data.get("text")) for _, name, data in events(answer)] == [("output", hostile), ("done", None)]
 
-    async def test_an_error_before_the_first_output_has_its_status(self, api: Served) -> None:
-        api.engine.answers = [ModelError("no")]
-        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
-        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
-        assert counted(api, "write", "stream") == {"model_error": 1}
-
     async def test_an_error_after_commit_is_an_event(self, api: Served) -> None:
         api.engine.answers = [0.2, ModelError("no")]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
@@ -132,15 +117,6 @@ class TestStream:
         assert problem["request_id"] == answer.headers["x-request-id"]
         assert counted(api, "write", "stream") == {"model_error": 1}
 
-    async def test_a_contract_violation_ends_and_cancels_the_stream(self, api: Served) -> None:
-        api.engine.answers = [word(b"a", 1), GROWN]
-        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
-        assert [name for _, name, _ in events(answer)] == ["output", "error"]
-        problem = events(answer)[-1][2]
-        assert problem["detail"] == "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
-        await api.gateway.inference.canceller.close()
-        assert api.engine.requests[-1].inputs[0].name == "CANCEL"
-
     async def test_a_stream_that_cannot_be_resumed_refuses_last_event_id(self, api: Served) -> None:
         """hey-api's client sends the POST again after a cut, and would show the start of the text twice."""
         resumed = {"Last-Event-ID": "24"}
@@ -148,6 +124,23 @@ class TestStream:
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
         assert "/v1/streams" in answer.json()["hint"]
         assert not api.engine.requests
+
+
+@pytest.mark.parametrize("ending", [DeadlineExceeded("late"), GROWN])
+@pytest.mark.parametrize("path", [WRITE, f"{WRITE}/stream"])
+async def test_an_unfinished_generation_is_cancelled(api: Served, ending: Any, path: str) -> None:
+    api.engine.answers = [word(b"a", 1), ending]
+    answer = await api.client.post(path, json={"prompt": "x"})
+    if path == WRITE:
+        assert answer.status_code == (502 if ending is GROWN else 504)
+    else:
+        assert [name for _, name, _ in events(answer)] == ["output", "error"]
+    problem = answer.json() if path == WRITE else events(answer)[-1][2]
+    violated = "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
+    assert problem["detail"] == (violated if ending is GROWN else "late")
+    await api.gateway.inference.canceller.close()
+    first, call = api.engine.requests
+    assert (call.inputs[0].name, call.inputs[0].array.tolist()) == ("CANCEL", [first.request_id.encode()])
 
 
 class TestAddresses:

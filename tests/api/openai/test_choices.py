@@ -1,9 +1,14 @@
-"""One choice of an answer: its chunks, its stop texts, its calls, and its log probabilities."""
+"""One choice of an answer: its chunks, its stop texts, its calls; and the memory and time that large bodies need."""
 
+import asyncio
+import json
 import sys
 import time
+import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import pytest
@@ -12,27 +17,42 @@ from hypothesis import strategies as st
 
 from app.api.openai.chat_request import ToolUse
 from app.api.openai.choices import MAX_CHECKED_CHARACTERS, ChatChoice, StopMatcher, TextOptions, completion_logprobs
-from app.api.openai.text_routes import TextAnswer
-from app.core.errors import ToolCallMissing
+from app.api.openai.embeddings import EmbeddingsRoute, batch_of
+from app.api.openai.requests import Door, NamedRequest, read_members
+from app.api.openai.text_routes import ChatRoute, CompletionsRoute, TextAnswer
+from app.core.errors import InvalidInput, ToolCallMissing
 from app.core.inference import InferenceResponse
 from app.llm.tool_calls import parser_of
-from tests.api.openai.conftest import WRITER
+from app.pipelines.pipeline import Pipeline
+from tests.api.openai.conftest import ASKED, EMBEDDER, WRITER, Api, Gateways, ask, message_of, steps_of
 from tests.toolkit.models import pipeline, response, tensor
 from tests.toolkit.work import grows_with
 
 MIB = 1024 * 1024
-P = pipeline(
+ANYTHING: Any = None
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+WRITE = pipeline(
     WRITER,
     inputs={"prompt": {"tensor": "PROMPT", "kind": "text"}},
     outputs={"text": {"tensor": "TEXT", "kind": "text"}},
-    openai={"completions": {}, "usage": {"prompt_tokens": "COUNT", "completion_tokens": "IDS"}},
+    openai={
+        "completions": {},
+        "chat": {"template_text": CHAT},
+        "usage": {"prompt_tokens": "COUNT", "completion_tokens": "IDS"},
+    },
+)
+EMBED = pipeline(
+    EMBEDDER,
+    inputs={"text": {"tensor": "TEXT", "kind": "text"}},
+    outputs={"embedding": {"tensor": "VECTOR"}},
+    openai={"embeddings": {}},
 )
 
 
 def choice_of(options: TextOptions) -> ChatChoice:
-    assert P.openai is not None
-    assert P.openai.completions is not None
-    return ChatChoice(P, P.openai.completions, P.request_of_json(b'{"prompt": "x"}'), options, {})
+    assert WRITE.openai is not None
+    assert WRITE.openai.completions is not None
+    return ChatChoice(WRITE, WRITE.openai.completions, WRITE.request_of_json(b'{"prompt": "x"}'), options, {})
 
 
 def answer(stops: Sequence[str], *, stream: bool) -> TextAnswer:
@@ -175,3 +195,129 @@ def test_the_work_for_log_probabilities_grows_with_the_tokens_only() -> None:
     assert completion_logprobs([[(each, -1.0)] for each in ("ab", "c", "")], 7)["text_offset"] == [7, 9, 10]
     assert completion_logprobs([], 7) == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     assert grows_with(work, 1000)
+
+
+def complete(body: bytes) -> Any:
+    return text_request(CompletionsRoute(ANYTHING, ANYTHING), body)
+
+
+def chat(body: bytes) -> Any:
+    return text_request(ChatRoute(ANYTHING, ANYTHING, None), body)
+
+
+def text_request(route: CompletionsRoute | ChatRoute, body: bytes) -> Any:
+    named = named_request(route, WRITE, body)
+    return route.requests_of(named, route.take_options(named.members, named.form))[0]
+
+
+def embed(body: bytes) -> Any:
+    return batch_of(named_request(EmbeddingsRoute(ANYTHING, ANYTHING), EMBED, body)).requests[0]
+
+
+def named_request(route: Door[Any], pipeline: Pipeline, body: bytes) -> NamedRequest[Any]:
+    form, members = route.form_of(pipeline), read_members(body)
+    return NamedRequest(pipeline, form, "p", memoryview(body), members, {})
+
+
+def cost_of(read: Callable[[bytes], Any], body: bytes) -> float:
+    """Returns the peak memory of reading the body, as a multiple of the body's size."""
+    tracemalloc.start()
+    try:
+        read(body)
+    except InvalidInput:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak / len(body)
+
+
+def filled(start: str, element: str, end: str) -> bytes:
+    return (start + element * (4 * MIB // len(element)) + end).encode()
+
+
+MESSAGE = '{"role":"user","content":""}'
+PART = '{"type":"text","text":""}'
+MEMBERS = json.dumps({f"field {index}": 1 for index in range(200_000)}).encode()
+REJECTED = {
+    "members": (complete, MEMBERS),
+    "stop": (complete, filled('{"stop": [', '"",', '""]}')),
+    "prompts": (complete, filled('{"prompt": [', '"",', '""]}')),
+    "a neutral field": (complete, filled('{"prompt": "a", "logit_bias": {', '"1":1,', '"2":1}}')),
+    "messages": (chat, filled('{"messages": [', f"{MESSAGE},", f"{MESSAGE}]}}")),
+    "parts": (chat, filled('{"messages": [{"role":"user","content":[', f"{PART},", f"{PART}]}}]}}")),
+    "inputs": (embed, filled('{"input": [', '"",', '""]}')),
+}
+ACCEPTED = {
+    "one prompt": (complete, filled('{"prompt": "', "x", '"}')),
+    "one message": (chat, filled('{"messages": [{"role":"user","content":"', "x", '"}]}')),
+    "one input": (embed, filled('{"input": "', "x", '"}')),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_rejected_body_uses_less_than_4_times_its_size(name: str) -> None:
+    assert cost_of(*REJECTED[name]) < 4
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_long_text_uses_less_than_6_times_its_size(name: str) -> None:
+    assert cost_of(*ACCEPTED[name]) < 6
+
+
+def test_a_long_text_reaches_the_model_unchanged() -> None:
+    text = "word " * 100_000
+    assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
+    messages = [{"role": "user", "content": text}]
+    assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
+    assert embed(json.dumps({"input": [text]}).encode()).inputs[0].array[0, 0].decode() == text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "write", "prompt": "Hi", "seed": 1, "stream": True}),
+        ("/v1/completions", {"model": "write", "prompt": "Hi", "seed": 1}),
+        ("/v1/chat/completions", {"model": "write", "messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+        ("/v1/embeddings", {"model": "embed", "input": ["Hi"]}),
+    ],
+)
+async def test_the_body_is_freed_before_the_model_answers(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    bodies = [Held(json.dumps(body).encode())]
+    held = weakref.ref(bodies[0])
+
+    async def read(*_: Any) -> memoryview:
+        return memoryview(bodies.pop())
+
+    monkeypatch.setattr("app.api.openai.requests.read_json_of_any", read)
+    api.engine.answers = [0.5]
+    request = asyncio.create_task(api.client.post(path, json=body))
+    while not api.engine.requests:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert held() is None
+    assert not request.done()
+    request.cancel()
+    await asyncio.wait([request])
+
+
+class Held(bytearray):
+    """A bytearray that allows weak references."""
+
+
+def test_2048_texts_are_accepted() -> None:
+    request = embed(json.dumps({"input": ["a,[{"] * 2048}).encode())
+    assert request.inputs[0].shape == (2048, 1)
+
+
+@pytest.mark.parametrize("megabytes", [1, pytest.param(10, marks=pytest.mark.full)])
+async def test_large_arguments_of_a_call(gateways: Gateways, megabytes: int) -> None:
+    llama = await gateways.of()
+    function = {"name": "weather", "arguments": json.dumps({"city": "x" * megabytes * 1_000_000})}
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    llama.engine.answers = steps_of("vllm", "Hello")
+    with bounded(f"{megabytes} MB of arguments", seconds=5, mebibytes=16 * megabytes + 16):
+        answered = await ask(llama, messages=[*ASKED, call])
+    assert message_of(answered)["content"] == "Hello"

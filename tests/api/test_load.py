@@ -1,7 +1,7 @@
 """Slots, the queue and 429 over HTTP, in every dialect."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import replace
 
 import httpx
@@ -16,6 +16,7 @@ from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model, response, tensor
+from tests.toolkit.waiting import until
 
 CONFIG = """
 pipelines:
@@ -56,12 +57,6 @@ def running(api: Served) -> dict[str, int]:
     return {model: queue.running for model, queue in queues.items() if queue.running}
 
 
-async def wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def metric(api: Served, name: str, **labels: str) -> float | None:
     assert (await api.admin.get("/metrics")).status_code == 200
     return api.gateway.inference.metrics.registry.get_sample_value(f"triton_gateway_{name}", labels)
@@ -99,7 +94,7 @@ class TestEveryDialect:
         pipeline = "-" if path.startswith("/v2") else {"reader": "read", "writer": "write", "embedder": "embed"}[model]
         scripted(api, model, pause_s=0.2)
         answering = post(api, path, body)
-        await wait_for(lambda: running(api) == {model: 1})
+        await until(lambda: running(api) == {model: 1})
         assert await metric(api, "in_flight_requests", pipeline=pipeline) == ("stream" not in kind)
         answer = await answering
         if kind == "resumable stream":
@@ -116,7 +111,7 @@ class TestEveryDialect:
         model, path, body = REQUESTS[kind]
         scripted(api, model, pause_s=0.2)
         first = [post(api, path, body) for _ in range(2 if model == "reader" or path.startswith("/v2") else 1)]
-        await wait_for(lambda: running(api) == {model: 1})
+        await until(lambda: running(api) == {model: 1})
         await asyncio.sleep(0.02)
         sent = len(api.engine.requests)
         refused = await post(api, path, body)
@@ -138,7 +133,7 @@ class TestEveryDialect:
 async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
     scripted(api, "reader", pause_s=0.1)
     first, second = (post(api, "/v1/pipelines/read", NOTE) for _ in range(2))
-    await wait_for(lambda: running(api) == {"reader": 1})
+    await until(lambda: running(api) == {"reader": 1})
     await asyncio.sleep(0.02)
     assert await metric(api, "requests_running") == await metric(api, "requests_waiting") == 1
     assert await metric(api, "requests_running_by_pipeline", pipeline="read") == 1
@@ -169,7 +164,7 @@ async def test_a_full_queue_is_429_before_the_body_is_read(api: Served) -> None:
     """A pipeline and its model under its own name share one limit."""
     scripted(api, "reader", pause_s=0.2)
     first = [post(api, *REQUESTS[kind][1:]) for kind in ("pipeline", "pipeline", "infer")]
-    await wait_for(lambda: running(api) == {"reader": 1})
+    await until(lambda: running(api) == {"reader": 1})
     await asyncio.sleep(0.02)
     assert len(api.engine.requests) == 1
     assert (await api.client.post("/v1/pipelines/read", content=unread())).status_code == 429
@@ -184,7 +179,7 @@ async def test_a_request_that_every_pipeline_or_the_drain_rejects_is_not_read(ap
     model, path, body = REQUESTS[kind]
     scripted(api, model, pause_s=0.2)
     first = post(api, path, body)
-    await wait_for(lambda: running(api) == {model: 1})
+    await until(lambda: running(api) == {model: 1})
     refused = await post_unread(api, path)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert await metric(api, "rejected_total", reason="too_many_requests") == 1
@@ -202,7 +197,7 @@ async def test_a_busy_pipeline_rejects_no_request_to_another() -> None:
     async with served(engine, f"pipelines:\n{write}{second}") as api:
         scripted(api, "writer", pause_s=0.2)
         first = post(api, *REQUESTS["completion"][1:])
-        await wait_for(lambda: running(api) == {"writer": 1})
+        await until(lambda: running(api) == {"writer": 1})
         busy = await post(api, "/v1/completions", {"model": "write", "prompt": "x"})
         free = await post(api, "/v1/completions", {"model": "second", "prompt": "x"})
         assert (busy.status_code, free.status_code) == (429, 200)
@@ -216,7 +211,7 @@ async def test_a_full_key_is_429_before_the_body_is_read(kind: str) -> None:
     async with served(engine, CONFIG.replace("queue: 0", "queue: 9"), keys=keys) as api:
         scripted(api, "reader", pause_s=0.2)
         first = post(api, "/v1/pipelines/read", NOTE, **bearer("a"))
-        await wait_for(lambda: running(api) == {"reader": 1})
+        await until(lambda: running(api) == {"reader": 1})
         path = REQUESTS[kind][1]
         assert (await post_unread(api, path, **bearer("a"))).status_code == 429
         assert (await post_unread(api, path, **bearer("c"))).status_code == 401
@@ -299,18 +294,18 @@ class TestALargeRequest:
     async def test_its_parts_leave_half_of_the_slots_when_another_request_comes(self, large: Served) -> None:
         goes_on = hold_requests_of_2(large)
         whole = send(large, *[1] * 400)
-        await wait_for(lambda: sum(running(large).values()) == 8)
+        await until(lambda: sum(running(large).values()) == 8)
         small = send(large, 2)
-        await wait_for(lambda: sum(running(large).values()) == 4 + 1)
+        await until(lambda: sum(running(large).values()) == 4 + 1)
         goes_on.set()
         assert (await small).status_code == 200
-        await wait_for(lambda: sum(running(large).values()) == 8)
+        await until(lambda: sum(running(large).values()) == 8)
         assert (await whole).json() == {"y": [1.0] * 400}
 
     @pytest.mark.parametrize("large", [1], indirect=True)
     async def test_a_small_request_waits_for_one_part_only(self, large: Served) -> None:
         whole = send(large, *[1] * 40)
-        await wait_for(lambda: bool(running(large)))
+        await until(lambda: bool(running(large)))
         for _ in range(3):
             assert (await send(large, 1)).status_code == 200
         assert not whole.done()
@@ -331,9 +326,9 @@ class TestALargeRequest:
 
     async def test_its_parts_are_cancelled_with_it(self, large: Served) -> None:
         whole = send(large, *[1] * 400)
-        await wait_for(lambda: len(large.engine.requests) > 4)
+        await until(lambda: len(large.engine.requests) > 4)
         whole.cancel()
-        await wait_for(lambda: not running(large))
+        await until(lambda: not running(large))
         sent = len(large.engine.requests)
         await asyncio.sleep(0.05)
         assert len(large.engine.requests) == sent < 400
@@ -364,9 +359,9 @@ async def test_every_response_of_a_decoupled_model_reaches_its_limit(api: Served
     await api.client.post("/v1/pipelines/write", json=WORDS)
     told = []
     for path, body in calls:
-        await wait_for(lambda: not running(api))
+        await until(lambda: not running(api))
         api.gateway.inference.admission.model_queues["writer"].limit = spy = Spy()
         assert (await api.client.post(path, json=body)).status_code in (200, 201)
         told.append(spy.calls)
-    await wait_for(lambda: not running(api))
+    await until(lambda: not running(api))
     assert told == [["started", "output", "output", "ended"]] * 7

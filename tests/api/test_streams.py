@@ -1,7 +1,6 @@
 """``/v1/streams``, the response that sends the events of a stream, its first output, and the tokens in the metrics."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -25,6 +24,7 @@ from tests.api.openai.test_texts import CONFIG, HELLO, VLLM, complete
 from tests.toolkit.exchange import FakeConnection, connected, exchange_with, nothing
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import model, response, tensor
+from tests.toolkit.waiting import until
 
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 
@@ -215,12 +215,6 @@ async def test_no_ping_is_due_while_an_event_is_being_sent(unsent_bytes: int) ->
     await asking
     assert client.body.count(PING) == 2
     assert client.body.endswith(frame_of(Event(1, "output", b"{}")) + frame_of(Event(2, "done", b"{}")))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 LATE_CONFIG = """

@@ -82,15 +82,6 @@ class TestDatatypes:
         assert found.tensors[f"{datatype}_OUT"][2] != np.array([1, 0, 0.5, 2], DTYPE_BY_DATATYPE[datatype]).tobytes()
         assert found.tensors["BYTES_OUT"][2] == raw_texts(b'NaN, [NaN] " NaN')
 
-    def test_what_json_cannot_hold_is_replaced(self, both: Both) -> None:
-        raw = raw_texts(b"", b"\xff\xfe not UTF-8")
-        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
-        assert both.post(TYPED, body, **headers)[1].json()["outputs"][0]["data"] == ["", "\ufffd\ufffd not UTF-8"]
-        raw = np.array([np.nan, np.inf], np.float32).tobytes()
-        body, headers = with_binary({"inputs": [tensor_of("FP32", **binary_size(8))]}, raw)
-        theirs, ours = both.post(TYPED, body, **headers)
-        assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
-
 
 VALID: list[dict[str, Any]] = [
     {},
@@ -208,9 +199,6 @@ MALFORMED: dict[str, bytes] = {
         for name, changed in {
             "too few elements": {"data": [1, 2]},
             "too many elements": {"data": [1, 2, 3, 4]},
-            "negative dimension": {"shape": [-1, 3]},
-            "huge dimensions": {"shape": [2**31, 2**31], "data": []},
-            "string as dimension": {"shape": ["1", 3]},
             "strings as numbers": {"data": ["1", "2", "3"]},
             "booleans as numbers": {"data": [True, 2, 3]},
             "null as number": {"data": [None, 2, 3]},
@@ -384,7 +372,7 @@ def array_of(datatype: str) -> Any:
     return np.array([[1, 0]], DTYPE_BY_DATATYPE[datatype])
 
 
-def request_for(datatype: str, *, binary_in: bool = True, binary_out: bool = True) -> tuple[list[Any], list[Any]]:
+def request_for(datatype: str, *, binary_in: bool, binary_out: bool) -> tuple[list[Any], list[Any]]:
     """Returns the inputs and the requested outputs of a request to ``typed_echo``."""
     array = array_of(datatype)
     tensor = http.InferInput(datatype, list(array.shape), datatype)
@@ -400,25 +388,17 @@ def is_echo(answer: Any, datatype: str) -> bool:
     return bool(found.dtype == sent.dtype and np.array_equal(found, sent))
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
-def test_every_datatype(ours: Any, datatype: str) -> None:
-    for binary_in, binary_out in product((True, False), repeat=2):
-        if datatype == "FP16" and not (binary_in and binary_out):
-            continue  # the client rejects FP16 in JSON
-        inputs, outputs = request_for(datatype, binary_in=binary_in, binary_out=binary_out)
-        answer = ours.infer("typed_echo", inputs, outputs=outputs, request_id="7")
-        assert is_echo(answer, datatype)
-        assert answer.get_response()["id"] == "7"
-
-
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
-async def test_the_asyncio_client(gateway: GatewayProcess, compression: str | None) -> None:
+async def test_every_datatype(gateway: GatewayProcess, compression: str | None) -> None:
     ways = {"request_compression_algorithm": compression, "response_compression_algorithm": compression}
     async with aio.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
-        for datatype in ("FP32", "BYTES", "INT64"):
-            inputs, outputs = request_for(datatype)
-            answer = await connected.infer("typed_echo", inputs, outputs=outputs, **ways)
+        for datatype, binary_in, binary_out in product(DATATYPES, (True, False), (True, False)):
+            if datatype == "FP16" and not (binary_in and binary_out):
+                continue  # the client rejects FP16 in JSON
+            inputs, outputs = request_for(datatype, binary_in=binary_in, binary_out=binary_out)
+            answer = await connected.infer("typed_echo", inputs, outputs=outputs, request_id="7", **ways)
             assert is_echo(answer, datatype)
+            assert answer.get_response()["id"] == "7"
         assert await connected.is_model_ready("typed_echo", "1")
 
 

@@ -31,12 +31,7 @@ from app.streams.events import MAX_READ_BYTES, Event, LiveLog, ReplayLog
 from tests.toolkit.engine import Answer
 from tests.toolkit.models import response, tensor
 from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, ids, live, stream_of, token
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.toolkit.waiting import until
 
 
 def output(number: int, size: int = 10) -> Event:

@@ -107,7 +107,8 @@ async def test_a_version_of_thousands_of_digits_is_404(api: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [[2**62], [2**62, 4], [-1], [2**63], [2**31, 2**31, 2**31], [0, 2**62], [1] * 40, ["2"], [2.0], 2, None]
+    "shape",
+    [[2**62], [2**62, 4], [-1], [2**63], [2**31, 2**31], [2**31] * 3, [0, 2**62], [1] * 40, ["2"], [2.0], 2, None],
 )
 async def test_an_invalid_shape_never_reaches_triton(api: Served, shape: Any) -> None:
     """A shape of 2**62 elements without data crashes a model's process in Triton 2.51."""
@@ -226,11 +227,14 @@ async def test_answers_mix_json_and_binary_tensors(api: Served) -> None:
     assert answer.content[size:] == np.array([0.5, 2], np.float32).tobytes()
 
 
-async def test_a_large_answer_is_valid_json(api: Served) -> None:
-    numbers = np.random.default_rng(3).random(20_000, np.float32)
-    api.engine.answers = [response(tensor("Y", "FP32", numbers), tensor("T", "BYTES", [b"a"]))]
+@pytest.mark.parametrize("size", [4, 20_000])
+async def test_a_json_answer_has_null_for_nan_and_infinity(api: Served, size: int) -> None:
+    numbers = np.random.default_rng(3).random(size, np.float32)
+    special = response(tensor("Y", "FP32", [np.nan, np.inf, *numbers]), tensor("T", "BYTES", [b"a"]))
+    api.engine.answers = [special]
     outputs = {each["name"]: each["data"] for each in (await infer(api, x())).json()["outputs"]}
-    assert np.array_equal(np.array(outputs["Y"], np.float32), numbers)
+    assert outputs["Y"][:2] == [None, None]
+    assert np.array_equal(np.array(outputs["Y"][2:], np.float32), numbers)
     assert outputs["T"] == ["a"]
 
 

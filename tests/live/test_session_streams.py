@@ -229,8 +229,10 @@ def kill_below_a_stream(session: Caller, triton: EmbeddedTriton) -> int:
 async def test_a_killed_triton_ends_a_stream_and_a_websocket_with_their_sessions(
     client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton
 ) -> None:
-    session = Caller(client, "streamed_oldest")
-    session.step(1, 1)
+    """Also a session without a step under way. New sessions can be opened then."""
+    session, idle = Caller(client, "streamed_oldest"), Caller(client, "streamed_oldest")
+    for each in (session, idle):
+        each.step(1, 1)
     async with opened(gateway, "streamed_direct") as socket:
         await socket.send(json.dumps(body_of(5, 1000, 0.1)))
         assert (await event_of(socket))[0] == "output"
@@ -241,3 +243,5 @@ async def test_a_killed_triton_ends_a_stream_and_a_websocket_with_their_sessions
             await socket.recv()
         assert (socket.close_code, socket.close_reason) == (4410, "session_lost")
     await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
+    assert code(idle.send(1, 1)) == (410, "session_lost")
+    Caller(client, "streamed_oldest").end()

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.sessions import MODELS, OpenedSession, code, kill_triton, session_client, sessions_triton, step
+from tests.live.sessions import MODELS, OpenedSession, code, session_client, sessions_triton, step
 from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.nginx import documented_affinity, running_nginx
 from tests.toolkit.processes import GatewayProcess, configured_gateway, free_ports, live_gateway, wait_until_ready
@@ -193,35 +192,6 @@ def test_a_model_that_is_loaded_again_ends_its_sessions(
     unused.step(5)
     unused.end()
     assert Caller(client, "uint64_oldest").delete() == 204
-
-
-def test_a_killed_triton_ends_its_sessions(
-    client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
-) -> None:
-    """One session has a step under way, the other one has not."""
-    running, idle = Caller(client, "uint64_oldest"), Caller(client, "uint64_oldest")
-    running.step(1)
-    idle.step(2)
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(running.send(5, sleep_s=30)))
-    thread.start()
-    eventually(lambda: gateway.metric("requests_running_by_pipeline", pipeline="uint64_oldest") > 0)
-    kill_triton(triton)
-    thread.join()
-    assert code(answers[0]) == (410, "session_lost")
-    wait_until_ready(gateway)
-    assert code(idle.send(3)) == (410, "session_lost")
-    eventually(lambda: opens_and_steps(client))
-
-
-def opens_and_steps(client: httpx.Client) -> bool:
-    opened = client.post("/v1/pipelines/uint64_oldest/sessions")
-    if opened.status_code != 201:
-        return False
-    url = opened.headers["Location"]
-    step = client.post(url, json={"NUMBER": 1}, headers={"X-Session-End": "true"})
-    client.delete(url)
-    return step.status_code == 200 and step.json()["STEPS"] == 1
 
 
 def oip_calls(client: httpx.Client, model: str, sequence_id: Any) -> Iterator[httpx.Response]:

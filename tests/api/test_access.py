@@ -59,11 +59,9 @@ OPEN += ["/docs/errors", "/docs/errors/unauthenticated", "/docs/assets/docs.js"]
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
     keys = write_keys(tmp_path / "keys.yaml", *KEYS)
     engine = FakeEngine.of(READER, WRITER, PLAIN, answers=[READ])
-    origins = ("https://page.example",)
-    async with served(engine, tmp_path / "gateway.yaml", keys=keys, origins=origins) as gateway:
+    async with served(engine, CONFIG, keys=keys, origins=("https://page.example",)) as gateway:
         yield gateway
 
 

@@ -1,7 +1,9 @@
 """``/v1/streams``, the response that sends the events of a stream, its first output, and the tokens in the metrics."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
@@ -18,12 +20,12 @@ from app.core.errors import GatewayError
 from app.routes import create_app
 from app.streams.events import Event, EventName, LiveLog, ReplayLog
 from app.streams.memory_store import MemoryStore
-from tests.api.conftest import FINAL, counted, events, word
+from tests.api.conftest import CONFIG, FINAL, counted, events, scripted, word
 from tests.api.openai.conftest import ask
-from tests.api.openai.test_texts import CONFIG, HELLO, VLLM, complete
+from tests.api.openai.test_texts import CONFIG as LLAMA
+from tests.api.openai.test_texts import HELLO, VLLM, complete
 from tests.toolkit.exchange import FakeConnection, connected, exchange_with, nothing
 from tests.toolkit.gateway import Served, gateway_fixture
-from tests.toolkit.models import model, response, tensor
 from tests.toolkit.waiting import until
 
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
@@ -217,20 +219,14 @@ async def test_no_ping_is_due_while_an_event_is_being_sent(unsent_bytes: int) ->
     assert client.body.endswith(frame_of(Event(1, "output", b"{}")) + frame_of(Event(2, "done", b"{}")))
 
 
-LATE_CONFIG = """
-pipelines:
-  write:
-    model: writer
-    inputs: {prompt: {tensor: PROMPT, kind: text}}
-    outputs: {text: {tensor: TEXT, kind: text}}
-    stream: {progress_s: 0.05, first_output_s: 300}
-    openai: {completions: {}}
-"""
-WRITER = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="writer", decoupled=True)
-LATE = [0.2, response(tensor("TEXT", "BYTES", [b"hi"]), is_final=False), FINAL]
+LATE = "{progress_s: 0.05, first_output_s: 300}\n    openai: {completions: {}}"
 
 
-late = gateway_fixture(LATE_CONFIG, WRITER, answers=LATE)
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Served]:
+    async with scripted(tmp_path, CONFIG.replace("{commit_s: 0.05, progress_s: 5}", LATE)) as gateway:
+        gateway.engine.answers = [0.2, word(b"hi", 1), FINAL]
+        yield gateway
 
 
 @pytest.mark.parametrize(
@@ -252,7 +248,7 @@ async def test_the_first_output_may_come_late(late: Served, path: str, body: dic
     assert "deadline_exceeded" not in answer.text
 
 
-llama = gateway_fixture(CONFIG, VLLM, answers=HELLO)
+llama = gateway_fixture(LLAMA, VLLM, answers=HELLO)
 
 
 async def tokens(llama: Served) -> tuple[float, float, float]:

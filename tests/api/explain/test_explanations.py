@@ -16,7 +16,7 @@ from app.observability.record import RequestRecord
 from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.toolkit.collector import Export, collecting
 from tests.toolkit.gateway import Served
-from tests.toolkit.keys import bearer, entry, write_keys
+from tests.toolkit.keys import bearer, entry
 
 EXPLAIN = {"X-Explain": "1"}
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16
@@ -31,8 +31,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[Served]:
-    keys = write_keys(tmp_path / "keys.yaml", *KEYS)
-    async with scripted(tmp_path, explains=False, keys=keys) as gateway:
+    async with scripted(tmp_path, explains=False, keys=KEYS) as gateway:
         yield gateway
 
 

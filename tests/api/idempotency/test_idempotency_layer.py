@@ -16,9 +16,9 @@ from app.api.idempotency.idempotency_layer import IdempotencyKeyReused, Repeatab
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.streams.redis_store import RedisStore
 from app.streams.store import STREAM_BYTES, KeepLimits, StartedStream
-from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
+from tests.api.conftest import CONFIG, FINAL, PNG, READ, counted, scripted, word
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served
 from tests.toolkit.programs import RedisServer
 from tests.toolkit.streams import FakeAnswer, problem_of, stream_of
 
@@ -30,9 +30,7 @@ OUTPUTS = [word(b"a", 1), word(b"b", 2), FINAL]
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Served]:
     """The pipeline ``read`` is idempotent."""
-    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("model: reader", "model: reader\n    idempotent: true"))
-    (tmp_path / "sample.png").write_bytes(PNG)
-    async with served(FakeEngine.of(READER, WRITER, answers=[READ]), tmp_path / "gateway.yaml") as gateway:
+    async with scripted(tmp_path, CONFIG.replace("model: reader", "model: reader\n    idempotent: true")) as gateway:
         yield gateway
 
 

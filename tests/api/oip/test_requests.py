@@ -6,7 +6,6 @@ import json
 import threading
 import tracemalloc
 import zlib
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -354,8 +353,8 @@ class TestInflating:
 
 
 @pytest.mark.parametrize(("others", "is_idempotent"), [("", True), ("  q: {model: echo}\n", False)])
-async def test_a_model_is_idempotent_if_all_its_pipelines_are(tmp_path: Path, others: str, is_idempotent: bool) -> None:
-    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p: {{model: echo, idempotent: true}}\n{others}")
-    async with served(FakeEngine.of(ECHO, answers=[ANSWER]), tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
+async def test_a_model_is_idempotent_if_all_its_pipelines_are(others: str, is_idempotent: bool) -> None:
+    config = f"pipelines:\n  p: {{model: echo, idempotent: true}}\n{others}"
+    async with served(FakeEngine.of(ECHO, answers=[ANSWER]), config, limits=LIMITS) as gateway:
         await infer(gateway, x())
         assert gateway.engine.requests[0].idempotent is is_idempotent

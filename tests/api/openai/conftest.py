@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -172,9 +171,8 @@ def steps_of(preset: str, *pieces: str) -> list[InferenceResponse]:
 class Gateways:
     """A gateway for each combination of keys, made when a test asks for it."""
 
-    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+    def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self._folder = folder
 
     async def of(
         self, format_: str = "hermes", preset: str = "vllm", reasoning: str = "none", says: Sequence[str] = ()
@@ -182,16 +180,14 @@ class Gateways:
         """``says``: the pieces of its answer. gpt-oss always has reasoning."""
         reasoning = "gpt_oss" if format_ == "gpt_oss" else reasoning
         text = LLAMA.replace("PRESET", preset).replace("FORMAT", format_).replace("REASONING", reasoning)
-        path = self._folder / "gateway.yaml"
-        path.write_text(text)
         engine = FakeEngine.of(CONFIGS[preset], answers=steps_of(preset, *says))
-        return await self._stack.enter_async_context(served(engine, path, limits=Limits(1024 * 1024)))
+        return await self._stack.enter_async_context(served(engine, text, limits=Limits(1024 * 1024)))
 
 
 @pytest.fixture
-async def gateways(tmp_path: Path) -> AsyncIterator[Gateways]:
+async def gateways() -> AsyncIterator[Gateways]:
     async with AsyncExitStack() as stack:
-        yield Gateways(stack, tmp_path)
+        yield Gateways(stack)
 
 
 async def ask(api: Served, *, messages: Sequence[Mapping[str, Any]] = ASKED, **body: Any) -> httpx.Response:

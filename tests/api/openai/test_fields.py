@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -221,16 +220,12 @@ async def cell_of(api: Served, address: str, field: str) -> str:
 
 
 @pytest.fixture
-async def presets(tmp_path: Path) -> AsyncIterator[list[Served]]:
+async def presets() -> AsyncIterator[list[Served]]:
     """A gateway for each preset."""
     async with AsyncExitStack() as stack:
-        gateways = []
-        for name in PRESETS:
-            path = tmp_path / f"{name}.yaml"
-            path.write_text(CONFIG.replace("PRESET", name))
-            engine = FakeEngine.of(CONFIGS[name], answers=ANSWERS[name])
-            gateways.append(await stack.enter_async_context(served(engine, path)))
-        yield gateways
+        engines = {name: FakeEngine.of(CONFIGS[name], answers=ANSWERS[name]) for name in PRESETS}
+        made = [served(engine, CONFIG.replace("PRESET", name)) for name, engine in engines.items()]
+        yield [await stack.enter_async_context(each) for each in made]
 
 
 async def rows_of(presets: list[Served], field: str, fields: Mapping[str, Any]) -> list[Row]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +18,7 @@ from tests.api.openai.conftest import chunks, refusal, step
 from tests.llm.test_template import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.image_host import GIF, HUGE_PNG, PNG, ImageHost, answer, image_host
 from tests.toolkit.models import model, pipeline, response, tensor
 
@@ -53,17 +52,12 @@ SAID = [step(b"A cat", reason=b"stop", is_final=True)]
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, **more: Any) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    given: dict[str, Any] = {"limits": Limits(64 * 1024), **more}
-    async with served(FakeEngine.of(*MODELS, answers=SAID), tmp_path / "gateway.yaml", **given) as found:
+async def gateway(**more: Any) -> AsyncIterator[Served]:
+    async with served(FakeEngine.of(*MODELS, answers=SAID), CONFIG, **more) as found:
         yield found
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    async with gateway(tmp_path) as found:
-        yield found
+api = gateway_fixture(CONFIG, *MODELS, answers=SAID)
 
 
 def data_url(content: bytes, media_type: str = "image/png") -> str:
@@ -267,13 +261,12 @@ class TestDownloads:
             yield found
 
     @pytest.fixture
-    async def api(self, tmp_path: Path, host: ImageHost) -> AsyncIterator[Served]:
-        downloads = self._downloads(host, lambda _ip: True)
-        async with gateway(tmp_path, downloads=downloads) as found:
+    async def api(self, host: ImageHost) -> AsyncIterator[Served]:
+        async with gateway(downloads=self._downloads(host)) as found:
             yield found
 
-    def _downloads(self, host: ImageHost, may_connect: Any) -> ImageDownloads:
-        return ImageDownloads([f"http://localhost:{host.port}"], may_connect=may_connect)
+    def _downloads(self, host: ImageHost) -> ImageDownloads:
+        return ImageDownloads([f"http://localhost:{host.port}"], may_connect=lambda _ip: True)
 
     def _image(self, host: ImageHost, path: str) -> dict[str, Any]:
         return image(f"http://localhost:{host.port}{path}")
@@ -303,9 +296,8 @@ class TestDownloads:
         assert refusal(answered)[2] == "messages[0].content[1].image_url.url"
         assert "may have 100000 bytes" in answered.json()["error"]["message"]
 
-    async def test_downloads_count_as_bytes_in_flight(self, tmp_path: Path, host: ImageHost) -> None:
-        downloads = self._downloads(host, lambda _ip: True)
-        async with gateway(tmp_path, downloads=downloads, limits=Limits(64 * 1024, 100_020)) as api:
+    async def test_downloads_count_as_bytes_in_flight(self, host: ImageHost) -> None:
+        async with gateway(downloads=self._downloads(host), limits=Limits(64 * 1024, 100_020)) as api:
             refused = await chat(api, user(self._image(host, "/allowed")), model="small")
             assert refusal(refused)[:2] == (429, "too_many_requests")
             assert (await chat(api, user(self._image(host, "/a.png")), model="small")).status_code == 200

@@ -208,6 +208,8 @@ class TestScopes:
 
         assert [each["name"] for each in (await get("/v1/pipelines", "reads"))["pipelines"]] == ["ocr"]
         assert [each["name"] for each in (await get("/v1/pipelines", "all"))["pipelines"]] == ["ocr", "write"]
+        assert list((await get("/v1/statistics", "reads"))["pipelines"]) == ["ocr"]
+        assert list((await get("/v1/statistics", "all"))["pipelines"]) == ["ocr", "write"]
         assert [each["id"] for each in (await get("/v1/models", "reads"))["data"]] == ["ocr"]
         assert [each["id"] for each in (await get("/v1/models", "openai"))["data"]] == ["ocr", "write"]
         paths = {key: set((await get("/openapi.json", key))["paths"]) for key in ("all", "reads", "openai")}

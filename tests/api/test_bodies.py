@@ -84,11 +84,6 @@ def part(disposition: bytes, content: bytes = b"") -> bytes:
     return b"--x\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n--x--\r\n" % (disposition, content)
 
 
-async def chunks() -> AsyncIterator[bytes]:
-    for _ in range(65):
-        yield b"x" * 1024
-
-
 UNSUPPORTED, TOO_LARGE = (415, "unsupported_media_type"), (413, "payload_too_large")
 MALFORMED, INVALID = (400, "invalid_request"), (422, "invalid_input")
 CONTENT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "application", "a/b/c", ";", "\xff")
@@ -101,9 +96,7 @@ REFUSALS: dict[tuple[tuple[int, str], str, str], list[tuple[str, dict[str, Any]]
         ("/v1/streams", sent(b"{}", "multipart/form-data")),
     ],
     (TOO_LARGE, "hint", "GATEWAY_MAX_BODY_BYTES"): [
-        (URL, sent(b"x" * 65 * 1024, "application/json")),
-        (URL, sent(chunks(), "application/json")),
-        (URL, sent(b"{}", "application/json", **{"Content-Length": "9" * 400})),
+        (URL, sent(b"{}", "application/json", **{"Content-Length": "9" * 400}))
     ],
     (MALFORMED, "detail", "The multipart body is malformed or above a limit: 128 parts"): [
         (URL, sent(b"x", "multipart/form-data")),

@@ -55,13 +55,6 @@ class TestStatistics:
         await api.client.post("/v1/pipelines/read", files={"image": PNG})
         assert (await api.client.get("/v1/statistics")).json() == first
 
-    async def test_a_key_with_a_scope_sees_its_pipelines(self) -> None:
-        keys = [entry("all"), entry("reads", pipelines=["read"])]
-        async with served(FakeEngine.of(READER, WRITER), FAULTY, keys=keys) as api:
-            for key, names in (("all", ["read", "write", "lost"]), ("reads", ["read"])):
-                answer = (await api.client.get("/v1/statistics", headers=bearer(key))).json()
-                assert list(answer["pipelines"]) == names
-
 
 class TestFindings:
     @pytest.fixture

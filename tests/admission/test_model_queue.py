@@ -1,6 +1,7 @@
 """Requests run, wait or are rejected, and every slot is released exactly once."""
 
 import asyncio
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -209,31 +210,16 @@ class TestRefusals:
 class TestKeys:
     FLOOD, OTHER = Caller("flood"), Caller("other")
 
-    async def test_another_key_runs_before_the_rest_of_a_flood(self, pipeline: PipelineAdmission) -> None:
-        first, _ = [await entered(pipeline, self.FLOOD) for _ in range(2)]
+    async def test_callers_take_turns_behind_a_higher_priority(self, pipeline: PipelineAdmission) -> None:
+        slot, _ = [await entered(pipeline, self.FLOOD) for _ in range(2)]
         flood = [entering(pipeline, self.FLOOD) for _ in range(20)]
         await turn()
-        other = entering(pipeline, self.OTHER)
+        other, high = entering(pipeline, self.OTHER), entering(pipeline, Caller("high", priority=1))
         await turn()
-        (await asyncio.wait_for(self.next_after(first, flood[0]), 1)).leave()
-        await asyncio.wait_for(other, 1)
-
-    @staticmethod
-    async def next_after(slot: Slot, waiting: asyncio.Task[Slot]) -> Slot:
-        slot.leave()
-        return await waiting
-
-    async def test_a_flooding_key_is_displaced_by_another(self) -> None:
-        pipeline = pipeline_of(Admission(), queue=4)
-        for _ in range(2):
-            await entered(pipeline, self.FLOOD)
-        flood = [entering(pipeline, self.FLOOD) for _ in range(4)]
-        await turn()
-        other = entering(pipeline, self.OTHER)
-        await turn()
-        assert [each.done() for each in flood] == [False, False, False, True]
-        assert isinstance(flood[-1].exception(), TooManyRequests)
-        assert not other.done()
+        for now, later in pairwise((high, flood[0], other, flood[1])):
+            slot.leave()
+            slot = await asyncio.wait_for(now, 1)
+            assert not later.done()
 
     async def test_a_check_displaces_no_request(self) -> None:
         """The caller of the check has not sent its body, and may never send it."""
@@ -273,14 +259,7 @@ class TestKeys:
         first = entering(pipeline, Caller("first", priority=1), deadline_s=6.1)
         await turn()
         assert [each.done() for each in (*waiting, first)] == [False, False, False, True, False]
-
-    async def test_a_higher_priority_runs_first(self, pipeline: PipelineAdmission) -> None:
-        first, _ = [await entered(pipeline) for _ in range(2)]
-        low, high = entering(pipeline, Caller("low")), entering(pipeline, Caller("high", priority=1))
-        await turn()
-        first.leave()
-        await asyncio.wait_for(high, 1)
-        assert not low.done()
+        assert isinstance(waiting[-1].exception(), TooManyRequests)
 
     async def test_the_limit_of_a_key_covers_all_pipelines(self) -> None:
         admission = Admission()

@@ -281,13 +281,6 @@ def test_a_marker_may_have_the_number_of_its_image() -> None:
     assert "And <|image_2|>\n or <|image_3|>" in rendered
 
 
-def test_a_marker_in_a_text_is_refused_beside_images() -> None:
-    messages = [{"role": "user", "content": [text("Write <image>"), IMAGE]}]
-    with pytest.raises(InvalidInput, match="marker of an image"):
-        made(TEXT, "<image>").render(messages)
-    assert made(TEXT, "<image>").render([{"role": "user", "content": "Write <image>"}]) == "<user>Write <image>"
-
-
 def test_the_template_for_tools_needs_a_place_too() -> None:
     tools = "{{ tools[0].function.name }}"
     with_text = ChatTemplate(QWEN_VL, {}, tool_use=ChatTemplate(tools + TEXT, {}, has_tools=True))

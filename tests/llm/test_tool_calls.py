@@ -126,12 +126,13 @@ class TestEachFormat:
             parts = read(format_, text[:length])
             assert [part.text for part in parts if part.kind == "call"] in ([], ["weather"])
 
-    def test_cuts_do_not_change_the_answer(self, format_: ToolFormat) -> None:
-        check_cuts(format_, 300)
-
-    @pytest.mark.full
-    def test_ten_thousand_cuts_do_not_change_the_answer(self, format_: ToolFormat) -> None:
-        check_cuts(format_, 10_000)
+    @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.full)])
+    def test_cuts_do_not_change_the_answer(self, format_: ToolFormat, count: int) -> None:
+        chance = random.Random(count)
+        for number in range(count):
+            text = random_text(chance, format_)
+            pieces = cut(chance, text)
+            assert parts_of(parser(format_), pieces) == read(format_, text), (number, text, pieces)
 
 
 FRAGMENTS = (
@@ -158,14 +159,6 @@ def cut(chance: random.Random, text: str) -> list[str]:
         return list(text)
     ends = sorted(chance.randint(0, len(text)) for _ in range(chance.randint(1, 12)))
     return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-
-
-def check_cuts(format_: ToolFormat, count: int) -> None:
-    chance = random.Random(count)
-    for number in range(count):
-        text = random_text(chance, format_)
-        pieces = cut(chance, text)
-        assert parts_of(parser(format_), pieces) == read(format_, text), (number, text, pieces)
 
 
 TEXT_ARGUMENTS = json.dumps({"type": "function", "name": "weather", "parameters": json.dumps(CALL[1])})

@@ -1,6 +1,5 @@
 """Images in the messages of chats: what each kind of model gets, what is refused, and images by their addresses."""
 
-import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -311,11 +310,3 @@ class TestDownloads:
         )
         assert refusal(answered)[:2] == (504, "deadline_exceeded")
         assert time.monotonic() - started < 5
-
-    async def test_a_client_that_leaves_ends_the_download(self, api: Served, host: ImageHost) -> None:
-        request = asyncio.create_task(chat(api, user(self._image(host, "/slow"))))
-        while not host.requests:
-            await asyncio.sleep(0.01)
-        request.cancel()
-        await asyncio.wait([request])
-        assert api.engine.requests == []

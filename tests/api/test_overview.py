@@ -149,6 +149,19 @@ async def test_a_pipeline_that_is_not_ready_has_the_reason_everywhere(half_ready
     assert refused.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
 
 
+async def test_a_pipeline_names_the_tritons_that_lack_its_model(
+    half_ready: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = {"triton-1:1": "not_ready"}
+    monkeypatch.setattr(half_ready.engine, "states", lambda: {"triton-1:1": "up", "triton-2:1": "up"})
+    monkeypatch.setattr(half_ready.engine, "absences", lambda name, _: lacking if name == "plain" else {})
+    pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
+    assert [each.get("missing_at") for each in pipelines] == [lacking, None]
+    readiness = (await half_ready.admin.get("/health/ready")).json()
+    assert readiness["tritons"] == {"triton-1:1": "up", "triton-2:1": "up"}
+    assert readiness["missing_at"] == {"good": lacking}
+
+
 @pytest.mark.parametrize(("states", "status"), [(["ready", "ready"], 200), (["ready", "starting"], 503)])
 @pytest.mark.parametrize("needs_restart", [False, True])
 async def test_the_admin_port_speaks_for_all_workers(states: list[str], status: int, needs_restart: bool) -> None:

@@ -1,36 +1,46 @@
-"""A model whose process or engine died: Triton 2.51 still reports it as ready. Its streams end, and it is repaired."""
+"""A model whose process died or hangs: Triton 2.51 reports it as ready. Its streams end, and it is repaired."""
 
-import asyncio
 import json
 import os
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.triton.connect import open_transport
-from app.triton.triton_engine import TritonEngine
 from tests.live.sessions import wait_for_new_triton
+from tests.toolkit.arenas import lock_arenas
 from tests.toolkit.events import lines_of
-from tests.toolkit.processes import GatewayProcess, configured_gateway, live_triton, scripted_models, wait_until_ready
+from tests.toolkit.processes import (
+    LIVE,
+    GatewayProcess,
+    configured_gateway,
+    live_triton,
+    running_gateway,
+    scripted_models,
+    wait_until_ready,
+)
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
-CONFIG = """
-pipelines:
-  scripted:
-    model: scripted
-    inputs: {script: {tensor: SCRIPT, kind: text}}
-    outputs: {text: {tensor: TEXT, kind: text}}
-    sample: {script: "{}"}
-"""
+BOTH = ("scripted", "other")
+CONFIG = {
+    name: {
+        "model": name,
+        "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
+        "outputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+        "sample": {"script": "{}"},
+    }
+    for name in BOTH
+}
 STREAM_CONFIG = """
 pipelines:
   stream:
@@ -45,83 +55,35 @@ pipelines:
       chat: {prompt: script, text: text, template_text: "{{ messages[-1].content }}"}
 oip: {models: [scripted_stream]}
 """
-LLM = """
-backend: "python"
-max_batch_size: 0
-model_transaction_policy { decoupled: true }
-input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
-instance_group [ { kind: KIND_CPU count: 1 } ]
-"""
-LLM_CONFIG = """
-pipelines:
-  llm:
-    model: llm
-    inputs: {prompt: {tensor: text_input, kind: text}}
-    outputs: {text: {tensor: text_output, kind: text}}
-    stream: true
-    engine_errors: [EngineCore encountered an issue, EngineDeadError]
-    sample: {prompt: Hi}
-"""
 
 
-def write_models(repository: Path) -> None:
-    scripted_models(repository)
-    (repository / "llm" / "1").mkdir(parents=True)
-    (repository / "llm" / "config.pbtxt").write_text(LLM)
-    (repository / "llm" / "1" / "model.py").symlink_to(Path(__file__).parent / "engine_model.py")
-
-
-own_triton = live_triton(write_models, restarts=True, first_restart_s=0.2)
-gateway_of = partial(configured_gateway, config=CONFIG)
+own_triton = live_triton(scripted_models, restarts=True, first_restart_s=0.2)
 
 
 def processes_of(triton: int | None, model: str) -> list[int]:
     return [
-        int(folder.name)
-        for folder in Path("/proc").glob("[0-9]*")
-        if f"/{model}/1/model.py" in arguments_of(folder) and parent_of(folder) == triton
+        each.pid
+        for each in psutil.process_iter(["ppid", "cmdline"])
+        if each.info["ppid"] == triton and f"/{model}/1/model.py" in " ".join(each.info["cmdline"] or [])
     ]
 
 
-def arguments_of(folder: Path) -> str:
-    try:
-        return (folder / "cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def parent_of(folder: Path) -> int:
-    try:
-        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def kill_processes_of(triton: EmbeddedTriton, model: str) -> None:
-    found = processes_of(triton.pid, model)
+def both_processes_of(triton: int | None, model: str) -> list[int]:
+    found = processes_of(triton, model)
     assert len(found) == 2
-    for process in found:
-        os.kill(process, signal.SIGKILL)
+    return found
 
 
-def ask(gateway: GatewayProcess) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": "{}"}, timeout=PATIENCE_S)
-
-
-def readiness(gateway: GatewayProcess) -> int:
-    return httpx.get(f"{gateway.url}/health/ready").status_code
-
-
-async def reload(url: str) -> None:
-    async with open_transport(url) as channel:
-        await TritonEngine(channel).reload_model("scripted")
+def ask(gateway: GatewayProcess, pipeline: str = "scripted") -> httpx.Response:
+    return httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json={"script": "{}"}, timeout=PATIENCE_S)
 
 
 def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with gateway_of(own_triton, tmp_path, triton_repair="true") as gateway:
+    config = {"scripted": CONFIG["scripted"]}
+    with configured_gateway(own_triton, tmp_path, config, triton_repair="true") as gateway:
         assert ask(gateway).status_code == 200
-        kill_processes_of(own_triton, "scripted")
+        for process in both_processes_of(own_triton.pid, "scripted"):
+            os.kill(process, signal.SIGKILL)
         first = ask(gateway)
         assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
         assert int(first.headers["Retry-After"]) > 0
@@ -130,53 +92,6 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
         wait_until_ready(gateway, PATIENCE_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
-
-
-def test_without_repair_readiness_fails_until_a_reload(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    with gateway_of(own_triton, tmp_path, triton_repair="false") as gateway:
-        kill_processes_of(own_triton, "scripted")
-        first = ask(gateway)
-        assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (502, "model_error", False)
-        assert "GATEWAY_TRITON_REPAIR" in first.json()["hint"]
-        eventually(lambda: readiness(gateway) == 503)
-        assert gateway.metric("stub_deaths_total", model="scripted") == 1
-        asyncio.run(reload(own_triton.grpc_url))
-        wait_until_ready(gateway, PATIENCE_S)
-        assert ask(gateway).status_code == 200
-
-
-@pytest.mark.full
-def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Every worker encounters the dead process; the supervisor counts it, repairs it, and notifies the workers."""
-    with gateway_of(own_triton, tmp_path, triton_repair="true", workers="2") as gateway:
-        assert {ask(gateway).status_code for _ in range(8)} == {200}
-        kill_processes_of(own_triton, "scripted")
-        with ThreadPoolExecutor(8) as pool:
-            statuses = [answer.status_code for answer in pool.map(ask, [gateway] * 8)]
-        assert statuses.count(503) >= 4
-        assert set(statuses) <= {503, 200}, "the last ones may wait in Triton until the repair"
-        eventually(lambda: "model 'scripted' works again" in gateway.log)
-        wait_until_ready(gateway, PATIENCE_S)
-        eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8)
-        assert gateway.metric("stub_deaths_total", model="scripted") == 1
-        assert gateway.log.count("was unloaded and loaded again") == 1
-
-
-def test_an_engine_that_died_is_loaded_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Triton still reports the model as ready, and every request fails."""
-
-    def ask(prompt: str, path: str = "") -> httpx.Response:
-        return httpx.post(f"{gateway.url}/v1/pipelines/llm{path}", json={"prompt": prompt}, timeout=PATIENCE_S)
-
-    with configured_gateway(own_triton, tmp_path, LLM_CONFIG, triton_repair="true") as gateway:
-        assert ask("Hi").status_code == 200
-        first = ask("die", "/stream")
-        assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
-        assert int(first.headers["Retry-After"]) > 0
-        eventually(lambda: "model 'llm' works again" in gateway.log)
-        wait_until_ready(gateway, PATIENCE_S)
-        assert ask("Hi").json() == {"text": "Hi"}
-        assert gateway.metric("engine_deaths_total", model="llm") == 1
 
 
 SCRIPT = json.dumps({"outputs": 1, "then": "silence"})
@@ -237,3 +152,66 @@ def test_streams_of_a_dead_process_end_with_a_retryable_error(own_triton: Embedd
         for way, event in found.items():
             assert "The process of the model died before the stream was complete." in event, way
         eventually(works_again)
+
+
+def pid_of_triton(gateway: GatewayProcess) -> int:
+    below = psutil.Process(gateway.process.pid).children(recursive=True)
+    return next(each.pid for each in below if each.name() == "tritonserver")
+
+
+@contextmanager
+def traffic(gateway: GatewayProcess, *names: str) -> Iterator[None]:
+    """One client of each pipeline."""
+    over = threading.Event()
+
+    def ask_often(name: str) -> None:
+        while not over.wait(0.2):
+            ask(gateway, name)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        clients = [pool.submit(ask_often, name) for name in names]
+        try:
+            yield
+        finally:
+            over.set()
+    for client in clients:
+        client.result()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workers", "hung"), [("2", ["scripted"]), ("1", ["scripted", "other"])])
+def test_hung_models_of_an_embedded_triton_answer_again(
+    tmp_path: Path, models_venv: Path, workers: str, hung: list[str]
+) -> None:
+    """Their processes wait for a lock of malloc. One model is reloaded; if all models hang, Triton is restarted."""
+    pipelines = {name: spec | {"timeout_s": 1} for name, spec in CONFIG.items()}
+    (tmp_path / "gateway.yaml").write_text(json.dumps({"pipelines": pipelines}))
+    for name in BOTH:
+        folder = shutil.copytree(LIVE / "models" / "scripted", tmp_path / "repository" / name)
+        text = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(text.replace('name: "scripted"', f'name: "{name}"'))
+    settings = {"embedded": "true", "embedded_repository": str(tmp_path / "repository"), "workers": workers}
+    settings |= {"embedded_venv": str(models_venv), "config": str(tmp_path / "gateway.yaml")}
+
+    def statuses(names: list[str]) -> list[int]:
+        return [ask(gateway, name).status_code for name in names]
+
+    def states(names: list[str]) -> set[str]:
+        found = httpx.get(f"{gateway.admin_url}/health/ready").json()["pipelines"]
+        return {found[name] for name in names}
+
+    with running_gateway(tmp_path / "gateway", **settings) as gateway:
+        assert statuses([*BOTH]) == [200, 200]
+        triton = pid_of_triton(gateway)
+        for model in hung:
+            for process in both_processes_of(triton, model):
+                lock_arenas(process)
+        with traffic(gateway, *hung):
+            eventually(lambda: "its breaker is open" in gateway.log or "does not answer" in gateway.log, 60)
+            eventually(lambda: "ready" not in states(hung), 60)
+            for name in set(BOTH) - set(hung):
+                assert (statuses([name]), states([name])) == ([200], {"ready"})
+            eventually(lambda: statuses(hung) == [200] * len(hung), 150)
+        eventually(lambda: states([*BOTH]) == {"ready"})
+        assert (pid_of_triton(gateway) == triton) == (len(hung) == 1)

@@ -51,10 +51,14 @@ BY_TEXT = [
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("code", ["INTERNAL", None])
 def test_with_repair_a_dead_process_is_a_model_that_is_not_ready(code: str | None, prefix: str) -> None:
-    found = gateway_error_of(code, f"{prefix}Stub process 'm_0_0' is not healthy.", "m", is_repaired=True)
+    message = f"{prefix}Stub process 'm_0_0' is not healthy."
+    found = gateway_error_of(code, message, "m", is_repaired=True)
     assert isinstance(found, ModelNotReady)
     assert found.retryable
     assert found.retry_after_s
+    found = gateway_error_of(code, message, "m")
+    assert (type(found), found.retryable) == (ModelError, False)
+    assert "GATEWAY_TRITON_REPAIR" in (found.hint or "")
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)

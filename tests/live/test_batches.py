@@ -75,20 +75,18 @@ def test_the_answers_of_all_parts_are_joined_in_order(
     assert counted == (len(sent) if len(sent) > 1 else 0)
 
 
-def test_a_failed_part_fails_the_request_and_names_its_items(client: httpx.Client) -> None:
-    answer = ask(client, "rows", *numbered(10, at=6, error={"code": "INTERNAL", "message": "broken"}))
+def test_a_failed_part_fails_the_request_names_its_items_and_cancels_the_others(
+    client: httpx.Client, tmp_path: Path
+) -> None:
+    journal, failure = tmp_path / "journal", {"code": "INTERNAL", "message": "broken"}
+    scripts = numbered(10, at=6, error=failure, sleep_s=0.3)
+    scripts[0] |= {"sleep_s": 20, "journal": str(journal)}
+    answer = ask(client, "rows", *scripts)
     assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
     assert answer.json()["errors"] == [{"field": "items[4..7]", "problem": "failed"}]
-    whole = ask(client, "rows", {"error": {"code": "INTERNAL", "message": "broken"}})
-    assert (whole.status_code, "errors" in whole.json()) == (502, False)
-
-
-def test_a_failed_part_cancels_the_others(client: httpx.Client, tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    scripts = numbered(8, at=4, error={"code": "INTERNAL", "message": "broken"}, sleep_s=0.3)
-    scripts[0] |= {"sleep_s": 20, "journal": str(journal)}
-    assert ask(client, "rows", *scripts).json()["errors"][0]["field"] == "items[4..7]"
     eventually(lambda: "cancelled" in journal.read_text())
+    whole = ask(client, "rows", {"error": failure})
+    assert (whole.status_code, "errors" in whole.json()) == (502, False)
 
 
 def test_with_parts_of_one_each_item_has_its_own_exit(client: httpx.Client) -> None:
@@ -102,29 +100,19 @@ def test_with_parts_of_one_each_item_has_its_own_exit(client: httpx.Client) -> N
     }
 
 
-def words(*texts: str, **fields: Any) -> dict[str, Any]:
-    return {"words": texts, **fields}
-
-
-def body_of(*scripts: dict[str, Any]) -> dict[str, list[str]]:
-    return {"script": [json.dumps(script) for script in scripts]}
+def words(*texts: str, **fields: Any) -> str:
+    return json.dumps({"words": texts, **fields})
 
 
 def test_each_item_of_a_stream_is_a_call_and_each_event_has_its_number(client: httpx.Client) -> None:
     scripts = [words(*[f"{i}-{k}" for k in range(i % 4)]) for i in range(12)] + [words(error="EXIT")]
-    *outputs, last = read_stream(client, "words", body_of(*scripts))
+    *outputs, last = read_stream(client, "words", {"script": scripts})
     for i in range(12):
         own = [event.data for event in outputs if event.data["index"] == i]
         assert own == [{"index": i, "text": f"{i}-{k}", "number": k} for k in range(i % 4)]
     assert {"index": 12, "text": "", "number": None} in [event.data for event in outputs]
-    assert (last.name, last.data["reason"], last.data["early_exit"]) == (
-        "done",
-        "complete",
-        [None] * 12 + ["nothing"],
-    )
-
-
-def test_a_failed_item_ends_the_stream_with_its_number(client: httpx.Client) -> None:
-    *_, last = read_stream(client, "words", body_of(words("a"), words("b", error="broken"), words("c")))
+    ends = [None] * 12 + ["nothing"]
+    assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "complete", ends)
+    *_, last = read_stream(client, "words", {"script": [words("a"), words("b", error="broken"), words("c")]})
     assert (last.name, last.data["code"]) == ("error", "model_error")
     assert last.data["errors"] == [{"field": "items[1]", "problem": "failed"}]

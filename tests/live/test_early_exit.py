@@ -13,6 +13,7 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.live.some_models import embedded
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions
 from tests.toolkit.processes import LIVE, GatewayProcess, live_gateway, running_gateway
@@ -26,6 +27,7 @@ REASONS_BY_ERROR = {
     "pattern": ({"message": "EARLY_EXIT[blank] page=12"}, "blank"),
     "signed": ({"signed": "proven"}, "proven"),
 }
+REASONS = ("nothing", "blank", "proven", "no_text", "no_items")
 UNARY = ("scripted", "scripted_chain", "scripted_nested", "scripted_bls")
 STREAMED = ("scripted_stream", "stream_chain", "stream_nested")
 EMPTY = {"text": None, "numbers": []}
@@ -80,62 +82,46 @@ def error(**match: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pipeline", UNARY)
-class TestUnaryModels:
-    def test_a_matching_error_is_an_empty_result(
-        self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str
-    ) -> None:
-        before, tail_before = exits_by_reason(exits, pipeline), settled_executions(triton, "scripted_tail")
-        for error_fields, reason in REASONS_BY_ERROR.values():
-            answer = ask(client, pipeline, error=error(**error_fields))
-            assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
-            assert answer.headers["X-Early-Exit"] == reason
-        assert exits_by_reason(exits, pipeline) == {reason: count + 1 for reason, count in before.items()}
-        assert settled_executions(triton, "scripted_tail") == tail_before
-
-    def test_a_missing_or_empty_output_keeps_the_other_outputs(self, client: httpx.Client, pipeline: str) -> None:
-        complete = {"text": "hello", "numbers": [1.0, 2.0], "early_exit": None}
-        assert ask(client, pipeline).json() == complete
-        missing = ask(client, pipeline, omit=["TEXT"], numbers=[7])
-        assert missing.json() == {"text": None, "numbers": [7.0], "early_exit": "no_text"}
-        empty = ask(client, pipeline, numbers=[], text="kept")
-        assert empty.json() == {"text": "kept", "numbers": [], "early_exit": "no_items"}
-
-    def test_an_exception_is_a_model_error(self, client: httpx.Client, exits: GatewayProcess, pipeline: str) -> None:
-        before = exceptions_and_exits(exits, pipeline)
-        texts = [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
-        for text in texts:
-            answer = ask(client, pipeline, **{"raise": text})
-            assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
-            assert text.strip() not in answer.text
-        assert exceptions_and_exits(exits, pipeline) == (before[0] + len(texts), before[1])
+def test_errors_and_outputs_of_unary_models_are_exits_but_exceptions_are_not(
+    client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str
+) -> None:
+    before, tail_before = counted(exits, pipeline), settled_executions(triton, "scripted_tail")
+    for error_fields, reason in REASONS_BY_ERROR.values():
+        answer = ask(client, pipeline, error=error(**error_fields))
+        assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
+        assert answer.headers["X-Early-Exit"] == reason
+    assert settled_executions(triton, "scripted_tail") == tail_before
+    complete = {"text": "hello", "numbers": [1.0, 2.0], "early_exit": None}
+    assert ask(client, pipeline).json() == complete
+    missing = ask(client, pipeline, omit=["TEXT"], numbers=[7])
+    assert missing.json() == {"text": None, "numbers": [7.0], "early_exit": "no_text"}
+    empty = ask(client, pipeline, numbers=[], text="kept")
+    assert empty.json() == {"text": "kept", "numbers": [], "early_exit": "no_items"}
+    texts = [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
+    for text in texts:
+        answer = ask(client, pipeline, **{"raise": text})
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
+        assert text.strip() not in answer.text
+    added = dict.fromkeys(REASONS, 1) | {"exceptions": len(texts)}
+    assert counted(exits, pipeline) == {name: before[name] + count for name, count in added.items()}
 
 
-def exits_by_reason(exits: GatewayProcess, pipeline: str) -> dict[str, float]:
-    """Returns the number of early exits for each reason of REASONS_BY_ERROR."""
-    return {
-        reason: exits.metric("early_exits_total", pipeline=pipeline, reason=reason)
-        for _, reason in REASONS_BY_ERROR.values()
-    }
-
-
-def exceptions_and_exits(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
-    return (
-        exits.metric("model_exceptions_total", pipeline=pipeline),
-        exits.metric("early_exits_total", pipeline=pipeline),
-    )
+def counted(exits: GatewayProcess, pipeline: str) -> dict[str, float]:
+    """Returns the number of early exits for each reason, and the number of exceptions."""
+    found = {reason: exits.metric("early_exits_total", pipeline=pipeline, reason=reason) for reason in REASONS}
+    return found | {"exceptions": exits.metric("model_exceptions_total", pipeline=pipeline)}
 
 
 @pytest.mark.parametrize("pipeline", STREAMED)
-class TestDecoupledModels:
-    @pytest.mark.parametrize("outputs", [0, 2])
-    def test_an_error_ends_the_stream(self, client: httpx.Client, pipeline: str, outputs: int) -> None:
-        empty, whole = {"text": "", "token_id": []}, {"text": "word ", "token_id": [0]}
-        for error_fields, reason in REASONS_BY_ERROR.values():
-            *written, last = read_stream(client, pipeline, script(outputs, error=error(**error_fields)))
-            assert [event.data for event in written] == ([whole] * outputs or [empty])
-            assert (last.data["reason"], last.data["early_exit"]) == ("early_exit", reason)
-        joined = client.post(f"/v1/pipelines/{pipeline}", json=script(outputs, error=error(signed="proven")))
-        assert joined.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
+@pytest.mark.parametrize("outputs", [0, 2])
+def test_an_error_ends_a_stream(client: httpx.Client, pipeline: str, outputs: int) -> None:
+    empty, whole = {"text": "", "token_id": []}, {"text": "word ", "token_id": [0]}
+    for error_fields, reason in REASONS_BY_ERROR.values():
+        *written, last = read_stream(client, pipeline, script(outputs, error=error(**error_fields)))
+        assert [event.data for event in written] == ([whole] * outputs or [empty])
+        assert (last.data["reason"], last.data["early_exit"]) == ("early_exit", reason)
+    joined = client.post(f"/v1/pipelines/{pipeline}", json=script(outputs, error=error(signed="proven")))
+    assert joined.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
 
 
 def script(outputs: int, **fields: Any) -> dict[str, str]:
@@ -149,15 +135,15 @@ async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]
         exits: the gateway.
         bodies: the pipeline and the arguments for httpx of each request.
     """
+
+    async def answer_of(pipeline: str, sent: dict[str, Any]) -> httpx.Response:
+        while (answer := await session.post(f"/v1/pipelines/{pipeline}", **sent)).status_code == 429:
+            await asyncio.sleep(float(answer.headers["retry-after"]))
+        return answer
+
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
-        return await asyncio.gather(*(answer_of(session, name, sent) for name, sent in bodies))
-
-
-async def answer_of(session: httpx.AsyncClient, pipeline: str, sent: dict[str, Any]) -> httpx.Response:
-    while (answer := await session.post(f"/v1/pipelines/{pipeline}", **sent)).status_code == 429:
-        await asyncio.sleep(float(answer.headers["retry-after"]))
-    return answer
+        return await asyncio.gather(*(answer_of(name, sent) for name, sent in bodies))
 
 
 def in_batch(**fields: Any) -> tuple[str, dict[str, Any]]:
@@ -170,17 +156,14 @@ async def test_an_early_exit_does_not_affect_its_batch_and_an_exception_fails_it
     assert [answer["early_exit"] for answer in answers] == [fields.get("exit") for fields in scripts]
     assert [answer["text"] for answer in answers] == [fields.get("text") for fields in scripts]
     assert max(answer["together"] or 0 for answer in answers) > 1
-    before = exceptions_and_exits(exits, "scripted_batch")
+    before = counted(exits, "scripted_batch")
     scripts = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
     ends = [(each.status_code, each.json()) for each in await all_of(exits, [in_batch(**each) for each in scripts])]
     failed = [answer["code"] for status, answer in ends if status != 200]
     assert len(failed) > 1
     assert set(failed) == {"model_error"}
     assert {answer["early_exit"] for status, answer in ends if status == 200} <= {None}
-    assert exceptions_and_exits(exits, "scripted_batch") == (before[0] + len(failed), before[1])
-
-
-WORDS = ("ANCHOR", "BRIDGE", "COPPER", "DRAGON", "FLOWER", "GARDEN", "HAMMER", "ISLAND")
+    assert counted(exits, "scripted_batch") == before | {"exceptions": before["exceptions"] + len(failed)}
 
 
 def picture_of(word: str) -> bytes:
@@ -192,47 +175,36 @@ def picture_of(word: str) -> bytes:
     return buffer.getvalue()
 
 
-BLANK = picture_of("")
-
-
-@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-async def test_concurrent_images_get_their_own_texts(
-    exits: GatewayProcess, pytestconfig: pytest.Config, pipeline: str
-) -> None:
-    scribble = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
-    pictures = {"": BLANK, "~": scribble} | {word: picture_of(word) for word in WORDS}
-    words = [WORDS[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
-    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in words])
-    unreadable = [], None if pipeline == "ocr" else "no_readable_text"
-    expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in WORDS}
-    for word, answer in zip(words, map(httpx.Response.json, answers), strict=True):
-        assert (answer["texts"], answer["early_exit"]) == expected[word]
-
-
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_early_exits_skip_the_later_steps(
-    client: httpx.Client, triton: EmbeddedTriton, pipeline: str, count: int
+async def test_concurrent_images_get_their_own_texts_and_exits_skip_the_later_steps(
+    exits: GatewayProcess, triton: EmbeddedTriton, pytestconfig: pytest.Config, pipeline: str, count: int
 ) -> None:
-    client.post(f"/v1/pipelines/{pipeline}", files={"image": picture_of("ANCHOR")})
+    words = ("ANCHOR", "BRIDGE", "COPPER", "DRAGON", "FLOWER", "GARDEN", "HAMMER", "ISLAND")
+    pictures = {word: picture_of(word) for word in ("", *words)}
+    pictures["~"] = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
+    unreadable = [], None if pipeline == "ocr" else "no_readable_text"
+    expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in words}
+    sent = [words[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
+    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in sent])
+    for word, answer in zip(sent, map(httpx.Response.json, answers), strict=True):
+        assert (answer["texts"], answer["early_exit"]) == expected[word]
     before = {model: settled_executions(triton, model) for model in ("text_detect", "text_recognize")}
     for _ in range(count):
-        assert client.post(f"/v1/pipelines/{pipeline}", files={"image": BLANK}).json()["early_exit"] == "no_text"
+        (answer,) = await all_of(exits, [(pipeline, {"files": {"image": pictures[""]}})])
+        assert answer.json()["early_exit"] == "no_text"
     after = {model: settled_executions(triton, model) - earlier for model, earlier in before.items()}
     assert before["text_recognize"] > 0
     assert after == {"text_detect": count, "text_recognize": 0}
 
 
 @pytest.mark.full
-def test_an_embedded_triton_gets_the_early_exit_key(tmp_path: Path, repository: Path, models_venv: Path) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/scripted").symlink_to((repository / "scripted").resolve())
+def test_an_embedded_triton_gets_the_early_exit_key(tmp_path: Path, models_venv: Path) -> None:
+    settings = embedded(tmp_path, models_venv, ["scripted"], [])
     rule = {"reason": "proven", "error": {"code": "any", "signed": True}}
     (tmp_path / "gateway.yaml").write_text(
         json.dumps({"pipelines": {"p": {"model": "scripted", "early_exit": [rule]}}})
     )
-    settings = {"embedded": "true", "embedded_repository": str(tmp_path / "models"), "embedded_venv": str(models_venv)}
-    settings |= {"config": str(tmp_path / "gateway.yaml"), "early_exit_key": "sixteen letters!"}
-    with running_gateway(tmp_path, **settings) as process:
+    with running_gateway(tmp_path, **settings, early_exit_key="sixteen letters!") as process:
         body = {"SCRIPT": json.dumps({"error": error(signed="proven")})}
         assert httpx.post(f"{process.url}/v1/pipelines/p", json=body).json()["early_exit"] == "proven"

@@ -1,15 +1,20 @@
-"""Requests share calls to a real Triton, with two workers; the answers prove whose they are."""
+"""Requests share calls to a real Triton; the answers prove whose they are."""
 
 import asyncio
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.coalesced import BAD, KILLER, Answers, ask, rows_gateway, rows_triton
-from tests.toolkit.processes import GatewayProcess, wait_until_ready
+from app.launcher.launch import EmbeddedOptions
+from tests.live.coalesced import BAD, KILLER, config_text, write_models
+from tests.toolkit.listener import read_answer
+from tests.toolkit.processes import GatewayProcess, configured_gateway, running_triton, wait_until_ready
+from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 
@@ -19,54 +24,83 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    with rows_triton(repository, models_venv) as triton:
-        yield triton
-
-
-@pytest.fixture(scope="module")
-def two_workers(rows: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with rows_gateway(rows, tmp_path_factory.mktemp("two")) as gateway:
+def rows_gateway(
+    repository: Path, models_venv: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """Tests may kill a process of the model."""
+    write_models(repository)
+    folder = tmp_path_factory.mktemp("gateway")
+    with (
+        running_triton(EmbeddedOptions(repository, models_venv)) as triton,
+        configured_gateway(triton, folder, config_text(), triton_repair="true") as gateway,
+    ):
         yield gateway
 
 
-@pytest.fixture
-def one_process(rows: EmbeddedTriton, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway whose admission knows the rate of the model `good`. Tests may kill a process of the model."""
-    with rows_gateway(rows, tmp_path, workers="1") as gateway:
-        assert answers_of(gateway, "good", range(2000, 4000)).right == 2000
-        yield gateway
+@dataclass
+class Answers:
+    right: int = 0
+    others: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Status -> items and statuses of the answers that were not 200."""
+    wrong: list[tuple[int, bytes]] = field(default_factory=list)
+    """Answers to an item that are those of another."""
+
+    @property
+    def failed(self) -> set[int]:
+        return {item for found in self.others.values() for item, _ in found}
 
 
-def answers_of(gateway: GatewayProcess, pipeline: str, items: range, connections: int = 64) -> Answers:
-    return asyncio.run(ask(gateway.url, pipeline, items, connections))
+async def ask(gateway: GatewayProcess, items: Iterable[int]) -> Answers:
+    """Each item once, over 64 connections. A busy machine refuses some with 429: these are sent again."""
+    address = urlsplit(gateway.url)
+    waiting, answers = iter(items), Answers()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        again = list[int]()
+        while (item := again.pop() if again else next(waiting, None)) is not None:
+            writer.write(post("/v1/pipelines/good", {"item": item}))
+            head, answer = await read_answer(reader)
+            status = int(head[9:12])
+            if status == 429:
+                again.append(item)
+                await asyncio.sleep(0.2)
+            elif status != 200:
+                answers.others.setdefault(status, []).append((item, status))
+            elif json.loads(answer) == {"negative": -item, "text": f"of {item}"}:
+                answers.right += 1
+            else:
+                answers.wrong.append((item, answer))
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(64)))
+    return answers
 
 
-def shared(gateway: GatewayProcess, model: str) -> float:
-    return gateway.metric("coalesced_requests_total", model=model)
-
-
-def test_every_caller_gets_its_own_rows(two_workers: GatewayProcess) -> None:
-    before = shared(two_workers, "good")
-    answers = answers_of(two_workers, "good", range(2000, 6000))
+async def test_every_caller_gets_its_own_rows(rows_gateway: GatewayProcess) -> None:
+    answers = await ask(rows_gateway, range(2000, 6000))
     assert (answers.right, answers.wrong, answers.others) == (4000, [], {})
-    assert shared(two_workers, "good") - before > 2000
-    calls = two_workers.metric("items_per_call_count", model="good")
-    assert two_workers.metric("items_per_call_sum", model="good") > 2 * calls
-    assert re.search(r"shared_with\W+[1-9]", two_workers.log)
+    assert rows_gateway.metric("coalesced_requests_total", model="good") > 2000
+    calls = rows_gateway.metric("items_per_call_count", model="good")
+    assert rows_gateway.metric("items_per_call_sum", model="good") > 2 * calls
+    assert re.search(r"shared_with\W+[1-9]", rows_gateway.log)
 
 
-def test_one_bad_item_fails_alone_and_an_item_that_kills_the_process_is_not_sent_again(
-    one_process: GatewayProcess, repository: Path
+async def test_one_bad_item_fails_alone_and_an_item_that_kills_the_process_is_not_sent_again(
+    rows_gateway: GatewayProcess, repository: Path
 ) -> None:
-    """The halves of a call cost at most two calls for each halving: 12 for 64 requests."""
-    answers = answers_of(one_process, "good", range(BAD - 6, BAD + 58))
+    """The halves of a call cost at most two calls for each halving: 12 for 64 requests.
+
+    The requests of the first call to ``ask`` tell the admission the rate of the model.
+    """
+    assert (await ask(rows_gateway, range(2000, 4000))).right == 2000
+    answers = await ask(rows_gateway, range(BAD - 6, BAD + 58))
     assert (answers.right, answers.wrong, answers.others) == (63, [], {502: [(BAD, 502)]})
-    assert 0 < one_process.metric("coalesced_repeats_total", model="good") <= 12
-    answers = answers_of(one_process, "good", range(KILLER - 20, KILLER + 43))
+    assert 0 < rows_gateway.metric("coalesced_repeats_total", model="good") <= 12
+    answers = await ask(rows_gateway, range(KILLER - 20, KILLER + 43))
     assert (answers.wrong, set(answers.others)) == ([], {503})
     assert KILLER in answers.failed
     assert (repository / "good" / "killed").read_text().count("killed") == 1
-    eventually(lambda: "works again" in one_process.log)
-    wait_until_ready(one_process, PATIENCE_S)
-    assert answers_of(one_process, "good", range(2000, 2100)).right == 100
+    await asyncio.to_thread(eventually, lambda: "works again" in rows_gateway.log)
+    await asyncio.to_thread(wait_until_ready, rows_gateway, PATIENCE_S)
+    assert (await ask(rows_gateway, range(2000, 2100))).right == 100

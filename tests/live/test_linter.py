@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.grpc as client
 import yaml
@@ -121,28 +120,6 @@ async def test_triton_refuses_the_others_or_crashes(outcomes: Outcomes, tmp_path
     loaded, log = await outcomes(tmp_path)
     assert "m_broken" not in loaded
     assert case.triton in log or STARTED not in log
-
-
-def test_a_batch_of_one_matches_a_step_without_a_batch_dimension(explicit: Triton) -> None:
-    """A larger batch needs a step with a batch dimension."""
-    server, repository = explicit
-    ident = (Path(__file__).parent / "fault_model.py").read_text()
-    build = Repository(repository)
-    build.model("flat_ident", "X", "Y", script=ident)
-    build.model("batching_ident", "X", "Y", batch=4, script=ident)
-    build.ensemble("batches_over_flat", "X", "Y", "flat_ident X=X > Y=Y", batch=4)
-    build.ensemble("flat_over_batches", "X", "Y", "batching_ident X=X > Y=Y")
-
-    def through(ensemble: str, shape: list[int]) -> list[int]:
-        server.load_model(ensemble)
-        tensor = client.InferInput("X", shape, "FP32")
-        tensor.set_data_from_numpy(np.zeros(shape, np.float32))
-        return list(server.infer(ensemble, [tensor]).as_numpy("Y").shape)
-
-    assert through("batches_over_flat", [1, 3]) == [1, 3]
-    assert through("flat_over_batches", [3]) == [3]
-    with pytest.raises(InferenceServerException, match="unexpected shape for input"):
-        through("batches_over_flat", [2, 3])
 
 
 def test_check_finds_nothing_in_the_running_reference_models(

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -20,7 +19,7 @@ from tests.conftest import Require
 from tests.helm.rendering import render, the
 from tests.toolkit.processes import GatewayProcess, free_ports
 from tests.toolkit.programs import running_program
-from tests.toolkit.waiting import PATIENCE_S
+from tests.toolkit.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "triton-gateway" / "files"
@@ -48,30 +47,22 @@ def queries() -> dict[str, str]:
     }
     (adapter,) = yaml.safe_load((FILES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scaling = adapter["metricsQuery"].replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="gateway"')
-    return rules | panel_queries() | {"triton_gateway_requests_under_way": scaling, "KEDA": keda_query()}
-
-
-def keda_query() -> str:
     values = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus"}
     scaled = the(render({"autoscaling": values, "podMonitor": {"enabled": True}}), "ScaledObject")
-    query: str = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    return query.replace("inference/demo-triton-gateway", "gateway")
+    keda = scaled["spec"]["triggers"][0]["metadata"]["query"].replace("inference/demo-triton-gateway", "gateway")
+    return rules | panel_queries() | {"triton_gateway_requests_under_way": scaling, "KEDA": keda}
 
 
 def panel_queries() -> dict[str, str]:
-    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    """Replaces the variables of the dashboard, as Grafana does."""
+    text = (FILES / "dashboard.json").read_text()
+    for variable, value in {"$job": "gateway", "$pipeline": ".*", "$__rate_interval": "30s"}.items():
+        text = text.replace(variable, value)
     return {
-        f"{panel['title']} / {target['legendFormat']}": with_variables_replaced(target["expr"])
-        for panel in dashboard["panels"]
+        f"{panel['title']} / {target['legendFormat']}": target["expr"]
+        for panel in json.loads(text)["panels"]
         for target in panel.get("targets", [])
     }
-
-
-def with_variables_replaced(query: str) -> str:
-    """Replaces the variables of the dashboard, as Grafana does."""
-    for variable, value in {"$job": "gateway", "$pipeline": ".*", "$__rate_interval": "30s"}.items():
-        query = query.replace(variable, value)
-    return query
 
 
 class Prometheus:
@@ -97,16 +88,8 @@ class Prometheus:
 
     def scraped(self) -> float:
         """Returns the number of successful scrapes of each target (the lower number), or 0 until both succeed."""
-        if not self.is_ready():
-            return 0.0
         counts = [float(each["value"][1]) for each in self.query("count_over_time(up[1h]) and up == 1")]
         return min(counts) if len(counts) == 2 else 0.0
-
-    def wait_for_scrapes(self, count: float) -> None:
-        ends = time.monotonic() + START_S
-        while self.scraped() < count:
-            assert time.monotonic() < ends, "Prometheus did not scrape both targets"
-            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +112,7 @@ def prometheus(
     with httpx.Client(timeout=PATIENCE_S) as client:
         started = Prometheus(f"http://127.0.0.1:{port}", client)
         with running_program(command, folder / "log", started.is_ready):
-            started.wait_for_scrapes(1)
+            eventually(lambda: started.scraped() >= 1, START_S)
             yield started
 
 
@@ -143,7 +126,8 @@ def after_traffic(prometheus: Prometheus, client: httpx.Client) -> Prometheus:
         client.post("/v1/pipelines/write/stream", json={"prompt": "The", "max_tokens": 8}).raise_for_status()
         client.post("/v1/pipelines/write", json={"prompt": 1})
         client.post("/v1/pipelines/scripted", json={"script": json.dumps({"omit": ["TEXT"]})})
-        prometheus.wait_for_scrapes(prometheus.scraped() + 2)  # the next scrape may have begun before the requests
+        wanted = prometheus.scraped() + 2  # the next scrape may have begun before the requests
+        eventually(lambda wanted=wanted: prometheus.scraped() >= wanted, START_S)  # type: ignore[misc]
     return prometheus
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.toolkit.events import read_stream
 from tests.toolkit.executions import executions, settled_executions
 from tests.toolkit.waiting import eventually
 
@@ -112,25 +112,15 @@ def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline
     assert (damaged.status_code, damaged.json()["code"]) == (422, "invalid_input")
 
 
-def test_write_joins_its_outputs(client: httpx.Client) -> None:
+def test_write_streams_token_by_token_what_it_joins(client: httpx.Client) -> None:
     body = {"prompt": "The for statement", "max_tokens": 12, "seed": 7}
-    answer = client.post("/v1/pipelines/write", json=body)
-    assert answer.status_code == 200
-    assert isinstance(answer.json()["text"], str)
-    assert 1 <= len(answer.json()["token_id"]) <= 12
-    assert answer.json()["finish_reason"] in {"length", "stop"}
-    assert client.post("/v1/pipelines/write", json=body).json() == answer.json()
-
-
-def test_write_streams_token_by_token(client: httpx.Client) -> None:
-    body = {"prompt": "The for statement", "max_tokens": 12, "seed": 7}
-    with client.stream("POST", "/v1/pipelines/write/stream", json=body) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = [frame.split("\n") for frame in answer.read().decode().split("\n\n") if frame]
-    assert [event[0] for event in events] == [f"id: {index}" for index in range(1, len(events) + 1)]
-    assert [event[1] for event in events] == ["event: output"] * (len(events) - 1) + ["event: done"]
-    outputs = [json.loads(event[2].removeprefix("data: ")) for event in events]
-    assert all(len(output["token_id"]) == 1 for output in outputs[:-1])
-    assert outputs[-1]["reason"] == "complete"
-    whole = client.post("/v1/pipelines/write", json=body).json()
-    assert "".join(output["text"] for output in outputs[:-1]) == whole["text"]
+    whole = client.post("/v1/pipelines/write", json=body)
+    assert whole.status_code == 200
+    assert isinstance(whole.json()["text"], str)
+    assert 1 <= len(whole.json()["token_id"]) <= 12
+    assert whole.json()["finish_reason"] in {"length", "stop"}
+    assert client.post("/v1/pipelines/write", json=body).json() == whole.json()
+    *outputs, last = [event.data for event in read_stream(client, "write", body)]
+    assert all(len(output["token_id"]) == 1 for output in outputs)
+    assert last["reason"] == "complete"
+    assert "".join(output["text"] for output in outputs) == whole.json()["text"]

@@ -13,6 +13,7 @@ import pytest
 from tests.toolkit.connections import Connection
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.programs import RedisServer
 from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import eventually
 
@@ -108,8 +109,14 @@ class Upload:
         return rest(self._socket).decode()
 
 
-def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) -> None:
-    draining = start_gateway(config=CONFIG, drain_s="4")
+def readiness(gateway: GatewayProcess) -> str:
+    return str(httpx.get(f"{gateway.url}/health/ready").json()["status"])
+
+
+def test_every_upload_and_stream_of_two_workers_gets_its_answer(
+    start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    draining = start_gateway(config=CONFIG, drain_s="4", workers="2", redis_url=redis.url)
     running = [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
     for each in running:
         each.finish()
@@ -120,7 +127,7 @@ def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) ->
     unfinished += [Upload(draining, "/v1/streams", resumable) for _ in range(4)]
     eventually(lambda: draining.metric("active_streams") == 6)
     draining.process.send_signal(signal.SIGTERM)
-    eventually(lambda: httpx.get(f"{draining.url}/health/ready").json()["status"] == "draining")
+    eventually(lambda: {readiness(draining) for _ in range(16)} == {"draining"})
     for each in completed:
         each.finish()
     for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):
@@ -138,3 +145,5 @@ def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) ->
         assert text.startswith("HTTP/1.1 503")
         assert '"code":"draining"' in text
     assert draining.process.wait(20) == 0
+    messages = [json.loads(line)["message"] for line in draining.log.splitlines()]
+    assert any(each.startswith("draining") for each in messages)

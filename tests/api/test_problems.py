@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.test_errors import concrete
 
 from app.api.error_table import MAX_BYTES, ROW_BY_ERROR, problem_of, problem_response
 from app.core.errors import (
@@ -20,7 +21,6 @@ from app.core.errors import (
     UpstreamError,
 )
 from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
-from tests.core.test_errors import concrete
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, refusal, response, tensor

@@ -362,10 +362,11 @@ class TestDirectAnswers:
 
     async def test_they_equal_those_through_asgi(self, port: int) -> None:
         """With and without ``Connection: close``, which is respected."""
-        direct, by_asgi = [
-            await sent_and_received(port, hello(path), hello(path, CLOSE), pause_s=0.02)
-            for path in ("/direct", "/asgi")
-        ]
+        async with asyncio.timeout(2):  # less than the time of the keep-alive
+            direct, by_asgi = [
+                await sent_and_received(port, hello(path), hello(path, CLOSE), pause_s=0.02)
+                for path in ("/direct", "/asgi")
+            ]
         assert direct == by_asgi
         assert (direct.count(b"\r\n\r\nhello"), direct.count(b"connection: close")) == (2, 1)
 

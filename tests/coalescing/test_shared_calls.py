@@ -42,8 +42,17 @@ from app.core.inference import (
 )
 from app.observability.metrics import Metrics
 from app.triton.grpc_errors import is_dead_process
-from tests.coalescing.conftest import of_items, with_rows, without_text
-from tests.toolkit.engine import Distort, Outputs, RowEngine, every_error, failed, items_of
+from tests.toolkit.engine import (
+    Distort,
+    Outputs,
+    RowEngine,
+    every_error,
+    failed,
+    items_of,
+    rows_of,
+    with_rows,
+    without_text,
+)
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 MOST_CALLS = 29
@@ -329,7 +338,7 @@ def flat(outputs: Outputs) -> Outputs:
 
 def detections(outputs: Outputs) -> Outputs:
     """None for odd items and two for even ones: a call may have as many rows as items by accident."""
-    found = [[item] for item in of_items(outputs) for _ in range(0 if item % 2 else 2)]
+    found = [[item] for item in rows_of(outputs) for _ in range(0 if item % 2 else 2)]
     return outputs | {"BOXES": Tensor("BOXES", "INT64", np.array(found, np.int64).reshape(-1, 1))}
 
 

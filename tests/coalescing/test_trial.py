@@ -19,8 +19,17 @@ from app.pipelines.examples import trial_requests
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
-from tests.coalescing.conftest import of_items, with_rows, without_text
-from tests.toolkit.engine import Distort, FakeEngine, Outputs, RowEngine, items_of, outputs_of
+from tests.toolkit.engine import (
+    Distort,
+    FakeEngine,
+    Outputs,
+    RowEngine,
+    items_of,
+    outputs_of,
+    rows_of,
+    with_rows,
+    without_text,
+)
 from tests.toolkit.models import ensemble, model, pipeline
 
 CONFIG = model("ITEM INT64 [1]", ["NEGATIVE INT64 [1]", "TEXT BYTES [1]"], name="m", max_batch_size=16)
@@ -117,7 +126,7 @@ async def test_the_trial_of_a_faithful_model_passes() -> None:
 
 def numbered(outputs: Outputs) -> Outputs:
     """A list of all detections, one in each image, with the number of the image."""
-    numbers = np.arange(len(of_items(outputs)), dtype=np.int64)[:, np.newaxis]
+    numbers = np.arange(len(rows_of(outputs)), dtype=np.int64)[:, np.newaxis]
     return outputs | {"BOXES": Tensor("BOXES", "INT64", numbers)}
 
 
@@ -154,7 +163,7 @@ turns = count()
             ),
             "between two runs of the sample alone",
         ),
-        (lambda outputs: outputs_of([1] * len(of_items(outputs))), "every input of the trial alike"),
+        (lambda outputs: outputs_of([1] * len(rows_of(outputs))), "every input of the trial alike"),
     ],
     ids=["random", "constant"],
 )
@@ -171,7 +180,7 @@ async def test_the_trial_needs_inputs_that_the_model_accepts() -> None:
 
 async def test_rounding_may_differ_within_the_tolerance() -> None:
     def rounded(outputs: Outputs) -> Outputs:
-        items = of_items(outputs)
+        items = rows_of(outputs)
         exact = np.array([[item] for item in items], np.float32)
         return outputs | {"SCORE": Tensor("SCORE", "FP32", exact * np.float32(1 + 1e-6 * (len(items) > 1)))}
 

@@ -1,4 +1,4 @@
-"""Early exits with the real Triton: each kind of composition, empty and partial results, batches."""
+"""Early exits with the real Triton: each kind of composition, empty and partial results."""
 
 import asyncio
 import io
@@ -45,9 +45,7 @@ def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
     unary["early_exit"] = rules("ALREADY_EXISTS", text="TEXT", list_="NUMBERS")
     streamed = {"outputs": {"text": text, "token_id": {"tensor": "TOKEN_ID"}}, "stream": {"commit_s": 0.3}}
     streamed["early_exit"] = rules("any", text="TEXT", list_="TOKEN_ID")
-    batch = {"outputs": {"text": text, "together": {"tensor": "TOGETHER"}}}
-    batch["early_exit"] = rules("ALREADY_EXISTS", text="TEXT", list_="TOGETHER")
-    by_model = {**dict.fromkeys(UNARY, unary), **dict.fromkeys(STREAMED, streamed), "scripted_batch": batch}
+    by_model = dict.fromkeys(UNARY, unary) | dict.fromkeys(STREAMED, streamed)
     scripted = {name: {"model": name, "inputs": inputs, "timeout_s": 20, **spec} for name, spec in by_model.items()}
     ocr = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls")}
     return scripted | {name: {key: spec[key] for key in spec if key != "sample"} for name, spec in ocr.items()}
@@ -128,42 +126,17 @@ def script(outputs: int, **fields: Any) -> dict[str, str]:
     return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **fields})}
 
 
-async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]) -> list[httpx.Response]:
-    """Sends concurrent requests and returns the answers. A busy machine refuses some of them, which are sent again.
+async def read(exits: GatewayProcess, pipeline: str, images: list[bytes]) -> list[dict[str, Any]]:
+    """Sends concurrent requests. A busy machine refuses some of them, which are sent again."""
 
-    Args:
-        exits: the gateway.
-        bodies: the pipeline and the arguments for httpx of each request.
-    """
-
-    async def answer_of(pipeline: str, sent: dict[str, Any]) -> httpx.Response:
-        while (answer := await session.post(f"/v1/pipelines/{pipeline}", **sent)).status_code == 429:
+    async def answer_of(image: bytes) -> dict[str, Any]:
+        while (answer := await session.post(f"/v1/pipelines/{pipeline}", files={"image": image})).status_code == 429:
             await asyncio.sleep(float(answer.headers["retry-after"]))
-        return answer
+        return dict(answer.json())
 
-    limits = httpx.Limits(max_connections=len(bodies))
+    limits = httpx.Limits(max_connections=len(images))
     async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
-        return await asyncio.gather(*(answer_of(name, sent) for name, sent in bodies))
-
-
-def in_batch(**fields: Any) -> tuple[str, dict[str, Any]]:
-    return "scripted_batch", {"json": {"script": json.dumps(fields)}}
-
-
-async def test_an_early_exit_does_not_affect_its_batch_and_an_exception_fails_it(exits: GatewayProcess) -> None:
-    scripts = [{"exit": "nothing"} if index % 3 == 0 else {"text": f"text {index}"} for index in range(64)]
-    answers = [answer.json() for answer in await all_of(exits, [in_batch(**fields) for fields in scripts])]
-    assert [answer["early_exit"] for answer in answers] == [fields.get("exit") for fields in scripts]
-    assert [answer["text"] for answer in answers] == [fields.get("text") for fields in scripts]
-    assert max(answer["together"] or 0 for answer in answers) > 1
-    before = counted(exits, "scripted_batch")
-    scripts = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
-    ends = [(each.status_code, each.json()) for each in await all_of(exits, [in_batch(**each) for each in scripts])]
-    failed = [answer["code"] for status, answer in ends if status != 200]
-    assert len(failed) > 1
-    assert set(failed) == {"model_error"}
-    assert {answer["early_exit"] for status, answer in ends if status == 200} <= {None}
-    assert counted(exits, "scripted_batch") == before | {"exceptions": before["exceptions"] + len(failed)}
+        return await asyncio.gather(*map(answer_of, images))
 
 
 def picture_of(word: str) -> bytes:
@@ -186,13 +159,13 @@ async def test_concurrent_images_get_their_own_texts_and_exits_skip_the_later_st
     unreadable = [], None if pipeline == "ocr" else "no_readable_text"
     expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in words}
     sent = [words[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
-    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in sent])
-    for word, answer in zip(sent, map(httpx.Response.json, answers), strict=True):
+    answers = await read(exits, pipeline, [pictures[word] for word in sent])
+    for word, answer in zip(sent, answers, strict=True):
         assert (answer["texts"], answer["early_exit"]) == expected[word]
     before = {model: settled_executions(triton, model) for model in ("text_detect", "text_recognize")}
     for _ in range(count):
-        (answer,) = await all_of(exits, [(pipeline, {"files": {"image": pictures[""]}})])
-        assert answer.json()["early_exit"] == "no_text"
+        (answer,) = await read(exits, pipeline, [pictures[""]])
+        assert answer["early_exit"] == "no_text"
     after = {model: settled_executions(triton, model) - earlier for model, earlier in before.items()}
     assert before["text_recognize"] > 0
     assert after == {"text_detect": count, "text_recognize": 0}

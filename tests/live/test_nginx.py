@@ -2,7 +2,6 @@
 
 import json
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.live.some_models import config_with
 from tests.toolkit.certificates import Authority
-from tests.toolkit.events import checked, events_in, lines_of, parsed
+from tests.toolkit.events import events_in, lines_of
 from tests.toolkit.nginx import GZIP, documented_server, plain_server, running_nginx
 from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
 from tests.toolkit.waiting import eventually
@@ -33,10 +32,10 @@ def script(**fields: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def pinging(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("pinging")
+def behind(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("behind")
     config = config_with(folder, ["scripted_patient", "ocr"])
-    settings = {"triton_url": triton.grpc_url, "config": config, "ping_s": "0.2", "drain_s": "1"}
+    settings = {"triton_url": triton.grpc_url, "config": config, "drain_s": "1"}
     settings["cors_origins"] = ORIGIN["Origin"]
     with running_gateway(folder, **settings) as gateway:
         yield gateway
@@ -53,12 +52,12 @@ class Proxies:
 
 
 @pytest.fixture(scope="module")
-def proxies(pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[Proxies]:
+def proxies(behind: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[Proxies]:
     folder, ports = tmp_path_factory.mktemp("nginx"), free_ports(4)
     authority = Authority(folder)
     servers = [
-        plain_server(ports[0], pinging.url, COMPRESSES),
-        documented_server(ports[1], pinging.url, authority),
+        plain_server(ports[0], behind.url, COMPRESSES),
+        documented_server(ports[1], behind.url, authority),
         documented_server(ports[2], f"http://127.0.0.1:{ports[3]}", authority),
     ]
     with running_nginx(folder, require, ports[0], "\n".join(servers)), ExitStack() as stack:
@@ -73,32 +72,21 @@ def proxies(pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, r
 
 @pytest.mark.parametrize(("server", "version"), [("plain", "HTTP/1.1"), ("documented", "HTTP/2")])
 def test_events_arrive_as_the_model_sends_them(
-    proxies: Proxies, pinging: GatewayProcess, server: str, version: str
+    proxies: Proxies, behind: GatewayProcess, server: str, version: str
 ) -> None:
     client: httpx.Client = getattr(proxies, server)
     with client.stream("POST", STREAM, json=script(outputs=20, interval_s=0.3)) as answer:
         assert (answer.http_version, answer.status_code) == (version, 200)
         events = events_in(lines_of(answer))
         assert [next(events).name for _ in range(3)] == ["output"] * 3
-        assert pinging.metric("active_streams") == 1, "nginx buffered the events until the end of the stream"
-    eventually(lambda: pinging.metric("active_streams") == 0)
+        assert behind.metric("active_streams") == 1, "nginx buffered the events until the end of the stream"
+    eventually(lambda: behind.metric("active_streams") == 0)
     assert "content-encoding" not in answer.headers
     assert "no-transform" in answer.headers["cache-control"]
     assert answer.headers["content-type"].startswith("text/event-stream")
-    with httpx.stream("POST", pinging.url + STREAM, json=script()) as direct:
+    with httpx.stream("POST", behind.url + STREAM, json=script()) as direct:
         direct.read()
     assert direct.headers["x-accel-buffering"] == "no", "nginx removes the header"
-
-
-def test_pings_pass_while_the_model_is_silent(proxies: Proxies) -> None:
-    with proxies.plain.stream("POST", STREAM, json=script(outputs=2, interval_s=1.0)) as answer:
-        chunks = [(chunk.decode(), time.monotonic()) for chunk in answer.iter_raw()]
-    text = "".join(chunk for chunk, _ in chunks)
-    assert text.count(": \n\n") >= 2
-    first_ping = next(arrived for chunk, arrived in chunks if ": \n\n" in chunk)
-    next_event = next(arrived for chunk, arrived in chunks if "id: 2\n" in chunk)
-    assert next_event - first_ping > 0.1
-    checked(parsed(text))
 
 
 def test_a_disconnect_from_the_proxy_cancels_the_request(proxies: Proxies, tmp_path: Path) -> None:
@@ -107,18 +95,6 @@ def test_a_disconnect_from_the_proxy_cancels_the_request(proxies: Proxies, tmp_p
     with proxies.plain.stream("POST", STREAM, json=body) as answer:
         next(events_in(lines_of(answer)))
     eventually(lambda: notice.exists() and bool(notice.read_text()))
-
-
-def test_a_resumable_stream_resumes_through_the_proxy(proxies: Proxies) -> None:
-    body = {"pipeline": "scripted_patient", "inputs": script(outputs=6, interval_s=0.05)}
-    path = proxies.plain.post("/v1/streams", json=body).headers["location"]
-    with proxies.plain.stream("GET", path) as answer:
-        stream = events_in(lines_of(answer))
-        events = [next(stream), next(stream)]
-    with proxies.plain.stream("GET", path, headers={"Last-Event-ID": "2"}) as answer:
-        events += events_in(lines_of(answer))
-    assert len(checked(events)) == 7
-    assert proxies.plain.get(path, headers={"Last-Event-ID": "7"}).status_code == 204
 
 
 class TestDocumentedServer:

@@ -148,6 +148,21 @@ def outputs_of(items: list[int]) -> Outputs:
     }
 
 
+def rows_of(outputs: Outputs) -> list[int]:
+    """The items that the outputs are about."""
+    return [-int(each) for each in outputs["NEGATIVE"].array[:, 0]]
+
+
+def with_rows(change: Callable[[list[int]], list[int]]) -> Distort:
+    """Changes the rows of a call with several items."""
+    return lambda outputs: outputs_of(change(items)) if len(items := rows_of(outputs)) > 1 else outputs
+
+
+def without_text(outputs: Outputs) -> Outputs:
+    """Only a call with one item has the output TEXT."""
+    return outputs if len(rows_of(outputs)) == 1 else {"NEGATIVE": outputs["NEGATIVE"]}
+
+
 def failed(message: str, code: str = "INTERNAL") -> GatewayError:
     error = ModelError("Model 'm' failed.")
     error.upstream = UpstreamError(code, message)

@@ -118,15 +118,6 @@ class TestPick:
             await ask(balancer)
         assert all(120 < len(engine.requests) < 280 for engine in engines)
 
-    async def test_a_server_without_the_model_gets_no_requests(self) -> None:
-        engines = working(), FakeEngine(answers=[ANSWER])
-        balancer, _ = balanced(*engines)
-        assert await balancer.model_ready("m")
-        for _ in range(20):
-            await ask(balancer)
-        assert len(engines[1].requests) == 0
-        assert balancer.absences("m") == {"triton-1:1": "not_ready"}
-
     async def test_if_all_servers_are_ejected_all_are_used(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
@@ -136,7 +127,7 @@ class TestPick:
             await ask(balancer)
         assert all(engine.requests for engine in engines)
 
-    @pytest.mark.parametrize("fault", ["is leaving", "open breaker", "is stuck", "is down"])
+    @pytest.mark.parametrize("fault", ["is leaving", "open breaker", "is stuck", "is down", "has not the model"])
     async def test_a_server_that_must_not_be_used_gets_no_requests(self, fault: str) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
@@ -147,6 +138,10 @@ class TestPick:
             trip(server)
         elif fault == "is down":
             balancer.put_down(server)
+        elif fault == "has not the model":
+            engines[0].configs = {}
+            assert await balancer.model_ready("m")
+            assert balancer.absences("m") == {"triton-0:1": "not_ready"}
         for _ in range(20):
             await ask(balancer)
         assert (len(engines[0].requests), len(engines[1].requests)) == (0, 20)

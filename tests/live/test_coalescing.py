@@ -11,11 +11,39 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.launcher.launch import EmbeddedOptions
-from tests.live.coalesced import BAD, KILLER, config_text, write_models
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, configured_gateway, running_triton, wait_until_ready
 from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import PATIENCE_S, eventually
+
+BAD, KILLER = 13, 666
+"""Items of ``rows_model.py`` with a meaning: the model fails, and its process ends."""
+CONFIG = """
+backend: "python"
+max_batch_size: 64
+input [ { name: "ITEM" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [
+  { name: "NEGATIVE" data_type: TYPE_INT64 dims: [ 1 ] },
+  { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+GATEWAY_YAML = """
+pipelines:
+  good:
+    model: good
+    inputs: {item: {tensor: ITEM}}
+    outputs: {negative: {tensor: NEGATIVE}, text: {tensor: TEXT, kind: text}}
+    sample: {item: 3}
+    idempotent: true
+    coalesce: true
+"""
+
+
+def write_models(folder: Path) -> None:
+    (folder / "good" / "1").mkdir(parents=True)
+    (folder / "good" / "config.pbtxt").write_text(CONFIG)
+    (folder / "good" / "1" / "model.py").symlink_to(Path(__file__).with_name("rows_model.py"))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +60,7 @@ def rows_gateway(
     folder = tmp_path_factory.mktemp("gateway")
     with (
         running_triton(EmbeddedOptions(repository, models_venv)) as triton,
-        configured_gateway(triton, folder, config_text(), triton_repair="true") as gateway,
+        configured_gateway(triton, folder, GATEWAY_YAML, triton_repair="true") as gateway,
     ):
         yield gateway
 

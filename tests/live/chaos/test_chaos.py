@@ -20,7 +20,7 @@ from tests.live.chaos.faults import FAULTS, SHARING_FAULTS, WORKER_FAULTS, Fault
 from tests.live.chaos.report import LONG_S, SEED, write_ledger, write_part
 from tests.live.chaos.stand import RESTARTS, Levels, Stand, levels_of, rss_mib_of, stand_of
 from tests.live.chaos.traffic import FOREIGN, SharingTraffic, Traffic
-from tests.live.coalesced import config_text, write_models
+from tests.live.test_coalescing import GATEWAY_YAML, write_models
 from tests.toolkit.processes import running_triton
 
 CALM = 150
@@ -88,7 +88,7 @@ async def test_a_round_of_faults_leaves_nothing_unexplained(
 async def test_faults_give_nobody_the_answer_of_another_request(models_venv: Path, tmp_path: Path) -> None:
     write_models(tmp_path / "models")
     with running_triton(EmbeddedOptions(tmp_path / "models", models_venv, **RESTARTS), restarts=True) as triton:
-        async with stand_of(triton, tmp_path / "stand", SEED, config_text()) as stand:
+        async with stand_of(triton, tmp_path / "stand", SEED, GATEWAY_YAML) as stand:
             traffic = SharingTraffic(SEED, stand.journal)
             await chaos(stand, traffic, in_any_order(SHARING_FAULTS), SHARING_CLIENTS)
             await stand.quiet()

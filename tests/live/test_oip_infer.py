@@ -119,7 +119,7 @@ class TestRequests:
             answer = same_answer(both, "/v2/models/scripted_large/infer", body, Inference_Header_Content_Length="0")
             assert np.frombuffer(answer.tensors["SUM"][2], np.int64).tolist() == [sum(body)]
         answer = same_answer(
-            both, "/v2/models/scripted_batch/infer", b'{"text": "a"}', Inference_Header_Content_Length="0"
+            both, "/v2/models/scripted_rows/infer", b'{"text": "a"}', Inference_Header_Content_Length="0"
         )
         assert answer.tensors["TEXT"][2] == raw_texts(b"a")
         texts = raw_texts(b"a", b"b")

@@ -20,17 +20,15 @@ import uvloop
 
 from app import __version__
 from app.admission.keys import entry_of, hash_of, new_key
-from app.check import MAX_TEXT, run_check, text_of
+from app.check import MAX_TEXT, FileTaken, run_check, text_of, write_draft
 from app.config.document import ConfigError
 from app.core.errors import GatewayError
 from app.core.text import nearest, nearest_of, printable
-from app.draft import FileTaken, write_draft
 from app.launcher.launch import create_environment, install_requirements, needs_environment
 from app.launcher.machine import EmbeddedTritonError
 from app.observability.log import configure_logging
-from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import check_files, serve
-from app.process.supervision import BackgroundTaskFailed
+from app.process.supervision import BackgroundTaskFailed, ListeningPortTaken, require_free_ports
 from app.process.tritons import check_credentials, credentials_of, run_triton
 from app.settings import (
     DEFAULT_REPOSITORY,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app import cli
+from app.check import FileTaken, write_draft
 from app.core.model import ModelConfig, SequenceBatching
-from app.draft import FileTaken, write_draft
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.pipelines.file import read_gateway_file
 from tests.pipelines.test_presets import VLLM

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationError
 
-from app.config.document import ConfigError, Lines, Name, Section, complaint_at, read_spec
-from app.config.watch import FollowedFile
+from app.config.document import ConfigError, FollowedFile, Lines, Name, Section, complaint_at, read_spec
 from app.core.errors import Unauthenticated
 from app.core.text import nearest
 

@@ -27,9 +27,8 @@ from app.observability.tracing import SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import Canceller, run
-from app.streams.events import Event, EventLog, LiveLog
 from app.streams.store import StreamStore
-from app.streams.stream import ProblemOf, Stream
+from app.streams.stream import Event, EventLog, LiveLog, ProblemOf, Stream
 
 
 class InferenceCall(Struct, eq=False):

@@ -38,7 +38,7 @@ from app.core.json import json_of
 from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
 from app.observability.log import StructuredLogger
 from app.observability.record import RequestRecord
-from app.streams.events import Event
+from app.streams.stream import Event
 
 TRANSPORT = "websocket"
 SUBPROTOCOL = Subprotocol("triton-gateway")

@@ -18,8 +18,7 @@ from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Exchange
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
-from app.streams.events import STALL_S, TERMINAL, Event, EventName
-from app.streams.stream import Stream
+from app.streams.stream import STALL_S, TERMINAL, Event, EventName, Stream
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
 """A heartbeat comment, which readers ignore."""

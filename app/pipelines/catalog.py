@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.config.watch import FollowedFile
+from app.config.document import FollowedFile
 from app.core.aio import Backoff
 from app.core.answer import part_of
 from app.core.engine import InferenceServer, PipelineLayer

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.config.document import ConfigError, Lines, Location, complaint_at, read_spec
-from app.config.watch import FollowedFile
+from app.config.document import ConfigError, FollowedFile, Lines, Location, complaint_at, read_spec
 from app.core.files import Stamp, read_regular_file, stamp_of
 from app.core.model import ModelConfig
 from app.llm.tokenizer import EXTRA, MAX_TEMPLATE_BYTES, files_of, read_folder

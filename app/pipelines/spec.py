@@ -14,7 +14,7 @@ from app.core.errors import FailureCode, InvalidRequest
 from app.core.model import ModelConfig, OwnIds, reached, sequence_ids_of
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.pipelines.mismatch import PipelineMismatch
-from app.sessions.session_terms import SessionSpec, missing_fault, own_ids_of, stateful_models
+from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last", "sum"]

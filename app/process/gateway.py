@@ -31,8 +31,7 @@ from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
-from app.process.listening import connections_within, watch_open_files
-from app.process.supervision import Supervisor
+from app.process.supervision import Supervisor, connections_within, watch_open_files
 from app.process.tritons import Servers, Triton, credentials_of
 from app.routes import DIALECTS, Gateway
 from app.settings import DEFAULT_CONFIG, Settings

@@ -31,14 +31,12 @@ from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.gateway import open_gateway
-from app.process.listening import LAST_BYTES_S, listening, serving, url_of
-from app.process.supervision import ShutdownRequested, Supervisor, first_of
+from app.process.supervision import LAST_BYTES_S, ShutdownRequested, Supervisor, first_of, listening, serving, url_of
 from app.process.tritons import check_credentials, running_triton
 from app.process.workers import PageOfAll, Worker, run_workers
 from app.routes import DIALECTS, create_admin_app, create_app
 from app.settings import PREFIX, Settings, SettingsError
-from app.streams.memory_store import MemoryStore
-from app.streams.store import KeepLimits, StreamStore
+from app.streams.store import KeepLimits, MemoryStore, StreamStore
 
 _log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from app.observability.tracing import Tracer, traced_call
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
-from app.process.listening import url_of
-from app.process.supervision import ShutdownRequested, Supervisor
+from app.process.supervision import ShutdownRequested, Supervisor, url_of
 from app.settings import PREFIX, Settings, SettingsError
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels

@@ -37,8 +37,14 @@ from app.admission.admission import Share
 from app.config.document import ConfigError
 from app.core.aio import Backoff
 from app.observability.log import configure_logging
-from app.process.listening import GRACE_S, LAST_BYTES_S, ListeningPortTaken, reserved
-from app.process.supervision import BackgroundTaskFailed, Supervisor
+from app.process.supervision import (
+    GRACE_S,
+    LAST_BYTES_S,
+    BackgroundTaskFailed,
+    ListeningPortTaken,
+    Supervisor,
+    reserved,
+)
 from app.process.tritons import Triton, running_triton
 from app.routes import Gateway
 from app.settings import PREFIX, Settings, SettingsError

@@ -18,8 +18,19 @@ import numpy as np
 from app.core.aio import Backoff
 from app.core.inference import BYTES, ELEMENT, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig
-from app.shared_memory.layout import ALIGNMENT, LARGE_BYTES, ByteRange, Layout, Layouts
-from app.shared_memory.regions import Owner, Region, RegionPool, is_abandoned, remove_leftovers, rounded
+from app.shared_memory.regions import (
+    ALIGNMENT,
+    LARGE_BYTES,
+    ByteRange,
+    Layout,
+    Layouts,
+    Owner,
+    Region,
+    RegionPool,
+    is_abandoned,
+    remove_leftovers,
+    rounded,
+)
 
 
 class RegistryFailed(OSError):

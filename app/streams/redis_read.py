@@ -30,9 +30,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from app.core.errors import StreamEvicted, UpstreamUnavailable
-from app.streams.events import MAX_READ_BYTES, Event, EventName, ReplayLog, check_resume, dropped
 from app.streams.store import Reader, evicted, unknown
-from app.streams.stream import ProblemOf
+from app.streams.stream import MAX_READ_BYTES, Event, EventName, ProblemOf, ReplayLog, check_resume, dropped
 
 RedisClient = Any
 """redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from redis.exceptions import RedisError
 
 from app.core.errors import Internal, StreamCancelled
-from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
 from app.streams.redis_read import (
     LEASE_MS,
     OUTAGE_S,
@@ -34,7 +33,7 @@ from app.streams.redis_read import (
     redis_errors,
 )
 from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, StreamStore, evicted, new_stream_id, unknown
-from app.streams.stream import ProblemOf, Stream
+from app.streams.stream import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog, ProblemOf, Stream
 
 REQUEST_CONNECTIONS = 8
 PUBLISH_CONNECTIONS = 16

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from app.config.document import ConfigError
-from app.config.watch import FollowedFile
+from app.config.document import ConfigError, FollowedFile
 from app.core.files import stamp_of
 from app.grpc.rpc import Metadata, StreamCall, Transport, UnaryCall
 

@@ -21,7 +21,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Canceller
 from app.routes import Gateway, create_app
-from app.streams.memory_store import MemoryStore
+from app.streams.store import MemoryStore
 
 MODEL = ModelConfig(
     name="identity",

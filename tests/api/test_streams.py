@@ -18,8 +18,8 @@ from app.api.bodies import Limits
 from app.api.streaming import PING, RETRY, StreamResponse, frame_of
 from app.core.errors import GatewayError
 from app.routes import create_app
-from app.streams.events import Event, EventName, LiveLog, ReplayLog
-from app.streams.memory_store import MemoryStore
+from app.streams.store import MemoryStore
+from app.streams.stream import Event, EventName, LiveLog, ReplayLog
 from tests.api.conftest import CONFIG, FINAL, counted, events, scripted, word
 from tests.api.openai.conftest import ask
 from tests.api.openai.test_texts import CONFIG as LLAMA

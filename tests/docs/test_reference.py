@@ -18,7 +18,7 @@ from app.cli import command_parser
 from app.pipelines import llm_spec as spec_module
 from app.pipelines import spec
 from app.pipelines.spec import GatewaySpec
-from app.sessions.session_terms import SessionSpec
+from app.sessions.session import SessionSpec
 from app.settings import PREFIX, Settings
 from deploy.reference import arguments_of, commands_of, default_text, pages, section_of
 from tests.docs.pages import ROOT, rows_under

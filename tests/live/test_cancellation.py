@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.shared_memory.layout import LARGE_BYTES
+from app.shared_memory.regions import LARGE_BYTES
 from tests.toolkit.connections import Connection
 from tests.toolkit.executions import check_usually_below, settled_executions
 from tests.toolkit.processes import LIVE, GatewayProcess, live_gateway, live_triton, scripted_models

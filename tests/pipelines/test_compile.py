@@ -24,7 +24,7 @@ from app.pipelines.spec import (
     PipelineSpec,
     StreamSpec,
 )
-from app.sessions.session_terms import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT
+from app.sessions.session import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT
 from tests.toolkit.models import ensemble, model, pipeline
 
 

@@ -19,8 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from app.process.listening import RESERVED, ListeningPortTaken, connections_within, listening, reserved
 from app.process.serving import HTTP_PORT, announce, hard_to_try, wrong_address
+from app.process.supervision import RESERVED, ListeningPortTaken, connections_within, listening, reserved
 from tests.conftest import Require
 from tests.toolkit.models import ensemble, model, pipeline
 from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway

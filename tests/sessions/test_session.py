@@ -32,11 +32,13 @@ from app.sessions.session import (
     End,
     PipelineSession,
     SessionLost,
+    SessionSpec,
+    SessionTerms,
     StepAnswer,
     StepOutOfTurn,
     UnknownSession,
+    reach_s,
 )
-from app.sessions.session_terms import SessionSpec, SessionTerms, reach_s
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 REQUEST = InferenceRequest("m", ())

@@ -14,9 +14,8 @@ from app.core.errors import DeadlineExceeded
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.shared_memory import regions
-from app.shared_memory.layout import LARGE_BYTES
 from app.shared_memory.leases import SharedMemory
-from app.shared_memory.regions import SHARED_MEMORY
+from app.shared_memory.regions import LARGE_BYTES, SHARED_MEMORY
 from app.triton.connect import MAX_MESSAGE_BYTES, open_transport, registry_of
 from app.triton.triton_engine import TritonEngine
 from tests.toolkit.triton import FakeTriton, serving

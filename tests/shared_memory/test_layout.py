@@ -7,7 +7,7 @@ import pytest
 
 from app.core.inference import BYTES, InferenceRequest, RequestedOutput, Tensor, bytes_array
 from app.core.model import ModelConfig, Step, TensorSpec
-from app.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
+from app.shared_memory.regions import LARGE_BYTES, ByteRange, Layout, Layouts
 from app.triton.connect import MAX_MESSAGE_BYTES
 
 LARGE = LARGE_BYTES // 4

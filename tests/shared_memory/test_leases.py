@@ -10,7 +10,7 @@ import pytest
 
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
-from app.shared_memory.layout import LARGE_BYTES
+from app.shared_memory.regions import LARGE_BYTES
 from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, not_found_or, numbers, region_of, seen_by
 from tests.toolkit.waiting import until
 

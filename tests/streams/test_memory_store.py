@@ -12,11 +12,9 @@ import pytest
 from app.core.answer import Answer
 from app.core.errors import InvalidRequest, StreamCancelled, StreamEvicted, TooManyRequests, UnknownStream
 from app.core.inference import InferenceResponse
-from app.streams import memory_store
-from app.streams.events import ReplayLog
-from app.streams.memory_store import MemoryStore
-from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream
-from app.streams.stream import Stream
+from app.streams import store as store_module
+from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream, MemoryStore
+from app.streams.stream import ReplayLog, Stream
 from tests.toolkit.streams import ids, opened, read_all, stream_of
 
 RESUME_S = 0.1
@@ -205,7 +203,7 @@ async def test_the_events_of_a_dropped_stream_are_freed_without_a_garbage_collec
 
 
 async def test_dropped_streams_report_the_memory_that_they_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_store, "FREED_BYTES", 3 * STREAM_BYTES)
+    monkeypatch.setattr(store_module, "FREED_BYTES", 3 * STREAM_BYTES)
     freed: list[int] = []
     async with MemoryStore(freed=freed.append) as store:
         for stream_id in [await ended(store) for _ in range(4)]:
@@ -225,7 +223,7 @@ async def test_usage_is_zero_after_every_stream_was_deleted_or_has_expired() -> 
 
 
 async def test_the_oldest_evicted_ids_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_store, "MAX_EVICTED", 1)
+    monkeypatch.setattr(store_module, "MAX_EVICTED", 1)
     async with MemoryStore(KeepLimits(max_streams=1)) as store:
         first, second, _ = [await ended(store) for _ in range(3)]
         with pytest.raises(UnknownStream):

@@ -19,11 +19,10 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.streams import redis_read, redis_store
-from app.streams.events import Event, LiveLog
 from app.streams.redis_read import Keys, client_of
 from app.streams.redis_store import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, RedisStore
 from app.streams.store import KEEP_LIMITS, KeepLimits
-from app.streams.stream import Stream
+from app.streams.stream import Event, LiveLog, Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.programs import RedisServer
 from tests.toolkit.streams import FINAL, FakeAnswer, ids, opened, problem_of, read_all, stream_of, token

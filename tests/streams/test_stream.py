@@ -27,7 +27,7 @@ from app.core.errors import (
     UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceResponse
-from app.streams.events import MAX_READ_BYTES, Event, LiveLog, ReplayLog
+from app.streams.stream import MAX_READ_BYTES, Event, LiveLog, ReplayLog
 from tests.toolkit.engine import Answer
 from tests.toolkit.models import response, tensor
 from tests.toolkit.streams import EXIT, FINAL, FakeAnswer, Life, ids, live, stream_of, token

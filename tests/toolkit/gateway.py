@@ -26,7 +26,7 @@ from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
 from app.routes import DIALECTS, Gateway, create_admin_app, create_app
 from app.settings import Settings
-from app.streams.memory_store import MemoryStore
+from app.streams.store import MemoryStore
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
 from tests.toolkit.keys import write_keys

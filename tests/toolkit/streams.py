@@ -10,9 +10,8 @@ from app.core import answer
 from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
-from app.streams.events import Event, EventLog, LiveLog, ReplayLog
 from app.streams.store import Reader, StreamStore
-from app.streams.stream import Stream
+from app.streams.stream import Event, EventLog, LiveLog, ReplayLog, Stream
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import response, tensor
 

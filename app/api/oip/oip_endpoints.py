@@ -49,7 +49,7 @@ from app.core.json import json_of
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.model_errors import public_text
-from app.streams.events import Event
+from app.streams.stream import Event
 
 
 class _Digits(StringConvertor):

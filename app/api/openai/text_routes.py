@@ -53,7 +53,7 @@ from app.llm.tool_calls import PROMPT_END, GuidedParser, parser_of
 from app.pipelines.body import Body, refused
 from app.pipelines.openai_mapping import TextForm
 from app.pipelines.spec import ADAPTER
-from app.streams.events import Event
+from app.streams.stream import Event
 
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 Stop = Annotated[list[StopText], Meta(max_length=4)] | StopText

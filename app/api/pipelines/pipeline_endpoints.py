@@ -58,8 +58,8 @@ from app.observability.record import RequestRecord
 from app.pipelines.fields import InputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import answer_of
-from app.streams.events import STALL_S, Event
 from app.streams.store import StartedStream, StreamStore
+from app.streams.stream import STALL_S, Event
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
 FILE_TYPE_HINT = f"{JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"

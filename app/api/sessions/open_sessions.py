@@ -48,10 +48,17 @@ from app.observability.metrics import Metrics, OpenedMetrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
-from app.sessions.session import AnswerMemory, End, PipelineSession, SessionLost, StepAnswer, UnknownSession
-from app.sessions.session_terms import SessionTerms, own_ids_of
-from app.streams.events import Event, LiveLog
-from app.streams.stream import Done
+from app.sessions.session import (
+    AnswerMemory,
+    End,
+    PipelineSession,
+    SessionLost,
+    SessionTerms,
+    StepAnswer,
+    UnknownSession,
+    own_ids_of,
+)
+from app.streams.stream import Done, Event, LiveLog
 
 ID_BYTES = 16
 """A session id is a bearer capability: whoever has it can run steps."""

@@ -32,9 +32,10 @@ from app.api.access import HINT, hint_of, key_of
 from app.api.bodies import check_query
 from app.api.call import Inference
 from app.api.error_table import ErrorForm, problem_response
-from app.api.exchange import ByteBudget, Exchange, Header
+from app.api.exchange import ByteBudget, Exchange
 from app.api.openapi import PROBLEMS, ErrorAnswers, Operation, Operations, Visible
 from app.core.aio import LeakyBucket
+from app.core.answer import WholeAnswer
 from app.core.errors import (
     Forbidden,
     GatewayError,
@@ -240,21 +241,12 @@ class EndpointGroup:
     """Path prefix -> the form of errors under it. Errors at other paths are problem objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """A whole answer with the status 200."""
-
-    body: bytes
-    headers: Sequence[Header]
-    early_exit: str | None
-
-
 class Once(Protocol):
     """Runs a request at most once, also if its caller repeats it."""
 
     async def answer(
-        self, pipeline: str, request: InferenceRequest, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]
-    ) -> KeptAnswer:
+        self, pipeline: str, request: InferenceRequest, deadline: Deadline, run: Callable[[], Awaitable[WholeAnswer]]
+    ) -> WholeAnswer:
         """Raises GatewayError."""
 
     async def start(

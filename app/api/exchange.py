@@ -157,21 +157,20 @@ class Exchange:
         self.is_answering = True
         return websocket
 
-    async def answer(self, headers: Iterable[Header], body: bytes) -> None:
+    async def answer(self, body: bytes, *headers: Header) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
-        headers = self._headers_of(200, headers)
+        own = self._headers_of(200, (*headers, (b"content-length", b"%d" % len(body))))
         self.is_answering = True
-        if not self.connection.answer(200, headers, body):
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not self.connection.answer(200, own, body):
+            await self._send({"type": "http.response.start", "status": 200, "headers": own})
             await self._send({"type": "http.response.body", "body": body})
 
-    async def send_json(self, values: Mapping[str, Any], *headers: Header) -> None:
+    async def send_json(self, values: Mapping[str, Any]) -> None:
         """Sends a whole answer with the status 200."""
         if is_large(values):
-            await self.send_parts(await json_in_turns(values), (JSON, *headers))
-            return
-        body = json_of(values)
-        await self.answer((JSON, (b"content-length", b"%d" % len(body)), *headers), body)
+            await self.send_parts(await json_in_turns(values), [JSON])
+        else:
+            await self.answer(json_of(values), JSON)
 
     async def send_parts(self, parts: MutableSequence[Any], headers: Iterable[Header]) -> None:
         """Sends a large answer with the status 200. ``parts``: bytes, or buffers of bytes; empty afterwards."""
@@ -184,8 +183,10 @@ class Exchange:
 
     def _headers_of(self, status: int, headers: Iterable[Header]) -> list[Header]:
         """Notes the status. Returns ``headers`` and the headers of every answer."""
-        record = self.record
+        record, early_exit = self.record, self.record.early_exit
         record.status = status
+        if early_exit is not None and record.transport == "unary":
+            headers = (*headers, (b"x-early-exit", early_exit.encode("latin-1")))
         return [
             *headers,
             (b"x-request-id", record.request_id.encode()),

@@ -32,6 +32,13 @@ class Ending(Struct, frozen=True):
         return self.early_exit if self.early_exits is None else self.early_exits
 
 
+class WholeAnswer(Struct, frozen=True):
+    """An answer as it is sent to the caller. ``body``: JSON; empty if the answer is a stream."""
+
+    body: bytes
+    early_exit: str | None = None
+
+
 class Tokens(Struct):
     """The numbers of tokens so far. ``prompt``: None if it is not known. ``reasoning``: of the completion; the same."""
 

@@ -1,6 +1,6 @@
 """Defines every error of the gateway, and the parsed form of Triton's errors about the steps of an ensemble.
 
-``app.api.error_table`` has the HTTP status and the remedy of each error.
+``app/api/errors.yaml`` has the HTTP status and the remedy of each error.
 """
 
 from collections.abc import Sequence

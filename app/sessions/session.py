@@ -15,11 +15,11 @@ from math import inf
 from time import monotonic
 from typing import Annotated, Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
 from app.config.document import JsonValue, Name, Seconds, Section
+from app.core.answer import WholeAnswer
 from app.core.engine import PipelineLayer
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, Outcome, Rejected, Unavailable
 from app.core.inference import BYTES, Deadline, InferenceRequest, OpenSequence, Parameter
@@ -210,13 +210,6 @@ class End(StrEnum):
     DRAINING = "draining"
 
 
-class StepAnswer(Struct, frozen=True):
-    """``body``: as it is sent to the caller; empty if the answer is a stream."""
-
-    body: bytes
-    early_exit: str | None = None
-
-
 class AnswerMemory:
     """Limits the bytes of the kept answers of all sessions."""
 
@@ -264,7 +257,7 @@ class PipelineSession:
     _is_cut_off: bool = field(default=False, init=False)
     """Whether the last step could not be sent, so that Triton may have lost the state."""
     _idle_since: float = field(default_factory=monotonic, init=False)
-    _kept: StepAnswer | GatewayError | None = field(default=None, init=False)
+    _kept: WholeAnswer | GatewayError | None = field(default=None, init=False)
 
     @property
     def expires_in_s(self) -> float:
@@ -288,13 +281,13 @@ class PipelineSession:
 
     async def step(
         self,
-        run: Callable[[], Awaitable[StepAnswer]],
+        run: Callable[[], Awaitable[WholeAnswer]],
         deadline: Deadline,
         number: int | None = None,
         *,
         is_last: bool = False,
         begun: asyncio.Future[None] | None = None,
-    ) -> StepAnswer:
+    ) -> WholeAnswer:
         """Waits for the turn of the step, and runs it. Returns its answer; that of a stream when it has begun.
 
         ``run``: takes a slot, and calls the model. ``number``: as the caller counts; None if it does not. ``begun``: of
@@ -317,7 +310,7 @@ class PipelineSession:
                 if not self._is_sent and not running.done():
                     running.cancel()
             if begun is not None and begun.done():
-                return StepAnswer(b"")
+                return WholeAnswer(b"")
             if not running.done():
                 hint = _LATE_HINT if begun is None else _LATE_STREAM_HINT
                 raise DeadlineExceeded("The step was not answered before the deadline.", hint=hint)
@@ -326,7 +319,7 @@ class PipelineSession:
             raise outcome
         return outcome
 
-    async def _take_turn(self, number: int | None, deadline: Deadline) -> StepAnswer | GatewayError | None:
+    async def _take_turn(self, number: int | None, deadline: Deadline) -> WholeAnswer | GatewayError | None:
         """Returns the outcome of a repeated step; None if the step has its turn now. Raises the errors of a turn."""
         self.expire()
         if self._waiting >= MOST_WAITING:
@@ -359,10 +352,10 @@ class PipelineSession:
         self._turn.release()
         self._idle_since = monotonic()
 
-    async def _run(self, run: Callable[[], Awaitable[StepAnswer]], number: int | None) -> StepAnswer | GatewayError:
+    async def _run(self, run: Callable[[], Awaitable[WholeAnswer]], number: int | None) -> WholeAnswer | GatewayError:
         """``number``: None if the answer is not kept."""
         queued_before = self.queued_at
-        outcome: StepAnswer | GatewayError
+        outcome: WholeAnswer | GatewayError
         try:
             try:
                 outcome = await run()
@@ -379,7 +372,7 @@ class PipelineSession:
                 if number is not None and self.memory.take(_size_of(outcome)):
                     self._kept = outcome
                 if self._is_last:
-                    self.has_end_flag = isinstance(outcome, StepAnswer)
+                    self.has_end_flag = isinstance(outcome, WholeAnswer)
                     self.close(End.LAST_STEP)
         except BaseException:
             self.sequence.is_lost |= self._is_sent  # the call was interrupted
@@ -431,4 +424,4 @@ class PipelineSession:
 
 
 def _size_of(outcome: object) -> int:
-    return len(outcome.body) if isinstance(outcome, StepAnswer) else 0
+    return len(outcome.body) if isinstance(outcome, WholeAnswer) else 0

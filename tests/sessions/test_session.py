@@ -14,6 +14,7 @@ import pytest
 from app.admission.admission import WHOLE, Share
 from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.api.sessions.open_sessions import LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places
+from app.core.answer import WholeAnswer
 from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
@@ -34,7 +35,6 @@ from app.sessions.session import (
     SessionLost,
     SessionSpec,
     SessionTerms,
-    StepAnswer,
     StepOutOfTurn,
     UnknownSession,
     reach_s,
@@ -73,23 +73,23 @@ class Model:
         rest: "Obstacle" = None,
         streams: bool = False,
         body: bytes = b"",
-    ) -> StepAnswer:
+    ) -> WholeAnswer:
         """What happens before the request is sent, ``after`` it, and of a stream after its first output."""
         begun = asyncio.get_running_loop().create_future() if streams else None
 
-        async def run() -> StepAnswer:
+        async def run() -> WholeAnswer:
             await _passed(before)
             self.sent.append(self.session.prepared(REQUEST))
             await _passed(after)
             if begun is not None:
                 begun.set_result(None)
             await _passed(rest)
-            return StepAnswer(body or b"%d" % len(self.sent))
+            return WholeAnswer(body or b"%d" % len(self.sent))
 
         deadline = Deadline.after(deadline_s)
         return await self.session.step(run, deadline, number, is_last=is_last, begun=begun)
 
-    async def begin(self, number: int | None = None, **options: Any) -> StepAnswer:
+    async def begin(self, number: int | None = None, **options: Any) -> WholeAnswer:
         return await self.step(number, streams=True, **options)
 
     async def expire(self) -> None:

@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from app.api.bodies import off_loop
-from app.api.endpoint import Endpoint, KeptAnswer, Layer, Once
+from app.api.endpoint import Endpoint, Layer, Once
 from app.api.error_table import ErrorRow, add_rows
 from app.api.exchange import Exchange
 from app.api.openapi import Operation, header
+from app.core.answer import WholeAnswer
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, InvalidRequest, TooManyRequests
 from app.core.inference import BYTES, Deadline, InferenceRequest
 from app.streams.store import KeepLimits, KeepQuota, KeptStream, StartedStream, StreamStore
@@ -224,8 +225,8 @@ class _Once(Once):
     id: str
 
     async def answer(
-        self, pipeline: str, request: InferenceRequest, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]
-    ) -> KeptAnswer:
+        self, pipeline: str, request: InferenceRequest, deadline: Deadline, run: Callable[[], Awaitable[WholeAnswer]]
+    ) -> WholeAnswer:
         def digest() -> str:
             """Of the inputs and parameters. The bytes of a repeated form differ, because its boundary does."""
             found = hashlib.sha256(repr(sorted(request.parameters.items())).encode())

@@ -243,14 +243,14 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
     else:
         head.append(json_of(frame | {"outputs": outputs}))
     json_bytes, raw_bytes = sum(map(len, head)), sum(map(len, raws))
-    size, headers = json_bytes + raw_bytes, [JSON]
+    headers = [JSON]
     if raw_bytes:
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"inference-header-content-length", b"%d" % json_bytes),
         ]
-    if size < _LARGE_BYTES:
-        await exchange.answer(((b"content-length", b"%d" % size), *headers), b"".join((*head, *raws)))
+    if json_bytes + raw_bytes < _LARGE_BYTES:
+        await exchange.answer(b"".join((*head, *raws)), *headers)
     else:
         await exchange.send_parts([*head, *raws], headers)
 

@@ -224,8 +224,7 @@ class TextRoute(Door[TextForm], ABC):
             return ChunkResponse.of(*opened, self.limits)
         with exchange.cancelled_on_disconnect():
             ending = await self.inference.answer(call)
-        exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
-        await exchange.send_json(ending.outputs[0], *exit_header)
+        await exchange.send_json(ending.outputs[0])
         return None
 
     async def _read(self, exchange: Exchange) -> tuple[InferenceCall, bool]:

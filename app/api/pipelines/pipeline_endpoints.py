@@ -32,15 +32,15 @@ from app.api.bodies import (
     read_json_of_any,
 )
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, Found, KeptAnswer, Layer, Once, check_socket_origin
+from app.api.endpoint import Endpoint, Found, Layer, Once, check_socket_origin
 from app.api.error_table import ERROR_BY_CODE
-from app.api.exchange import JSON, Exchange, Header, JsonResponse
+from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.sockets import TRANSPORT, MessageHandler, Reply, Socket, handshake
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
-from app.core.answer import Ending
+from app.core.answer import Ending, WholeAnswer
 from app.core.errors import (
     FieldProblem,
     Forbidden,
@@ -107,19 +107,16 @@ class PipelineEndpoints:
         if once is None or not pipeline.spec.idempotent:
             with exchange.cancelled_on_disconnect():
                 ending = await self.inference.answer(call)
-            values, headers = rendered(pipeline, ending)
-            await exchange.send_json(values, *headers)
+            await exchange.send_json(values_of(pipeline, ending))
             return
 
-        async def run() -> KeptAnswer:
+        async def run() -> WholeAnswer:
             ending = await self.inference.answer(call)
-            values, headers = rendered(pipeline, ending)
-            return KeptAnswer(await body_of_values(values), headers, ending.early_exit)
+            return WholeAnswer(await body_of_values(values_of(pipeline, ending)), ending.early_exit)
 
         answer = await once.answer(pipeline.name, call.requests[0], call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
-        length = (b"content-length", b"%d" % len(answer.body))
-        await exchange.answer((JSON, length, *answer.headers), answer.body)
+        await exchange.answer(answer.body, JSON)
 
     async def stream_pipeline(self, exchange: Exchange, found: Found) -> Response:
         """Run a pipeline as a stream.
@@ -407,16 +404,10 @@ def file_field_of(pipeline: Pipeline) -> InputField:
     )
 
 
-def rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Sequence[Header]]:
-    """The values of the answer, and its own headers."""
-    values, early_exit = ending.outputs[0], ending.early_exit
-    if not pipeline.rules.rules:
-        return values, ()
-    return {**values, "early_exit": ending.shown_exit}, exit_headers(early_exit)
-
-
-def exit_headers(early_exit: str | None) -> Sequence[Header]:
-    return () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
+def values_of(pipeline: Pipeline, ending: Ending) -> Mapping[str, Any]:
+    """The values of a whole answer."""
+    values = ending.outputs[0]
+    return {**values, "early_exit": ending.shown_exit} if pipeline.rules.rules else values
 
 
 async def body_of_values(values: Mapping[str, Any]) -> bytes:

@@ -25,10 +25,10 @@ from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange
-from app.api.pipelines.pipeline_endpoints import body_of_values, read_message, rendered
+from app.api.pipelines.pipeline_endpoints import body_of_values, read_message, values_of
 from app.api.sockets import MessageHandler, Reply
 from app.core.aio import BackgroundTasks
-from app.core.answer import Answer, Ending
+from app.core.answer import Answer, Ending, WholeAnswer
 from app.core.engine import discard_stream
 from app.core.errors import (
     ClientClosedRequest,
@@ -54,7 +54,6 @@ from app.sessions.session import (
     PipelineSession,
     SessionLost,
     SessionTerms,
-    StepAnswer,
     UnknownSession,
     own_ids_of,
 )
@@ -347,15 +346,15 @@ class StepRequest(Struct, eq=False):
     begun_as: int = 0
     """The number of a streamed step."""
 
-    async def answer(self) -> StepAnswer:
+    async def answer(self) -> WholeAnswer:
         """Runs the step, and returns its whole answer."""
         session, pipeline = self.session, self.session.pipeline
         deadline = self.exchange.deadline(min(pipeline.timeout_s, session.terms.reach_s))
         request = (await self.read(deadline)).owned()
 
-        async def run() -> StepAnswer:
+        async def run() -> WholeAnswer:
             ending = await self.inference.answer(self._call(request, Collector(pipeline, request, is_whole=True)))
-            return StepAnswer(await body_of_values(rendered(pipeline, ending)[0]), ending.early_exit)
+            return WholeAnswer(await body_of_values(values_of(pipeline, ending)), ending.early_exit)
 
         with self.waiting:
             answer = await session.step(run, deadline, self.number, is_last=self.is_last)
@@ -373,7 +372,7 @@ class StepRequest(Struct, eq=False):
         request, begun = (await self.read(deadline)).owned(), loop.create_future()
         call = self._call(request, StepCollector(session, request))  # forgets the inputs when they are sent
 
-        async def run() -> StepAnswer:
+        async def run() -> WholeAnswer:
             """Returns when the model has sent its last response."""
             self.begun_as, call.deadline = session.steps + 1, Deadline.after(session.terms.triton_idle_s)
             stream, self.opening = await self.inference.open_stream(call, self.log)
@@ -386,7 +385,7 @@ class StepRequest(Struct, eq=False):
                 timer.cancel()
             if stream.error is not None:
                 raise stream.error
-            return StepAnswer(b"", stream.early_exit)
+            return WholeAnswer(b"", stream.early_exit)
 
         try:
             with self.waiting:

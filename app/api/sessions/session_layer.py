@@ -26,7 +26,7 @@ from app.api.openapi import (
     in_path,
     json_answer,
 )
-from app.api.pipelines.pipeline_endpoints import check_is_start, exit_headers, read_inference
+from app.api.pipelines.pipeline_endpoints import check_is_start, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
 from app.api.sessions.open_sessions import OpenSessions, StepHandler, StepRequest
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 def _with_step(status: int, meaning: str, solution: str) -> ErrorRow:
     solution += " `X-Session-Step` of the answer has the number of the last answered step."
-    return ErrorRow(status, meaning, solution, headers=lambda error: {"X-Session-Step": str(error.last_step)})
+    return ErrorRow(status, meaning, solution, headers={"X-Session-Step": "{error.last_step}"})
 
 
 add_rows(
@@ -197,11 +197,10 @@ class Sessions(Layer):
         """
         step = self._step_of(exchange, found["id"], "unary")
         answered, session = await step.answer(), step.session
-        length = (b"content-length", b"%d" % len(answered.body))
-        headers = [JSON, length, (STEP, b"%d" % session.steps), *exit_headers(answered.early_exit)]
+        headers = [JSON, (STEP, b"%d" % session.steps)]
         if session.ended is None:
             headers.append((b"x-session-expires-in", f"{_rounded(session.expires_in_s):g}".encode()))
-        await exchange.answer(headers, answered.body)
+        await exchange.answer(answered.body, *headers)
 
     async def stream_step(self, exchange: Exchange, found: Found) -> Response:
         """Run a step of a session as a stream.

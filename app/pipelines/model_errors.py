@@ -12,13 +12,18 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+
+import msgspec
+import yaml
+from msgspec import Struct
 
 from app.codecs.kinds import shape_text
 from app.core.errors import ContractViolation, Fault, FaultKind, GatewayError, UpstreamError
 from app.core.inference import BYTES
-from app.pipelines.graph import Edge, Graph
+from app.pipelines.models import Edge, Graph
 from app.pipelines.spec import EarlyExitRule
 
 _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1f]{1,512}\})")
@@ -112,22 +117,22 @@ def explain(error: GatewayError, graph: Graph) -> None:
     edges = graph.into(fault.model, fault.tensor, fault.ensemble) if is_known else []
     if len({edge.target.tensor.name for edge in edges}) == 1:
         fault = replace(fault, tensor=edges[0].target.tensor.name)
-    detail = _DETAIL.get(fault.kind)
-    if detail is not None and is_known:
+    texts = _TEXTS[fault.kind]
+    if texts.detail and is_known:
         steps = {edge.target.step.name for edge in edges if edge.target.step is not None}
         of_tensor = f"Input '{fault.tensor}' of step" if fault.tensor else "Step"
         step = f"{of_tensor} '{steps.pop() if len(steps) == 1 else fault.model}'"
-        error.detail = detail.format(step=step, fault=fault)
+        error.detail = texts.detail.format(step=step, fault=fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
         error.detail = f"{named_model(fault.model, graph)} raised an exception."
     case, sizes = "step" if edges else "unknown", _sizes(fault.seen)
-    if fault.kind in _OF_ANY_TENSOR:
-        case = ""
+    if "any" in texts.hints:
+        case = "any"
     elif fault.kind is FaultKind.NOT_GIVEN and edges and all(edge.source.step is None for edge in edges):
         case = "request"
     elif fault.kind is FaultKind.SHAPE and edges and 0 in sizes and len(sizes) != len(_sizes(fault.expected)):
         case = "empty"
-    hint = _HINTS[fault.kind, case].format(fault=fault, **_words(fault, edges, graph))
+    hint = texts.hints[case].format(fault=fault, **_words(fault, edges, graph))
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
@@ -191,58 +196,16 @@ def public_text(message: str) -> str:
     return " ".join(text.split())[:_LONGEST_SHOWN]
 
 
-_DETAIL: dict[FaultKind, str] = {
-    FaultKind.NOT_GIVEN: "Step '{fault.model}' did not receive its input '{fault.tensor}'.",
-    FaultKind.SHAPE: "{step} expects shape {fault.expected} but received {fault.seen}.",
-    FaultKind.DATATYPE: "{step} expects datatype {fault.expected} but received {fault.seen}.",
-    FaultKind.ITEMS: "{step} expects a number of items of at most {fault.expected} but received {fault.seen}.",
-    FaultKind.NO_ROWS: "{step} received no rows.",
-    FaultKind.MANY_ROWS: "{step} received more than {fault.expected} rows, its `max_batch_size`.",
-}
+class _FaultTexts(Struct, frozen=True, forbid_unknown_fields=True):
+    """``detail``: empty if that of the error is kept. ``hints``: by what is known of the tensor."""
 
-_HINTS: dict[tuple[FaultKind, str], str] = {
-    (FaultKind.NOT_GIVEN, "unknown"): "{step} Always write that tensor in the step before it, or declare the input "
-    "optional.",
-    (FaultKind.NOT_GIVEN, "request"): "The request does not have '{source}', which {reader} requires.",
-    (FaultKind.NOT_GIVEN, "step"): "{writer} did not write it: always write the output, end the request with an "
-    "early-exit error, or declare '{fault.tensor}' optional in the configuration of '{fault.model}'.",
-    (FaultKind.SHAPE, "unknown"): "{step} A step wrote shape {fault.seen} where {fault.expected} is declared.",
-    (FaultKind.SHAPE, "empty"): "{writer} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
-    "(such as {empty}), or end the request with an early-exit error.",
-    (FaultKind.SHAPE, "step"): "{writer} wrote {fault.seen}: write {fault.expected}, or correct `dims` of "
-    "'{fault.tensor}' in the configuration of '{fault.model}'. If the tensor grows with each response, send only the "
-    "new items.",
-    (FaultKind.DATATYPE, "unknown"): "{step} A step wrote {fault.seen} where {fault.expected} is declared.",
-    (FaultKind.DATATYPE, "step"): "{writer} wrote {fault.seen}: convert the tensor to {fault.expected} in that step.",
-    (FaultKind.ITEMS, "unknown"): "{step} A step wrote {fault.seen} items; the limit is {fault.expected}.",
-    (FaultKind.ITEMS, "step"): "{writer} wrote {fault.seen}: send only items that are new since the last response.",
-    (FaultKind.NO_ROWS, "unknown"): "{step} Triton runs no model without rows: do not call it.",
-    (FaultKind.NO_ROWS, "step"): "{writer} wrote no rows, and Triton runs no step without rows. For an early exit "
-    "instead of this error, add to `early_exit` in gateway.yaml: {{reason: no_rows, error: {{code: INVALID_ARGUMENT, "
-    'message_pattern: "{no_rows}"}}}}',
-    (FaultKind.MANY_ROWS, "unknown"): "{step} Send it at most {fault.expected} rows at a time.",
-    (FaultKind.MANY_ROWS, "step"): "{writer} wrote more than {fault.expected} rows: write fewer, or raise "
-    "`max_batch_size` of '{fault.model}'.",
-    (FaultKind.SPLIT, ""): "{splitting} wrote an output whose first dimension differs from the batch size: export the "
-    "network with a dynamic batch axis in every output, or set max_batch_size: 0 for the model.",
-    (FaultKind.DEADLOCK, ""): "A step of {ensemble} did not write a tensor that an output depends on. The outputs are "
-    "written: {written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique "
-    "name.",
-    (FaultKind.RESPONSE_COUNT, ""): "`execute` of {model} must return one InferenceResponse for each request, in the "
-    "same order. A script with a response sender needs model_transaction_policy {{ decoupled: true }} and returns "
-    "None.",
-    (FaultKind.RETURNED_DECOUPLED, ""): "`execute` of {model} must send every response with the request's response "
-    "sender and return None, or remove model_transaction_policy {{ decoupled: true }} from its configuration.",
-    (FaultKind.CHILD_DECOUPLED, ""): "Call {model} with exec(decoupled=True) and read all its responses.",
-    (FaultKind.CHILD_NOT_READY, ""): "Load {model} in Triton, or correct the name that the script calls.",
-    (
-        FaultKind.RAISED,
-        "",
-    ): "When `execute` of {model} raises, Triton fails every request of the batch. Catch "
-    "exceptions for each request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback.",
-}
-"""By kind, and by what is known of the tensor: written by a ``step``, missing in the ``request``, or ``unknown``."""
-_OF_ANY_TENSOR = frozenset(kind for kind, case in _HINTS if not case)
+    hints: Mapping[str, str]
+    detail: str = ""
+
+
+_TEXTS = msgspec.convert(
+    yaml.safe_load(files("app.pipelines").joinpath("faults.yaml").read_text("utf-8")), dict[FaultKind, _FaultTexts]
+)
 
 _NO_ROWS = "input byte size mismatch for input '{tensor}' for model '{model}'. Expected [0-9]+, got 0"
 _NO_ROWS_OF_TEXTS = "expected [0-9]+ string elements for inference input '{tensor}' for model '{model}', got 0"

@@ -31,9 +31,9 @@ from app.core.model import (
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField, repeated
 from app.pipelines.file import resolved
-from app.pipelines.graph import graph_of
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.model_errors import EarlyExitRules
+from app.pipelines.models import graph_of
 from app.pipelines.openai_mapping import OpenAIMapping, reasoning_output
 from app.pipelines.spec import (
     ADAPTER,

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import InferenceRequest
+from app.pipelines.examples import request_schema
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.schema import request_schema
 from tests.toolkit.models import model, pipeline
 
 MISSING = {"missing": "nan"}

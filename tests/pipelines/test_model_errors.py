@@ -18,9 +18,9 @@ from app.core.errors import (
     UpstreamError,
 )
 from app.core.model import ModelConfig
-from app.pipelines.graph import MAX_STEPS, Edge, EdgeEnd, Graph, graph_of
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.model_errors import explain
+from app.pipelines.models import MAX_STEPS, Edge, EdgeEnd, Graph, graph_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import LONGEST_MESSAGE, early_exit_of
 from app.pipelines.spec import PipelineSpec

@@ -14,10 +14,20 @@ from hypothesis import strategies as st
 from app.codecs.kinds import check_image
 from app.core.errors import InvalidInput
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Deadline, InferenceResponse
-from app.pipelines.examples import Filled, body_of, declared_requests, example_of, file_names_of, paths_in
+from app.pipelines.examples import (
+    Filled,
+    body_of,
+    declared_requests,
+    event_schema,
+    example_of,
+    file_names_of,
+    form_schema,
+    paths_in,
+    request_schema,
+    result_schema,
+)
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, run
-from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model, pipeline, response, tensor
 

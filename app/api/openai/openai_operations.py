@@ -35,11 +35,10 @@ from app.api.openapi import (
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of, schema_of
-from app.pipelines.examples import example_of
+from app.pipelines.examples import example_of, request_schema
 from app.pipelines.fields import TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.schema import request_schema
 
 _NULL: Schema = {"type": "null"}
 _PROBLEM = {"message": TEXT, "type": TEXT, "param": one_of([TEXT, _NULL], "anyOf"), "code": TEXT}

@@ -29,11 +29,19 @@ from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding, Severity, checks
 from app.observability.metrics import Statistics, no_requests
 from app.pipelines.catalog import VersionState
-from app.pipelines.examples import Filled, body_of, declared_requests, example_of, paths_in
+from app.pipelines.examples import (
+    Filled,
+    body_of,
+    declared_requests,
+    event_schema,
+    example_of,
+    paths_in,
+    request_schema,
+    result_schema,
+)
 from app.pipelines.fields import InputField, OutputField
-from app.pipelines.graph import EdgeEnd
+from app.pipelines.models import EdgeEnd
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.schema import event_schema, request_schema, result_schema
 from app.pipelines.spec import EarlyExitRule
 
 STATISTICS_S = 0.5

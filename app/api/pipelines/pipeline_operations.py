@@ -23,9 +23,16 @@ from app.api.pipelines.pipeline_endpoints import StreamStarted
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors
 from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
-from app.pipelines.examples import Filled, declared_requests, example_of
+from app.pipelines.examples import (
+    Filled,
+    declared_requests,
+    event_schema,
+    example_of,
+    form_schema,
+    request_schema,
+    result_schema,
+)
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 from app.streams.stream import Done
 
 _BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}

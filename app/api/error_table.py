@@ -1,11 +1,11 @@
 """One row for each error: its HTTP status, its meaning, and what to do about it; and errors as answers (RFC 9457).
 
-``errors.yaml`` has the rows, and is the only place that knows HTTP statuses of errors; a layer adds those of its own.
+``errors.yaml`` has the rows, and is the only place that knows HTTP statuses of errors; a layer has one of its own.
 """
 
 from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import orjson
@@ -34,20 +34,16 @@ CODES: list[str] = []
 """The keys of ``ERROR_BY_CODE``."""
 
 
-def add_rows(rows: Mapping[type[GatewayError], ErrorRow]) -> None:
-    """Adds the errors of a layer."""
-    ROW_BY_ERROR.update(rows)
-    ERROR_BY_CODE.update({error.code: error for error in rows})
-    CODES.extend(error.code for error in rows)
+def add_rows(package: str, names: Mapping[str, Any]) -> None:
+    """Adds the errors in ``errors.yaml`` of a package. ``names``: of the module that has their classes."""
+    text = files(package).joinpath("errors.yaml").read_text("utf-8")
+    kinds = {each.code: each for each in names.values() if isinstance(each, type) and issubclass(each, GatewayError)}
+    for code, row in msgspec.convert(yaml.safe_load(text), dict[str, ErrorRow]).items():
+        ROW_BY_ERROR[kinds[code]], ERROR_BY_CODE[code] = row, kinds[code]
+        CODES.append(code)
 
 
-def _own_rows() -> Mapping[type[GatewayError], ErrorRow]:
-    text = files("app.api").joinpath("errors.yaml").read_text("utf-8")
-    kinds = {each.code: each for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "code")}
-    return {kinds[code]: row for code, row in msgspec.convert(yaml.safe_load(text), dict[str, ErrorRow]).items()}
-
-
-add_rows(_own_rows())
+add_rows("app.api", vars(errors))
 
 
 def lenient_status_of(kind: type[GatewayError]) -> int:

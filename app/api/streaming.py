@@ -6,7 +6,7 @@ docs/decisions/0006-event-streams.md has the reasons for a response of its own.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, Self, get_args
+from typing import Self, get_args
 
 from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
@@ -18,7 +18,8 @@ from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Exchange
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
-from app.streams.stream import STALL_S, TERMINAL, Event, EventName, Stream
+from app.streams.store import Reader
+from app.streams.stream import STALL_S, TERMINAL, Event, EventLog, EventName, Stream
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
 """A heartbeat comment, which readers ignore."""
@@ -45,13 +46,11 @@ AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 """sse-starlette patches uvicorn to end streams on a signal, but the gateway's drain lets running streams continue."""
 
 
-class Events(Protocol):
-    @property
-    def is_full(self) -> bool:
-        """Whether the stream waits for this client."""
+Events = EventLog | Reader
+"""What is sent: ``is_full`` means that the stream waits for this client.
 
-    async def read(self, after: int) -> list[Event]:
-        """StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may retry."""
+StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may retry.
+"""
 
 
 class StreamResponse(Response):

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta
 
@@ -64,23 +64,6 @@ STALL_S = 2.0
 """How long a log may stay full. Meanwhile Triton buffers the model's responses without a limit."""
 
 
-class EventLog(Protocol):
-    """Written by one stream, in the order of the events' ids."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the stream has to wait for a reader before the next output."""
-
-    def append(self, event: Event) -> None:
-        """Adds an event without waiting, even if the log is full, so that a terminal event always fits."""
-
-    async def room(self) -> None:
-        """Waits until the log is no longer full. The reading side decides when a reader is too slow."""
-
-    async def read(self, after: int) -> list[Event]:
-        """Waits for the events after ``after``, at least one. Pass the last received id to continue."""
-
-
 class LiveLog:
     """The log for a single reader that is connected from the start: drops read events and limits unread ones.
 
@@ -98,10 +81,11 @@ class LiveLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether another event of the last event's size would exceed the limit."""
+        """Whether the stream has to wait for a reader: another event of the last one's size would exceed the limit."""
         return self._held_bytes > 0 and self._held_bytes + self._last_bytes > self._max_unread_bytes
 
     def append(self, event: Event) -> None:
+        """Adds an event without waiting, even if the log is full, so that a terminal event always fits."""
         self._events.append(event)
         self._last_bytes = size = len(event.data)
         self._held_bytes += size
@@ -109,11 +93,13 @@ class LiveLog:
             changed.set_result(None)
 
     async def room(self) -> None:
+        """Waits until the log is no longer full. The reading side decides when a reader is too slow."""
         while self.is_full:
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
 
     async def read(self, after: int) -> list[Event]:
+        """Waits for the events after ``after``, at least one. Pass the last received id to continue."""
         self._held_bytes -= self._taken_bytes
         self._taken_bytes = 0
         if (changed := self._changed) is not None and not changed.done():
@@ -240,6 +226,10 @@ class ReplayLog:
         if self._grown is not None:
             self._grown.set()
             self._grown = None
+
+
+EventLog = LiveLog | ReplayLog
+"""Written by one stream, in the order of the events' ids."""
 
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from app.api.bodies import off_loop
 from app.api.endpoint import Endpoint, Layer, Once
-from app.api.error_table import ErrorRow, add_rows
+from app.api.error_table import add_rows
 from app.api.exchange import Exchange
 from app.api.openapi import Operation, header
 from app.core.answer import WholeAnswer
@@ -40,15 +40,7 @@ class IdempotencyKeyReused(
 ): ...
 
 
-add_rows(
-    {
-        IdempotencyKeyReused: ErrorRow(
-            422,
-            "The Idempotency-Key was sent before, with another body, and the first answer is still kept.",
-            "Use a new key for each new request, and the same key only to repeat one.",
-        )
-    }
-)
+add_rows("app.api.idempotency", globals())
 _HEADER = header(
     "Idempotency-Key",
     {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH, "pattern": "^[ -~]+$"},

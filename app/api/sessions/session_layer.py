@@ -13,7 +13,7 @@ from app.admission.admission import Share
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
-from app.api.error_table import ErrorRow, add_rows
+from app.api.error_table import ROW_BY_ERROR, add_rows
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.openapi import (
     INFERENCE_ERRORS,
@@ -37,11 +37,11 @@ from app.core.json import COUNT, TEXT, Schema, enum_of, one_of
 from app.observability.record import hide_ids_after
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
+from app.sessions import session as sessions_module
 from app.sessions.session import End, HttpSessionsOff, SessionLost, StepOutOfTurn, UnknownSession
 
 STEP = b"x-session-step"
 _NUMBER = re.compile("[0-9]{1,15}")
-_WITH_WORKERS = "Open a WebSocket at /v1/pipelines/{pipeline}/session, or set GATEWAY_WORKERS=1."
 _FLAG = {"sessions": "Whether each request is a step of a session"}
 _ANSWER_HEADERS = answer_headers(
     ("X-Session-Step", "The number of the last answered step of the session", True, COUNT),
@@ -64,40 +64,7 @@ _ID = in_path("id", TEXT)
 _log = logging.getLogger(__name__)
 
 
-def _with_step(status: int, meaning: str, solution: str) -> ErrorRow:
-    solution += " `X-Session-Step` of the answer has the number of the last answered step."
-    return ErrorRow(status, meaning, solution, headers={"X-Session-Step": "{error.last_step}"})
-
-
-add_rows(
-    {
-        UnknownSession: ErrorRow(
-            404,
-            "The process has no session with this id, or the session has ended: by its last step, DELETE, `idle_s` or "
-            "`max_s`.",
-            "Open a session with POST /v1/pipelines/{pipeline}/sessions. With several gateways, send all requests of a "
-            "session to the gateway that opened it.",
-        ),
-        StepOutOfTurn: _with_step(
-            409,
-            "The number in X-Session-Step is not that of the next step, the answer of a repeated step is no longer "
-            "kept, or too many steps of the session wait.",
-            "Send one step at a time.",
-        ),
-        SessionLost: _with_step(
-            410,
-            "Triton does not have the session's state any more: it restarted, loaded the model again, was lost, or the "
-            "session was idle for longer than the model allows.",
-            "Open a new session.",
-        ),
-        HttpSessionsOff: ErrorRow(
-            501,
-            "The gateway has several workers, and a session lives in one of them: over HTTP, its steps would reach "
-            "others.",
-            _WITH_WORKERS,
-        ),
-    }
-)
+add_rows("app.api.sessions", vars(sessions_module))
 hide_ids_after("/v1/sessions/")
 
 
@@ -172,7 +139,7 @@ class Sessions(Layer):
         if not pipeline.spec.takes_requests and self._share.of > 1:
             raise HttpSessionsOff(
                 "This gateway has several processes, and the steps of a session would reach different ones.",
-                hint=_WITH_WORKERS.replace("{pipeline}", name),
+                hint=ROW_BY_ERROR[HttpSessionsOff].remedy.replace("{pipeline}", name),
             )
         session = self._sessions.open(exchange, pipeline)
         url = f"/v1/sessions/{session.id}"

@@ -25,7 +25,7 @@ from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.requests import OpenAIModels, openai_error_response
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
-from app.api.openapi import CONSOLE, DOCS, PAGE_HEADERS, Documents, Operation, json_answer, list_errors, show_error
+from app.api.openapi import CONSOLE, DOCS, PAGE_HEADERS, Documents, Operation, json_answer, show_errors
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
@@ -230,8 +230,8 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
     of_docs = [
         get("/openapi.json", documents.openapi),
         get("/docs", DOCS.page("docs.html"), key="ignored"),
-        get("/docs/errors", list_errors, key="ignored"),
-        get("/docs/errors/{code}", show_error, key="ignored"),
+        get("/docs/errors", show_errors, key="ignored"),
+        get("/docs/errors/{code}", show_errors, key="ignored"),
     ]
     of_console = [
         get("/", CONSOLE.page("index.html"), key="ignored"),

@@ -8,17 +8,18 @@ The pages for people are ``/docs``, a page for each error code, and the console.
 load only the gateway's own files.
 """
 
-import html
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib.resources import files
 from os import PathLike, stat_result
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from jinja2 import Environment
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
@@ -386,42 +387,13 @@ DOCS = PageFiles(Path(__file__).parent / "static", packages=[("fastapi_offline",
 CONSOLE = PageFiles(Path(__file__).parents[1] / "console" / "static")
 
 
-async def list_errors(_exchange: Exchange, _found: "Found") -> Response:
-    rows = "".join(
-        f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
-        f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
-        for error, row in sorted(ROW_BY_ERROR.items(), key=lambda item: item[1].status)
-    )
-    names = ("status", "code", "meaning", "outcome in metrics")
-    head = "".join(f"<th scope=col>{name}</th>" for name in names)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return _page("Errors", f'<div class=wide tabindex=0 role=region aria-label="Error codes">{table}</div>')
+_ERRORS = Environment(autoescape=True).from_string(files("app.api").joinpath("errors.html").read_text("utf-8"))
 
 
-async def show_error(_exchange: Exchange, found: "Found") -> Response:
-    kind = ERROR_BY_CODE.get(found["code"])
-    if kind is None:
+async def show_errors(_exchange: Exchange, found: "Found") -> Response:
+    """The page about the error with this code; without a code, that of all errors."""
+    code = found.get("code")
+    if code is not None and code not in ERROR_BY_CODE:
         raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
-    row = ROW_BY_ERROR[kind]
-    retry = "A retry can succeed." if kind.retryable else "A retry of the same request fails again."
-    return _page(
-        f"{row.status} {kind.code}",
-        f"<p><b>{html.escape(kind.title)}.</b> {html.escape(row.meaning)}</p><p>{html.escape(row.remedy)}</p>"
-        f"<p>{retry} <code>triton_gateway_requests_total</code> counts it as <code>{kind.outcome}</code>.</p>"
-        '<p><a href="/docs/errors">All error codes</a></p>',
-    )
-
-
-def _page(title: str, body: str) -> Response:
-    return HTMLResponse(
-        "<!doctype html><html lang=en><head><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        '<meta name=color-scheme content="light dark">'
-        f"<title>{title} · triton-gateway</title>"
-        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/colours.css">'
-        '<link rel=stylesheet href="/docs/assets/page.css"></head><body>'
-        '<nav class=bar aria-label=Gateway><a class=brand href="/">triton-gateway</a><a href="/">Console</a>'
-        '<a href="/docs">API</a><a href="/docs/errors">Errors</a></nav>'
-        f"<main class=text><h1>{title}</h1>{body}</main></body></html>",
-        headers=PAGE_HEADERS,
-    )
+    rows = sorted(ROW_BY_ERROR.items(), key=lambda item: item[1].status)
+    return HTMLResponse(_ERRORS.render(code=code, rows=rows), headers=PAGE_HEADERS)

@@ -49,6 +49,7 @@ pipelines:
       parameters: {max_tokens: limit}
   embed:
     model: embedder
+    early_exit: [{reason: nothing, error: {code: any, message: EXIT}}]
     inputs: {text: {tensor: TEXT, kind: text}}
     outputs: {embedding: {tensor: VECTOR}}
     openai: {embeddings: {}, usage: {prompt_tokens: TOKENS}}

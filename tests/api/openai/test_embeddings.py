@@ -14,6 +14,7 @@ from app.core.inference import InferenceResponse
 from tests.api.openai.conftest import EMBEDS, Api, refusal
 from tests.api.openai.test_fields import OF_EMBEDDINGS
 from tests.toolkit.gateway import Served, gateway_fixture
+from tests.toolkit.models import refusal as refused_by_model
 from tests.toolkit.models import response, tensor
 
 
@@ -59,6 +60,13 @@ async def test_base64_encodes_32_bit_floats(api: Api) -> None:
 async def test_a_failed_batch_fails_the_request(api: Api) -> None:
     api.engine.answers = [ModelError("It failed.")]
     assert refusal(await embed(api, input=["a", "b"])) == (502, "model_error", None)
+
+
+async def test_an_early_exit_is_an_empty_vector(api: Api) -> None:
+    api.engine.answers = [refused_by_model("EXIT")]
+    answer = await embed(api)
+    assert answer.headers["x-early-exit"] == "nothing"
+    assert answer.json()["data"] == [{"object": "embedding", "index": 0, "embedding": []}]
 
 
 @pytest.mark.parametrize("rows", [[[0, 0]], [[0, 0]] * 3, [[0, 0, 0]] * 2], ids=["too few", "too many", "too long"])

@@ -98,7 +98,9 @@ class TestWhole:
         assert answer.headers["x-early-exit"] == "nothing"
         assert answer.json()["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
         api.engine.answers = [refused_by_model("EXIT", None)]
-        last, done = chunks(await chat(api, stream=True))
+        streamed = await chat(api, stream=True)
+        last, done = chunks(streamed)
+        assert "x-early-exit" not in streamed.headers
         assert last["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert (last["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
 

@@ -241,9 +241,14 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
     if annotation is bool:
         parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
         return
+    annotation = next((each for each in get_args(annotation) if get_origin(each) is Literal), annotation)
     choices = get_args(annotation) if get_origin(annotation) is Literal else ()
     metavar = "{" + ",".join(choices) + "}" if choices else None
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices else {}
+    is_switch = "true" in choices or annotation == bool | None
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
+    if annotation == bool | None:
+        no = f"--no-{name.replace('_', '-')}"
+        parser.add_argument(no, dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
     parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
 
 

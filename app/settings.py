@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.document import words_of
-from app.core.text import nearest_of
+from app.core.text import is_loopback, nearest_of
 from app.triton.connect import DEFAULT_KIND, Kind, addresses_of
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -107,7 +107,9 @@ def _image_host(host: str) -> str:
 
 
 def _switch(value: Any) -> Any:
-    """Accepts the usual words for a boolean."""
+    """Accepts the usual words for a boolean. None stays."""
+    if value is None:
+        return None
     text = str(value).lower()
     return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
@@ -228,19 +230,19 @@ class Settings(BaseSettings):
         pattern=r"^https?://[^\s?#]+$",
         description="the OpenTelemetry collector to send spans to (OTLP over HTTP, http://host:4318)",
     )
-    explain: bool = Field(
-        False,
+    explain: bool | None = Field(
+        None,
         description="let every caller explain requests with X-Explain, for development; otherwise only the keys "
-        "with explain: true",
+        "with explain: true (true for --embedded on a loopback address without keys)",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level to log")
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
     )
-    expose_model_errors: Annotated[Literal["false", "true", "oip"], BeforeValidator(_switch)] = Field(
-        "false",
+    expose_model_errors: Annotated[Literal["false", "true", "oip"] | None, BeforeValidator(_switch)] = Field(
+        None,
         description="show callers Triton's message about a failed model: true, for development, or oip: only under "
-        "/v2, where Triton shows it too",
+        "/v2, where Triton shows it too (true for --embedded on a loopback address without keys)",
     )
 
     @property
@@ -253,6 +255,21 @@ class Settings(BaseSettings):
     def default_config(self) -> Path | None:
         """The ``gateway.yaml`` of the embedded Triton's models. None in front of a Triton with other models."""
         return config_beside(self.embedded_repository) if self.embedded else None
+
+    @property
+    def is_development(self) -> bool:
+        """Whether the gateway starts Triton itself, and only this machine can call it, without keys."""
+        return self.embedded and self.api_keys_file is None and is_loopback(self.host)
+
+    @property
+    def explains(self) -> bool:
+        """``explain``; the default is true for development."""
+        return self.is_development if self.explain is None else self.explain
+
+    @property
+    def exposed_model_errors(self) -> str:
+        """``expose_model_errors``; the default is ``true`` for development."""
+        return self.expose_model_errors or ("true" if self.is_development else "false")
 
     @property
     def repairs_triton(self) -> bool:
@@ -279,12 +296,12 @@ class Settings(BaseSettings):
     @property
     def receives_spans(self) -> bool:
         """Whether some caller may explain requests, now or after a change of the keys: then Triton sends its spans."""
-        return self.workers == 1 and (self.explain or self.api_keys_file is not None)
+        return self.workers == 1 and (self.explains or self.api_keys_file is not None)
 
     @property
     def without_effect(self) -> str:
         """What is set but has no effect with this number of workers, for the log; empty if nothing is."""
-        is_ignored = self.explain and self.workers > 1
+        is_ignored = bool(self.explain) and self.workers > 1
         return "GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1" if is_ignored else ""
 
     @property

@@ -124,7 +124,7 @@ def test_invalid_settings_are_a_json_line_in_the_json_log() -> None:
 
 def test_a_mistake_in_the_default_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gateway.yaml").write_text("pipelines:\n  p:\n    model: m\n    modle: m\n")
-    assert cli.main(["serve", *FREE_PORTS]) == 2
+    assert cli.main(["serve", "--embedded", "--check"]) == 2
     expected = "gateway.yaml:4: pipelines.p.modle is not a known key; did you mean 'model'?"
     assert expected in capsys.readouterr().err
 

@@ -78,6 +78,26 @@ def test_the_default_file_is_next_to_the_embedded_models(
     assert read_settings({}, {**flags, "config": "named.yaml"}).config_path == Path("named.yaml")
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_development"),
+    [
+        ({"embedded": True}, True),
+        ({"embedded": True, "host": "0.0.0.0"}, False),
+        ({"embedded": True, "api_keys_file": "keys.yaml"}, False),
+        ({}, False),
+    ],
+)
+def test_errors_of_models_and_explanations_are_shown_during_development(
+    flags: dict[str, Any], is_development: bool
+) -> None:
+    settings = read_settings({}, flags)
+    shown = "true" if is_development else "false"
+    assert (settings.explains, settings.exposed_model_errors) == (is_development, shown)
+    for chosen in (True, False):
+        settings = read_settings({}, {**flags, "explain": chosen, "expose_model_errors": "oip"})
+        assert (settings.explains, settings.exposed_model_errors) == (chosen, "oip")
+
+
 def test_flags_override_variables() -> None:
     assert read_settings({"GATEWAY_PORT": "1"}, {"port": "2"}).port == 2
 

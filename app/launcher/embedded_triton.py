@@ -21,6 +21,7 @@ import httpx
 
 from app.core.aio import Backoff
 from app.launcher import guard
+from app.launcher.changes import reload_changed
 from app.launcher.launch import REQUIREMENTS, EmbeddedOptions, Launch, Ports
 from app.launcher.machine import EmbeddedTritonError, Machine, StartCrashed, refusals
 
@@ -54,6 +55,8 @@ _NOT_POLLED = re.compile(r"\"?Poll failed for model directory '([^']+)': (.*?)\"
 _HARMLESS = re.compile(r"CUDA|CudaDriverHelper|NVML|DCGM")
 # Lines that models write for GATEWAY_LOG_TENSORS (model_kit.tensor_log). They are shown although other lines are not.
 _TENSORS = re.compile(r'"?tensors triton_request_id=')
+# What a model prints or logs: model_output.py begins each line with this.
+_MODELS = re.compile(r"\"?(?P<text>model '[^']+' (?P<way>prints|writes to stderr|logs): )")
 # Rows of the tables that Triton logs at its start. All other messages of Triton have one line each.
 _TABLE_ROW = re.compile(r"[+|]")
 # Written when Triton is asked to stop.
@@ -101,9 +104,12 @@ class TritonLog:
 
     def _take(self, line: str) -> None:
         self._lines.append(line)
+        named = None
         if match := _PREFIX.match(line):
             message = match[3]
-            self._level = logging.INFO if _TENSORS.match(message) else _LEVELS[match[1]]
+            named = _MODELS.match(message)
+            is_shown = named is not None or _TENSORS.match(message) is not None
+            self._level = max(logging.INFO, _LEVELS[match[1]]) if is_shown else _LEVELS[match[1]]
             if found := _LOADED.match(message):
                 self.loaded.append(found[1])
             elif found := _NOT_LOADED.match(message) or _NOT_POLLED.match(message):
@@ -111,9 +117,13 @@ class TritonLog:
         elif _DEATH.match(line):  # as the other lines without a prefix, not by Triton's logger
             self.death = self.death or line
             self._level = logging.ERROR
+        elif named := _MODELS.match(line):
+            self._level = logging.INFO if named["way"] == "prints" else logging.WARNING
         elif line and not _TABLE_ROW.match(line):
             self._level = logging.DEBUG if _STOPPING.match(line) else logging.WARNING
-        if line and not _HARMLESS.search(line):
+        if named is not None:
+            logger.log(self._level, "%s", named.string[named.start("text") :].strip('"'))
+        elif line and not _HARMLESS.search(line):
             logger.log(self._level, "triton: %s", line)
 
 
@@ -313,6 +323,11 @@ class EmbeddedTriton:
                     break
                 except (EmbeddedTritonError, OSError) as exc:
                     logger.error("the embedded Triton could not be started again: %s", exc)
+
+    async def reload_changed(self) -> None:
+        """Loads a model again when its files change, as long as it runs. A background task beside `watch`."""
+        async with _client(self.http_url) as client:
+            await reload_changed(self._options.repository, self._options.read, client)
 
     @property
     def is_starting(self) -> bool:

@@ -184,13 +184,23 @@ class ModelEnvironment:
         return self.server / "bin" / "tritonserver"
 
     def link_backends(self, folder: Path) -> None:
-        """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects."""
+        """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects.
+
+        The module of the backend that every model imports imports `model_output.py` here too.
+        """
         python = folder / "python"
         python.mkdir(parents=True)
         stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)
         for source in (*(self.server / "backends" / "python").iterdir(), *stub.iterdir()):
             (python / source.name).symlink_to(source)
+        utilities = python / "triton_python_backend_utils.py"
+        text = utilities.read_text()
+        utilities.unlink()
+        utilities.write_text(f"{text}\nimport {MODEL_OUTPUT.stem}\n")
+        (python / MODEL_OUTPUT.name).symlink_to(MODEL_OUTPUT)
 
+
+MODEL_OUTPUT = Path(__file__).with_name("model_output.py").resolve()
 
 # Without these arguments Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
 _KEEPALIVE = (

@@ -159,7 +159,8 @@ class TextFormatter(logging.Formatter):
             text = " ".join(str(word) for word in words if word is not None) + f" {fields['duration_ms']} ms"
             if "code" in fields:
                 message = fields.get("triton_message")
-                detail = f"{fields['detail']} The model's message: {message}" if message else fields["detail"]
+                public = fields["detail"].partition(" The model's message: ")[0]
+                detail = f"{public} The model's message: {message}" if message else fields["detail"]
                 text += f" {fields['code']}: {detail} [{fields['request_id']}]"
             record.message = shown(text, len(text), substitute=" ")
         return super().formatMessage(record)

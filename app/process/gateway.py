@@ -213,7 +213,7 @@ async def open_gateway(
 def layers_of(settings: Settings, inference: Inference, limits: Limits, share: Share) -> list[Layer]:
     """The features of requests. Each has a folder of its own, and this is the only list of them."""
     explained = Explanations(
-        is_on=settings.receives_spans, for_everyone=settings.explain, collector_url=settings.traces_url
+        is_on=settings.receives_spans, for_everyone=settings.explains, collector_url=settings.traces_url
     )
     return [Idempotency(), explained, Sessions(inference, limits, share)]
 
@@ -227,8 +227,8 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
         CompileContext(
             timeout_s=settings.timeout_s,
             early_exit_key=key,
-            exposes_errors=settings.expose_model_errors == "true",
-            exposes_oip_errors=settings.expose_model_errors != "false",
+            exposes_errors=settings.exposed_model_errors == "true",
+            exposes_oip_errors=settings.exposed_model_errors != "false",
             tokenizers=settings.tokenizers,
         ),
         triton.grpc_url,

@@ -8,7 +8,7 @@ the Triton to call, and runs the embedded Triton for the duration of its block. 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,7 +132,12 @@ async def running_triton(settings: Settings, supervisor: Supervisor, admin_port:
     embedded = EmbeddedTriton(options)
     try:
         await supervisor.unless_requested(embedded.start(lambda progress: say(f"Triton: {progress}")))
-        async with supervisor.running("watch of the embedded Triton", embedded.watch()):
+        async with (
+            supervisor.running("watch of the embedded Triton", embedded.watch()),
+            supervisor.running("watch of the models' files", embedded.reload_changed())
+            if settings.is_development
+            else nullcontext(),
+        ):
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()

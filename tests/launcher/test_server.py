@@ -29,7 +29,7 @@ from app.triton.repository import served_repository
 from tests.launcher.conftest import Traces, busy, infer, until_answered, write_model
 from tests.toolkit.arenas import lock_arenas
 from tests.toolkit.processes import EXIT_S, is_free
-from tests.toolkit.waiting import eventually
+from tests.toolkit.waiting import eventually, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
@@ -102,6 +102,58 @@ async def test_a_model_that_does_not_load_is_reported_and_the_others_are_served(
     (text,) = [text for text in caplog.messages if text.startswith("model 'needy' is not served: ")]
     assert "No module named 'a_missing_package'" in text
     assert f"echo a_missing_package >> {options.repository}/requirements.txt, and start again." in text
+
+
+SPEAKS = (
+    "import sys; print('a', 'line'); print('to stderr', file=sys.stderr); "
+    "import triton_python_backend_utils as utils; utils.Logger.log_info('by the logger'); "
+    "utils.Logger.log_info('tensors triton_request_id=1')"
+)
+
+
+async def test_what_a_model_prints_and_logs_has_its_name(options, caplog):
+    caplog.set_level("INFO")
+    write_model(options.repository, "speaks", initialize=SPEAKS)
+    async with running(options):
+        pass
+    said = {(each.levelname, each.getMessage()) for each in caplog.records}
+    assert said >= {
+        ("INFO", "model 'speaks' prints: a line"),
+        ("WARNING", "model 'speaks' writes to stderr: to stderr"),
+        ("INFO", "model 'speaks' logs: by the logger"),
+    }
+    assert any(text.endswith('"tensors triton_request_id=1"') for _, text in said)
+
+
+async def test_a_changed_model_is_loaded_and_a_broken_change_keeps_it(options, caplog):
+    """Also a model that is added. Hidden files and compiled modules do not count."""
+    caplog.set_level("INFO")
+    script = options.repository / "ident" / "1" / "model.py"
+
+    async def until_logged(text: str) -> None:
+        await until(lambda: any(each.startswith(text) for each in caplog.messages))
+
+    async with running(options) as triton:
+        watch = asyncio.create_task(triton.reload_changed())
+        await asyncio.sleep(1)
+        for ignored in (".model.py.swp", "__pycache__/model.pyc"):
+            (script.parent / ignored).parent.mkdir(exist_ok=True)
+            (script.parent / ignored).touch()
+        good = script.read_text()
+        script.write_text(good.replace("class ", "class : "))
+        await until_logged("model 'ident' cannot be loaded; Triton keeps what it had: ")
+        assert await infer(triton.grpc_url) == 0.0
+        script.write_text(good.replace("pass", "print('changed')", 1))
+        await until_logged("model 'ident' prints: changed")
+        shutil.copytree(script.parents[1], options.repository / "added", ignore=shutil.ignore_patterns("1"))
+        await until_logged("model 'added' cannot be loaded; Triton keeps what it had: ")  # its script is missing
+        shutil.copytree(script.parent, options.repository / "added" / "1")
+        await until_logged("model 'added' was changed and is loaded")
+        assert [text for text in caplog.messages if "is loaded" in text] == [
+            f"model '{name}' was changed and is loaded" for name in ("ident", "added")
+        ]
+        assert await infer(triton.grpc_url) == 0.0
+        watch.cancel()
 
 
 async def test_stopping_a_busy_model_takes_a_limited_time(options):

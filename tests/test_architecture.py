@@ -65,28 +65,28 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 MOST_LINES = {
     "admission": 1180,
-    "api": 9190,
-    "codecs": 860,
-    "coalescing": 680,
-    "config": 390,
+    "api": 8760,
+    "codecs": 840,
+    "coalescing": 670,
+    "config": 350,
     "console": 10,
-    "core": 1820,
-    "grpc": 1310,
+    "core": 1830,
+    "grpc": 1290,
     "http1": 1300,
-    "launcher": 1260,
+    "launcher": 1270,
     "lint": 650,
-    "llm": 1470,
-    "observability": 1040,
-    "pipelines": 4180,
-    "process": 1520,
-    "sessions": 450,
-    "shared_memory": 740,
+    "llm": 1460,
+    "observability": 1030,
+    "pipelines": 4060,
+    "process": 1460,
+    "sessions": 440,
+    "shared_memory": 730,
     "starter": 70,
-    "streams": 1550,
-    "triton": 3800,
+    "streams": 1510,
+    "triton": 3790,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1260
+MOST_LINES_OUTSIDE_PACKAGES = 1240
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

@@ -1,4 +1,4 @@
-"""Generation of a text: parameters, sampling, chunks, end, cancellation and threads; logits like those of PyTorch."""
+"""Prompts become token ids and back; generation: parameters, sampling, chunks, end, cancellation, threads, logits."""
 
 import threading
 from itertools import islice
@@ -10,6 +10,8 @@ import pytest
 import tokens_generation as generation
 import tokens_parameters as parameters
 import tokens_sampling as sampling
+from text_encoder import Encoder
+from text_vocabulary import Vocabulary
 from tokens_cancellation import Cancellations
 from tokens_parameters import Wishes
 from tokens_transformer import Network
@@ -17,6 +19,9 @@ from tokens_workers import Workers
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = np.load(ROOT / "tests/triton_models/fixtures/torch_logits.npz")
+TOKENIZER = ROOT / "triton_models/text_tokenize/1/tokenizer.json"
+END_ID = 0
+encoder, vocabulary = Encoder(TOKENIZER), Vocabulary.from_file(TOKENIZER)
 
 
 @pytest.fixture(scope="module")
@@ -227,20 +232,12 @@ def logits_after_each(network, token_ids, read):
     return np.stack([logits, *(network.advance(cache, int(token_id)) for token_id in token_ids[read:])])
 
 
-def test_logits_equal_those_of_pytorch(network):
-    found = logits_after_each(network, TORCH["short_ids"], read=len(TORCH["short_ids"]) - 2)
-    np.testing.assert_allclose(found, TORCH["short_logits"], atol=1e-3)
-
-
-def test_logits_equal_those_of_pytorch_once_the_window_slides(network):
-    found = logits_after_each(network, TORCH["long_ids"], read=network.window)
-    np.testing.assert_allclose(found[-3:], TORCH["long_logits"], atol=1e-3)
-
-
-def test_one_by_one_equals_one_pass(network):
-    ids = TORCH["short_ids"]
-    whole = np.stack([network.read(ids[:length])[1] for length in range(1, len(ids) + 1)])
-    np.testing.assert_allclose(logits_after_each(network, ids, read=1), whole, atol=1e-3)
+@pytest.mark.parametrize(("text", "read"), [("short", -2), ("short", 1), ("long", 512)])
+def test_logits_equal_those_of_pytorch(network, text, read):
+    """In one pass except for two tokens, one by one, and once the window slides."""
+    ids = TORCH[f"{text}_ids"]
+    found = logits_after_each(network, ids, read % len(ids))
+    np.testing.assert_allclose(found[-3:], TORCH[f"{text}_logits"], atol=1e-3)
 
 
 def test_caches_of_two_texts_are_independent(network):
@@ -250,3 +247,49 @@ def test_caches_of_two_texts_are_independent(network):
     expected = network.read(np.append(ids[:5], 7))[1]
     network.advance(other, 9)
     np.testing.assert_allclose(network.advance(cache, 7), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ['The "for" statement\n   x = 1\n', "naïve: 5 €, 你好 🐍", "\0\r\t", "<|end|>", " "])
+def test_prompts_survive_the_round_trip(text):
+    assert vocabulary.bytes_of(encoder.ids_of(text.encode())) == text.encode()
+
+
+def test_the_end_token_begins_a_text_and_no_prompt_contains_it():
+    assert END_ID not in encoder.ids_of(b"a <|end|> b")
+    ids = encoder.ids_of(b"")
+    assert ids.tolist() == [END_ID]
+    assert ids.dtype == np.int32
+
+
+def test_only_the_end_of_a_long_prompt_is_used():
+    assert vocabulary.bytes_of(encoder.ids_of(b"a" + b"x y " * 10_000)) == b"x y " * 4096
+
+
+def test_invalid_utf_8_is_an_error():
+    with pytest.raises(Exception, match="PROMPT is not UTF-8"):
+        encoder.ids_of(b"\xff")
+
+
+def test_every_byte_is_a_token():
+    single = {vocabulary.bytes_of(np.array([token_id])) for token_id in range(2048)}
+    assert {bytes([byte]) for byte in range(256)} <= single
+
+
+def test_a_character_may_span_several_tokens():
+    euro = [next(i for i in range(2048) if vocabulary.bytes_of(np.array([i])) == bytes([b])) for b in "€".encode()]
+    assert vocabulary.bytes_of(np.array(euro, np.int32)).decode() == "€"
+    assert vocabulary.bytes_of(np.array(euro[:1], np.int32)) == b"\xe2"
+    assert vocabulary.bytes_of(np.array([END_ID], np.int32)) == b"", "the end token is not text"
+    assert vocabulary.bytes_of(np.array([], np.int32)) == b""
+
+
+@pytest.mark.parametrize("token_id", [-1, 2048])
+def test_an_id_outside_the_vocabulary_is_an_error(token_id):
+    with pytest.raises(Exception, match="NEWEST_IDS"):
+        vocabulary.bytes_of(np.array([token_id], np.int32))
+
+
+def test_both_steps_use_the_same_tokenizer():
+    ours = ROOT / "triton_models/text_detokenize/1/tokenizer.json"
+    assert ours.is_symlink()
+    assert ours.resolve() == TOKENIZER.resolve()

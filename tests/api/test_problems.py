@@ -9,7 +9,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.test_errors import concrete
 
 from app.api.error_table import MAX_BYTES, ROW_BY_ERROR, problem_of, problem_response
 from app.core.errors import (
@@ -21,7 +20,7 @@ from app.core.errors import (
     UpstreamError,
 )
 from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
-from tests.toolkit.engine import FakeEngine
+from tests.toolkit.engine import FakeEngine, every_error
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, refusal, response, tensor
 
@@ -57,7 +56,7 @@ def error_of(error: type[GatewayError], detail: str = "It failed.") -> GatewayEr
     return error(detail, tensor="T") if issubclass(error, ContractViolation) else error(detail)
 
 
-@pytest.mark.parametrize("error", concrete())
+@pytest.mark.parametrize("error", every_error())
 def test_every_error_has_a_status_a_meaning_and_a_remedy(error: type[GatewayError]) -> None:
     row, response = ROW_BY_ERROR[error], problem_response(error_of(error), "rid")
     assert response.status_code == row.status

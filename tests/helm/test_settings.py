@@ -228,7 +228,7 @@ def test_explained_requests_get_the_spans_of_the_sidecar(
     """The gateway forwards them to a collector."""
     values = {"tracing": {"explain": explain, "otlpEndpoint": collector}, "gateway": {"apiKeys": {"secretName": keys}}}
     settings, arguments = settings_of(render(values)), triton_container(render(values))["args"]
-    assert (settings.explain, settings.receives_spans) == (explain == "everyone", receives)
+    assert (settings.explains, settings.receives_spans) == (explain == "everyone", receives)
     url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
     assert [each for each in arguments if "url=" in each] == [url] * traces
     assert settings.traces_url == (f"{collector}/v1/traces" if collector else None)

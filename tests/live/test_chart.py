@@ -77,7 +77,7 @@ async def test_triton_starts_with_the_sidecars_arguments(
     try:
         async with asyncio.timeout(START_S):
             while not await asyncio.to_thread(launch.is_live):
-                assert not triton.has_ended, triton.log.explanation()
+                assert not triton.ended.done(), triton.log.explanation()
                 await asyncio.sleep(0.1)
         async with open_transport(f"127.0.0.1:{launch.ports.grpc}") as transport:
             states = {state.name: state.ready for state in await TritonEngine(transport).models()}

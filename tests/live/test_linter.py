@@ -77,7 +77,7 @@ def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
         with caplog.at_level(logging.DEBUG, "app.launcher.embedded_triton"):
             triton = await GuardedTriton.start(Launch.prepare(options, Ports.free()))
             async with asyncio.timeout(START_S):
-                while not triton.has_ended and STARTED not in caplog.text:
+                while not triton.ended.done() and STARTED not in caplog.text:
                     await asyncio.sleep(0.1)
             await triton.stop()
         return {*triton.log.loaded}, caplog.text

@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass
 
 from app.core.errors import GatewayError, Outcome
-from tests.core.test_errors import concrete
+from tests.toolkit.engine import every_error
 from tests.toolkit.events import Event, checked, events_in
 from tests.toolkit.websocket_client import FIN, TEXT
 
-OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}
+OUTCOME_BY_CODE = {error.code: error.outcome for error in every_error(GatewayError)}
 OUTCOMES_BY_STATUS = {
     400: {Outcome.CLIENT_ERROR, Outcome.EARLY_EXIT, Outcome.MODEL_ERROR},
     404: {Outcome.CLIENT_ERROR},

@@ -147,6 +147,7 @@ def _serve(given: dict[str, Any]) -> int:
     require_free_ports(settings.host, {f"{PREFIX}PORT": settings.port, f"{PREFIX}ADMIN_PORT": settings.admin_port})
     if settings.embedded:
         _prepare_models(settings)
+        install_requirements(settings.models_venv, settings.embedded_repository)
     uvloop.run(serve(settings))
     return 0
 
@@ -244,9 +245,9 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
     annotation = next((each for each in get_args(annotation) if get_origin(each) is Literal), annotation)
     choices = get_args(annotation) if get_origin(annotation) is Literal else ()
     metavar = "{" + ",".join(choices) + "}" if choices else None
-    is_switch = "true" in choices or annotation == bool | None
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
-    if annotation == bool | None:
+    is_optional = annotation == bool | None
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices or is_optional else {}
+    if is_optional:
         no = f"--no-{name.replace('_', '-')}"
         parser.add_argument(no, dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
     parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
@@ -310,21 +311,21 @@ def _init(given: dict[str, Any]) -> int:
 def _triton(given: dict[str, Any]) -> int:
     settings = _settings(given)
     _prepare_models(settings)
+    install_requirements(settings.models_venv, settings.embedded_repository)
     uvloop.run(run_triton(settings))
     return 0
 
 
 def _prepare_models(settings: Settings) -> None:
-    """Creates the models' environment if the gateway's own is the default and cannot run models, and installs packages.
+    """Creates the models' environment if the gateway's own is the default and cannot run models.
 
-    Only the extra ``embedded`` can create one. Raises EmbeddedTritonError.
+    Only the extra ``embedded`` can do this. Raises EmbeddedTritonError.
     """
     own = Path(sys.prefix)
     if settings.models_venv == own and needs_environment(own):
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
         create_environment(settings.embedded_venv)
-    install_requirements(settings.models_venv, settings.embedded_repository)
 
 
 async def _draft(settings: Settings, path: Path) -> str:

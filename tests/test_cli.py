@@ -122,6 +122,14 @@ def test_invalid_settings_are_a_json_line_in_the_json_log() -> None:
     assert "did you mean GATEWAY_PORT?" in json.loads(line)["message"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [(["--explain"], "true"), (["--explain", "false"], "false"), (["--no-explain"], "false"), ([], None)],
+)
+def test_a_switch_whose_default_depends_on_others_has_three_forms(flags: list[str], value: str | None) -> None:
+    assert cli.command_parser().parse_args(["serve", *flags]).explain == value
+
+
 def test_a_mistake_in_the_default_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gateway.yaml").write_text("pipelines:\n  p:\n    model: m\n    modle: m\n")
     assert cli.main(["serve", "--embedded", "--check"]) == 2

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 
+from app.core.files import Stamp, stamp_of
 from app.launcher.launch import ServedRepository
 from app.launcher.machine import RepositoryUnservable
 
@@ -16,31 +17,27 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 LOAD_S = 300.0
 
-Stamp = frozenset[tuple[str, int, int]]
-"""Path, time of the last change in ns, and size in bytes of each file of a model."""
+
+def stamps_of(repository: Path) -> dict[str, dict[str, Stamp]]:
+    """By model, and by file of the model. Compiled modules and hidden files, such as those of editors, do not count."""
+    return {each.name: dict(_stamps_in(each)) for each in repository.iterdir() if each.is_dir() and _counts(each.name)}
 
 
-def stamps_of(repository: Path) -> dict[str, Stamp]:
-    """By model. Compiled modules and hidden files, such as those of editors, do not count."""
-    return {each.name: _stamp_of(each) for each in repository.iterdir() if each.is_dir() and each.name[0] not in "._"}
-
-
-def _stamp_of(folder: Path) -> Stamp:
-    found = set[tuple[str, int, int]]()
+def _stamps_in(folder: Path) -> Iterator[tuple[str, Stamp]]:
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        for name in files:
-            if name[0] != ".":
-                status = Path(parent, name).stat()
-                found.add((f"{parent}/{name}", status.st_mtime_ns, status.st_size))
-    return frozenset(found)
+        folders[:] = filter(_counts, folders)
+        yield from ((path, stamp_of(Path(path))) for path in (f"{parent}/{name}" for name in files if _counts(name)))
+
+
+def _counts(name: str) -> bool:
+    return not name.startswith((".", "__pycache__"))
 
 
 async def reload_changed(repository: Path, read: Callable[[Path], ServedRepository], client: httpx.AsyncClient) -> None:
     """Runs until it is cancelled. A change that does not load is reported: Triton then keeps the model that it has.
 
     A change counts when nothing else was written for `POLL_S`. A model that did not load is tried again when another
-    was loaded, which may be its step. ``read`` says what cannot be loaded; ``client``: of Triton's HTTP service.
+    was changed, which may be its step. ``read`` says what cannot be loaded; ``client``: of Triton's HTTP service.
     """
     loaded = seen = await asyncio.to_thread(stamps_of, repository)
     failed = set[str]()
@@ -48,7 +45,7 @@ async def reload_changed(repository: Path, read: Callable[[Path], ServedReposito
         await asyncio.sleep(POLL_S)
         try:
             now = await asyncio.to_thread(stamps_of, repository)
-        except OSError:  # such as a file that an editor is replacing
+        except OSError:  # the repository is away
             continue
         changed = {name for name, stamp in now.items() if stamp and loaded.get(name) != stamp == seen.get(name)}
         loaded, seen = loaded | {name: now[name] for name in changed}, now

@@ -34,17 +34,20 @@ def served_repository(path: Path) -> ServedRepository:
     except RepositoryUnreadable as exc:
         raise RepositoryUnservable(str(exc)) from exc
     refused, is_complete = {name: text for name, each in folders.items() if (text := _refusal_of(each))}, True
-    served = [name for name in folders if name not in refused]
-    for name in served * len(served):  # until no ensemble is left whose step is refused: Triton would load the step
-        steps = (step.model_name for step in folders[name].config.ensemble_scheduling.step)
-        if name not in refused and (step := next((step for step in steps if step in refused), None)):
-            refused[name] = f"its step {step!r} is not served."
-    served = [name for name in served if name not in refused]
-    if not served:
+    configs = {name: each.config for name, each in folders.items() if name not in refused}
+    while blocked := {  # Triton would load the refused step of an ensemble
+        name: f"its step {step.model_name!r} is not served."
+        for name, config in configs.items()
+        for step in config.ensemble_scheduling.step
+        if step.model_name in refused
+    }:
+        refused |= blocked
+        configs = {name: config for name, config in configs.items() if name not in blocked}
+    if not configs:
         raise RepositoryUnservable("\n".join(f"Model {name!r}: {text}" for name, text in refused.items()))
-    for config in (folders[name].config for name in served):
+    for config in configs.values():
         is_complete &= bool(config.backend or config.platform) and model_config_of(config).declares_tensors
-    return ServedRepository(path.resolve(), tuple(served), is_complete, refused)
+    return ServedRepository(path.resolve(), tuple(configs), is_complete, refused)
 
 
 def _is_leftover(folder: Path) -> bool:

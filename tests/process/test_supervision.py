@@ -1,4 +1,4 @@
-"""Background tasks, signals, and listening sockets: one process for a port, and an answer instead of a reset."""
+"""Background tasks and signals."""
 
 import asyncio
 import logging
@@ -6,12 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import httpx
 import pytest
 
 from app.process.supervision import (
@@ -19,8 +16,6 @@ from app.process.supervision import (
     ShutdownRequested,
     Supervisor,
 )
-from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
-from tests.toolkit.waiting import eventually
 
 
 async def forever() -> None:
@@ -150,27 +145,3 @@ async def test_work_has_its_result_unless_a_signal_cancels_it() -> None:
     with pytest.raises(ShutdownRequested):
         await supervisor.unless_requested(work())
     assert cancelled.is_set()
-
-
-SERVE = """
-import resource, sys
-from app import cli
-resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-sys.exit(cli.main(["serve"]))
-"""
-WARNING = "the limit of open files is"
-
-
-@contextmanager
-def serving(folder: Path, soft: int, hard: int, **settings: str) -> Iterator[GatewayProcess]:
-    script = SERVE.format(soft=soft, hard=hard)
-    with running_gateway(folder, ready=False, script=script, **WITHOUT_TRITON, **settings) as gateway:
-        eventually(lambda: is_live(gateway))
-        yield gateway
-
-
-def is_live(gateway: GatewayProcess) -> bool:
-    try:
-        return httpx.get(f"{gateway.url}/health/live").status_code == 200
-    except httpx.TransportError:
-        return False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
+from statistics import linear_regression
 
 import httpx
 import psutil
@@ -49,7 +50,7 @@ async def test_memory_does_not_grow_with_the_number_of_requests(mortal_triton: E
             step = int(REQUESTS * part) // STEPS
             rss_mib = await measured(stand, asks, step)
             growths.append(rss_mib[-1] - rss_mib[WARM_STEPS - 1])
-            slope = growths[-1] * 10_000 / (step * (STEPS - WARM_STEPS))
+            slope = linear_regression(range(STEPS - WARM_STEPS), rss_mib[WARM_STEPS:]).slope * 10_000 / step
             title, memory = f"Memory, {name}, {step:,} a step", f"{rss_mib[WARM_STEPS - 1]:.1f} -> {rss_mib[-1]:.1f}"
             rows.append((title, f"{step * STEPS:,}", f"{slope:+.3f} MiB for each 10,000 requests", memory))
     write_part("3-memory", *rows)

@@ -129,8 +129,14 @@ async def load(
     """Sends ``requests`` requests over keep-alive connections. A new connection replaces each broken one."""
     results, remaining = LoadResults(), iter(range(requests))
 
+    async def connect() -> Connection:
+        """A worker that is killed resets connections that wait for it. They carry no request yet."""
+        while True:
+            with suppress(ConnectionResetError):
+                return await Connection.to(gateway)
+
     async def client() -> None:
-        connection = await Connection.to(gateway)
+        connection = await connect()
         for _ in remaining:
             try:
                 connection.post(path, body)
@@ -138,7 +144,7 @@ async def load(
             except (EOFError, ConnectionError):
                 results.broken += 1
                 await connection.close()
-                connection = await Connection.to(gateway)
+                connection = await connect()
         await connection.close()
 
     await asyncio.gather(*(client() for _ in range(connections)))

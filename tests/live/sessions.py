@@ -1,24 +1,16 @@
-"""Models whose sequences sum numbers, gateways whose pipelines have sessions, and what callers of sessions need.
+"""Models whose sequences sum numbers, and a Triton that is killed and starts again."""
 
-Each module of tests has a Triton of its own: without ``end_inputs`` a sequence keeps its place for a minute after its
-session ended, and a gateway does not know the sequences of another one.
-"""
-
-import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
-from websockets.asyncio.client import ClientConnection
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.toolkit.processes import GatewayProcess, live_triton, wait_until_ready
-from tests.toolkit.waiting import PATIENCE_S, eventually
-from tests.toolkit.websocket_client import events_of
+from tests.toolkit.processes import GatewayProcess, wait_until_ready
+from tests.toolkit.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "session_model.py"
 
@@ -77,17 +69,12 @@ ensemble_scheduling { step [
 def write_models(repository: Path, names: Iterable[str]) -> None:
     """``names``: of MODELS and STREAMED, or ``summing_chain``."""
     for name in names:
+        (repository / name / "1").mkdir(parents=True)
         if name == "summing_chain":
-            (repository / name / "1").mkdir(parents=True)
             (repository / name / "config.pbtxt").write_text(SUMMING_CHAIN)
         else:
-            write_model(repository / name, (MODELS | STREAMED)[name])
-
-
-def write_model(folder: Path, model: Summing) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(_config_of(folder.name, model))
-    (folder / "1" / "model.py").symlink_to(SCRIPT)
+            (repository / name / "config.pbtxt").write_text(_config_of(name, (MODELS | STREAMED)[name]))
+            (repository / name / "1" / "model.py").symlink_to(SCRIPT)
 
 
 def _config_of(name: str, model: Summing) -> str:
@@ -114,11 +101,6 @@ model_transaction_policy {{ decoupled: {str(model.streams).lower()} }}
 """
 
 
-def sessions_triton(models: Iterable[str]) -> Any:
-    """A fixture of a module. It is started again when a test kills it."""
-    return live_triton(lambda folder: write_models(folder, models), restarts=True, first_restart_s=0.2)
-
-
 def kill_triton(triton: EmbeddedTriton) -> int:
     """Returns the identifier of the killed process, for ``wait_for_new_triton``."""
     killed = triton.pid
@@ -141,46 +123,3 @@ def answers_ready(triton: EmbeddedTriton) -> bool:
         return httpx.get(f"{triton.http_url}/v2/health/ready").status_code == 200
     except httpx.TransportError:
         return False
-
-
-@contextmanager
-def session_client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    """A client whose sessions have all ended when the block ends."""
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
-        yield client
-    eventually(lambda: gateway.metric("open_sessions") == 0)
-
-
-class OpenedSession:
-    """One session, and the sum that its answers must have."""
-
-    def __init__(self, client: httpx.Client, pipeline: str) -> None:
-        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
-        assert answer.status_code == 201, answer.text
-        self.opened = answer.json()
-        self.url = answer.headers["Location"]
-        self.client = client
-        self.steps = self.sum = 0
-
-    def send(self, number: int, count: int | None = None, sleep_s: float = 0, **headers: str) -> httpx.Response:
-        """With ``count`` it asks for a stream of so many sums."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        url = self.url if count is None else f"{self.url}/stream"
-        return self.client.post(url, json=body_of(number, count, sleep_s), headers=named)
-
-
-def body_of(number: int, count: int | None = None, sleep_s: float = 0) -> dict[str, float]:
-    return {"NUMBER": number} | ({} if count is None else {"COUNT": count}) | ({"SLEEP": sleep_s} if sleep_s else {})
-
-
-def code(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
-
-
-async def step(client: ClientConnection, number: int, value: int, **fields: Any) -> dict[str, Any]:
-    """Sends a step over a WebSocket. Returns its only output."""
-    await client.send(json.dumps({"NUMBER": value, **fields}))
-    (_, output), (name, done) = await events_of(client, number)
-    assert (name, done["outputs"]) == ("done", 1)
-    values: dict[str, Any] = output
-    return values

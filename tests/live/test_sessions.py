@@ -1,4 +1,7 @@
-"""Sessions over a real Triton: the answers prove that each session has its own state, and that no place is lost."""
+"""Sessions over a real Triton, over HTTP, as streams and over WebSockets.
+
+The answers prove that each session has its own state, that each step ran to its end, and that no place is lost.
+"""
 
 import asyncio
 import json
@@ -8,27 +11,42 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.sessions import MODELS, OpenedSession, code, session_client, sessions_triton, step
+from tests.live.sessions import MODELS, STREAMED, kill_triton, wait_for_new_triton, write_models
+from tests.toolkit.events import checked, events_in
 from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.nginx import documented_affinity, running_nginx
-from tests.toolkit.processes import GatewayProcess, configured_gateway, free_ports, live_gateway, wait_until_ready
+from tests.toolkit.processes import (
+    GatewayProcess,
+    configured_gateway,
+    free_ports,
+    live_gateway,
+    live_triton,
+    wait_until_ready,
+)
 from tests.toolkit.waiting import PATIENCE_S, eventually
-from tests.toolkit.websocket_client import opened
+from tests.toolkit.websocket_client import event_of, events_of, opened
 
 EVERY = [*MODELS, "summing_chain"]
-PIPELINES = {
+SAMPLE = {"NUMBER": 1, "COUNT": 1}
+PIPELINES: dict[str, Any] = {
     **{name: {"model": name, "session": True, "sample": {"NUMBER": 1}} for name in EVERY},
+    **{name: {"model": name, "session": True, "stream": True, "sample": SAMPLE} for name in STREAMED},
     "ending": {"model": "short", "session": {"end_inputs": {"NUMBER": 0}}},
+    "few": {"model": "uint64_direct", "session": {"max_open": 2}},
     "ordinary": {"model": "uint64_direct", "stream": True},
     "meter": {
         "model": "uint64_oldest",
@@ -36,35 +54,75 @@ PIPELINES = {
         "outputs": {"sum": {"tensor": "SUM"}},
         "session": {"end_inputs": {"watts": 0}},
     },
+    "whole": {"model": "streamed_oldest", "session": True, "sample": SAMPLE},
 }
 
 
-triton = sessions_triton(EVERY)
-gateway = live_gateway(PIPELINES)
+triton = live_triton(lambda folder: write_models(folder, [*EVERY, *STREAMED]), restarts=True, first_restart_s=0.2)
+gateway = live_gateway(PIPELINES, ping_s="0.2")
 
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with session_client(gateway) as client:
+    """A client whose sessions have all ended when the test ends."""
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
         yield client
+    eventually(lambda: gateway.metric("open_sessions") == 0)
 
 
-class Caller(OpenedSession):
-    def step(self, number: int, **headers: str) -> dict[str, Any]:
-        """One step, whose answer must have this session's sum and number of steps."""
-        answer = self.send(number, **headers)
+class Caller:
+    """One session, and the sum that its answers must have."""
+
+    def __init__(self, client: httpx.Client, pipeline: str) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}/sessions")
+        assert answer.status_code == 201, answer.text
+        self.opened = answer.json()
+        self.url = answer.headers["Location"]
+        self.client = client
+        self.steps = self.sum = 0
+
+    def send(self, number: int, count: int | None = None, **headers: str) -> httpx.Response:
+        """With ``count`` it asks for a stream of so many sums."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = self.url if count is None else f"{self.url}/stream"
+        return self.client.post(url, json=body_of(number, count), headers=named)
+
+    def step(self, number: int, count: int | None = None, **headers: str) -> dict[str, Any]:
+        """One step, whose outputs must have this session's sums and number of steps. Returns the last output."""
+        answer = self.send(number, count, **headers)
         assert answer.status_code == 200, answer.text
-        self.steps, self.sum = self.steps + 1, self.sum + number
-        values: dict[str, Any] = answer.json()
-        assert (values["SUM"], values["STEPS"]) == (self.sum, self.steps)
+        self.steps += 1
         assert answer.headers["X-Session-Step"] == str(self.steps)
-        return values
+        if count is None:
+            outputs = [answer.json()]
+        else:
+            *events, end = checked(list(events_in(answer.text.splitlines())))
+            assert (end.name, end.data["outputs"]) == ("done", count)
+            outputs = [each.data for each in events]
+        sums = [self.sum + number * each for each in range(1, (1 if count is None else count) + 1)]
+        assert [(each["SUM"], each["STEPS"]) for each in outputs] == [(each, self.steps) for each in sums]
+        self.sum = sums[-1] if sums else self.sum
+        return outputs[-1] if outputs else {}
 
-    def end(self) -> None:
-        self.step(1, X_Session_End="true")
+    def leave(self, number: int, count: int, sleep_s: float) -> None:
+        """Leaves after the first output. The model adds all numbers of the step."""
+        with self.client.stream("POST", f"{self.url}/stream", json=body_of(number, count, sleep_s)) as answer:
+            assert next(events_in(answer.iter_lines())).data["SUM"] == self.sum + number
+        self.steps, self.sum = self.steps + 1, self.sum + number * count
+
+    def end(self, count: int | None = None) -> None:
+        self.step(1, count, X_Session_End="true")
 
     def delete(self) -> int:
         return self.client.delete(self.url).status_code
+
+
+def body_of(number: int, count: int | None = None, sleep_s: float = 0) -> dict[str, float]:
+    return {"NUMBER": number} | ({} if count is None else {"COUNT": count}) | ({"SLEEP": sleep_s} if sleep_s else {})
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
 
 
 def test_the_commands_of_the_page_and_the_samples_of_the_catalog_run_a_session(gateway: GatewayProcess) -> None:
@@ -121,8 +179,19 @@ def test_each_session_has_its_own_state(client: httpx.Client, pipeline: str) -> 
             each.end()
 
 
-def test_the_answers_of_a_session_over_http(client: httpx.Client) -> None:
-    """Repeats, failures and refusals. Only answered and failed steps count."""
+@pytest.mark.parametrize("pipeline", STREAMED)
+def test_the_outputs_of_each_step_are_events(client: httpx.Client, pipeline: str) -> None:
+    sessions = [Caller(client, pipeline) for _ in range(min(STREAMED[pipeline].places, 8))]
+    for number, count in ((1, 3), (10, 1), (100, 0), (1000, 40)):
+        for session in sessions:
+            session.step(number, count)
+    for session in sessions:
+        session.end(1)
+        assert code(session.send(1, 1)) == (404, "unknown_session")
+
+
+def test_the_answers_of_a_session_over_http(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """Repeats, failures and refusals. Only answered and failed steps count. The log does not have the id."""
     session = Caller(client, "uint64_oldest")
     first = session.send(5, X_Session_Step="1")
     assert session.send(5, X_Session_Step="1").content == first.content
@@ -138,6 +207,67 @@ def test_the_answers_of_a_session_over_http(client: httpx.Client) -> None:
     assert session.send(8, **ends).content == last.content
     assert last.json()["SUM"] == 5 - 1 + 8
     assert code(session.send(9)) == (404, "unknown_session")
+    (line,) = gateway.log_lines(first.headers["X-Request-ID"])
+    assert line["path"] == "/v1/sessions/***"
+
+    def ended() -> list[tuple[object, object]]:
+        lines = [line for line in gateway.json_lines() if line["message"] == "session ended"]
+        return [(line["pipeline"], line["steps"]) for line in lines]
+
+    eventually(lambda: ("uint64_oldest", 3) in ended())
+    assert session.opened["id"] not in gateway.log
+
+
+def test_failures_and_refusals_of_streamed_steps(client: httpx.Client) -> None:
+    """After the first output an error is an event, before it a status. A refused request is no step."""
+    session, whole = Caller(client, "streamed_oldest"), Caller(client, "whole")
+    outputs = checked(list(events_in(session.send(-1, 3).text.splitlines())))
+    assert [each.name for each in outputs] == ["output", "output", "error"]
+    assert outputs[-1].data["code"] == "model_error"
+    assert code(session.send(-1, 1, X_Session_Step="2")) == (502, "model_error")
+    assert code(session.send(-1, 1, X_Session_Step="2")) == (409, "step_out_of_turn")
+    assert code(session.send(1, 1, Last_Event_ID="1")) == (400, "invalid_request")
+    assert code(session.send(1, 1, X_Session_Step="0")) == (400, "invalid_request")
+    assert code(client.post(f"{session.url}/stream", json={"NUMBER": "x"})) == (422, "invalid_input")
+    answer = whole.send(1, 1)
+    assert (code(answer), answer.json()["detail"]) == (
+        (400, "invalid_request"),
+        "This pipeline does not stream: POST /v1/sessions/{id} returns its whole answer.",
+    )
+    for path in ("/v1/pipelines/streamed_oldest/stream", "/v1/pipelines/streamed_oldest"):
+        answer = client.post(path, json=body_of(1, 1))
+        assert "/v1/pipelines/streamed_oldest/sessions" in answer.json()["hint"]
+    session.steps, session.sum = 2, -4
+    session.step(6, 2)
+    session.end(1)
+    assert whole.delete() == 204
+
+
+def test_a_step_runs_to_its_end_when_its_caller_leaves(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """The next step waits for its turn, and its sums have all numbers of the step before it.
+
+    The last caller leaves before the first output, while the model works for another session; the outputs are more than
+    the gateway keeps for a reader.
+    """
+    session, other = Caller(client, "streamed_oldest"), Caller(client, "streamed_oldest")
+    session.step(1, 2)
+    for _ in range(3):
+        session.leave(5, 8, 0.05)
+        session.step(7, 2)
+    session.leave(5, 20, 0.05)
+    session.step(7, 2)
+    with client.stream("POST", f"{other.url}/stream", json=body_of(1, 2, 1.5)) as answer:
+        assert next(events_in(answer.iter_lines())).name == "output"
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(f"{session.url}/stream", json=body_of(5, 4000), timeout=0.3)
+    session.steps, session.sum = session.steps + 1, session.sum + 5 * 4000
+    other.steps, other.sum = 1, 2
+    for each in (session, other):
+        each.end(1)
+    left = [line for line in gateway.json_lines() if line.get("outcome") == "cancelled"]
+    assert {(line["path"], line["transport"], line["pipeline"]) for line in left[-4:]} == {
+        ("/v1/sessions/***/stream", "stream", "streamed_oldest")
+    }
 
 
 def has_place(client: httpx.Client, pipeline: str) -> bool:
@@ -147,8 +277,11 @@ def has_place(client: httpx.Client, pipeline: str) -> bool:
     return answer.status_code == 201
 
 
-def test_end_inputs_free_the_sequence(client: httpx.Client, gateway: GatewayProcess) -> None:
-    """The model ``short`` has one place. Its next session finds no state that was left."""
+def test_only_end_inputs_free_the_sequence_at_once(client: httpx.Client, gateway: GatewayProcess) -> None:
+    """The model ``short`` has one place. Its next session finds no state that was left.
+
+    Without ``end_inputs`` the place is taken until Triton forgets the sequence.
+    """
     for _ in range(3):
         eventually(lambda: has_place(client, "ending"))
         session = Caller(client, "ending")
@@ -156,11 +289,7 @@ def test_end_inputs_free_the_sequence(client: httpx.Client, gateway: GatewayProc
         assert session.delete() == 204
         assert code(session.send(1)) == (404, "unknown_session")
         assert session.delete() == 404
-    ended = gateway.metric("sessions_total", pipeline="ending", reason="deleted")
-    assert ended >= 3
-
-
-def test_without_end_inputs_the_place_is_taken_until_triton_forgets_the_sequence(client: httpx.Client) -> None:
+    assert gateway.metric("sessions_total", pipeline="ending", reason="deleted") >= 3
     eventually(lambda: has_place(client, "short"))
     session = Caller(client, "short")
     session.step(5)
@@ -258,20 +387,31 @@ def test_a_request_without_a_sequence_says_what_to_send(client: httpx.Client) ->
         assert "/v2/models/uint64_direct/infer" in answer.text
 
 
-def test_the_log_has_no_id_of_a_session(client: httpx.Client, gateway: GatewayProcess) -> None:
-    session = Caller(client, "plain_direct")
-    session.step(1)
-    answer = session.send(2)
-    session.steps, session.sum = 2, 3
-    session.end()
-    (line,) = gateway.log_lines(answer.headers["X-Request-ID"])
-    assert line["path"] == "/v1/sessions/***"
+def test_the_document_describes_sessions_and_their_streams(gateway: GatewayProcess) -> None:
+    document = httpx.get(f"{gateway.url}/openapi.json").json()
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+    paths = document["paths"]
+    assert list(paths["/v1/pipelines/whole"]) == ["get"]
+    assert paths["/v1/pipelines/whole/sessions"]["post"]["operationId"] == "open_session_whole"
+    assert "501" in paths["/v1/pipelines/whole/sessions"]["post"]["responses"]
+    assert set(paths["/v1/sessions/{id}"]) == {"post", "delete"}
+    assert {"404", "409", "410", "429"} <= set(paths["/v1/sessions/{id}"]["post"]["responses"])
+    assert "streamed_oldest" not in json.dumps(paths["/v1/streams"])
+    described = httpx.get(f"{gateway.url}/v1/pipelines/streamed_oldest").json()
+    assert (described["streams"], described["sessions"]) == (False, True)
+    assert "/v1/pipelines/streamed_oldest/stream" not in paths
+    step = paths["/v1/sessions/{id}/stream"]["post"]
+    assert {"400", "404", "409", "410", "422", "429"} <= set(step["responses"])
+    assert "text/event-stream" in step["responses"]["200"]["content"]
 
-    def ended() -> list[dict[str, Any]]:
-        return [line for line in gateway.json_lines() if line["message"] == "session ended"]
 
-    eventually(lambda: any((each["pipeline"], each["steps"]) == ("plain_direct", 3) for each in ended()))
-    assert session.opened["id"] not in gateway.log
+async def step(client: ClientConnection, number: int, value: int) -> dict[str, Any]:
+    """Sends a step over a WebSocket. Returns its only output."""
+    await client.send(json.dumps({"NUMBER": value}))
+    (_, output), (name, done) = await events_of(client, number)
+    assert (name, done["outputs"]) == ("done", 1)
+    values: dict[str, Any] = output
+    return values
 
 
 async def test_the_drain_waits_for_open_sessions(triton: EmbeddedTriton, tmp_path: Path) -> None:
@@ -361,3 +501,89 @@ def test_every_step_of_a_client_reaches_its_gateway(triton: EmbeddedTriton, tmp_
         for client, session in sessions:
             assert client.delete(session).status_code == 204
             client.close()
+
+
+async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None:
+    """Sends all steps at once: they run in order. A message that is no step changes no state."""
+    values = random.Random(seed).choices(range(1000), k=10)
+    async with opened(gateway, pipeline) as client:
+        await client.send('{"NUMBER": "five"}')
+        for value in values:
+            await client.send(json.dumps({"NUMBER": value}))
+        ((name, problem),) = await events_of(client, 1)
+        assert (name, problem["code"]) == ("error", "invalid_input")
+        for number, total in enumerate(accumulate(values), 1):
+            (_, answer), _ = await events_of(client, number + 1)
+            assert (answer["SUM"], answer["STEPS"]) == (total, number)
+
+
+@pytest.mark.parametrize("pipeline", ["text_direct", "uint64_oldest"])
+async def test_each_websocket_has_its_own_state(gateway: GatewayProcess, pipeline: str) -> None:
+    await asyncio.gather(*[run_session(gateway, pipeline, seed) for seed in range(MODELS[pipeline].places)])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+
+
+async def test_without_a_free_place_the_handshake_is_refused(gateway: GatewayProcess) -> None:
+    """The place of a session without a step is free at once."""
+    clients = [await opened(gateway, "few") for _ in range(2)]
+    with pytest.raises(InvalidStatus) as refused:
+        await opened(gateway, "few")
+    assert refused.value.response.status_code == 429
+    await asyncio.gather(*[client.close() for client in clients])
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    async with opened(gateway, "few") as client:
+        assert (await step(client, 1, 1))["SUM"] == 1
+
+
+async def test_a_session_that_expires_ends_its_idle_websocket(gateway: GatewayProcess) -> None:
+    async with opened(gateway, "short") as client:
+        await step(client, 1, 1)
+        with pytest.raises(ConnectionClosed):
+            await client.recv()
+        assert gateway.metric("open_sessions", pipeline="short") == 0
+        assert (client.close_code, client.close_reason) == (4404, "unknown_session")
+
+
+async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) -> None:
+    before = gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost")
+    client = await opened(gateway, "int32_oldest")
+    await client.send(json.dumps({"NUMBER": 1, "SLEEP": 0.5}))
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 1)
+    client.transport.abort()
+    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
+    assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
+
+
+def kill_below_a_stream(session: Caller, triton: EmbeddedTriton) -> int:
+    with session.client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
+        events = events_in(answer.iter_lines())
+        assert next(events).name == "output"
+        killed = kill_triton(triton)
+        last = list(events)[-1]
+    assert (last.name, last.data["code"]) == ("error", "session_lost")
+    assert "The last answered step is 1." in last.data["detail"]
+    lost = session.send(1, 1)
+    assert (code(lost), lost.headers["X-Session-Step"]) == ((410, "session_lost"), "1")
+    return killed
+
+
+async def test_a_killed_triton_ends_a_stream_and_a_websocket_with_their_sessions(
+    client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton
+) -> None:
+    """Also a session without a step under way. New sessions can be opened then."""
+    session, idle = Caller(client, "streamed_oldest"), Caller(client, "streamed_oldest")
+    for each in (session, idle):
+        each.step(1, 1)
+    async with opened(gateway, "streamed_direct") as socket:
+        await socket.send(json.dumps(body_of(5, 1000, 0.1)))
+        assert (await event_of(socket))[0] == "output"
+        killed = await asyncio.to_thread(kill_below_a_stream, session, triton)
+        name, problem = (await events_of(socket, 1))[-1]
+        assert (name, problem["code"]) == ("error", "session_lost")
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (4410, "session_lost")
+    await asyncio.to_thread(wait_for_new_triton, gateway, triton, killed)
+    assert code(idle.send(1, 1)) == (410, "session_lost")
+    Caller(client, "streamed_oldest").end(1)

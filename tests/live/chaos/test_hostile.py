@@ -4,16 +4,14 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 
 import psutil
 import pytest
 
 from app.core.errors import Outcome
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.hostile.dialects import hostile, valid
-from tests.live.chaos.hostile.messages import Hostile
-from tests.live.chaos.hostile.values import CANARY
+from tests.live.chaos.hostile_requests import Hostile, hostile, valid
+from tests.live.chaos.hostile_values import CANARY
 from tests.live.chaos.reply import Reply
 from tests.live.chaos.report import HOSTILE, SEED, write_part
 from tests.toolkit.processes import GatewayProcess
@@ -41,57 +39,42 @@ class Sender:
 
     async def send(self, request: Hostile) -> Reply | None:
         """Returns None without a complete answer. Raises EOFError or OSError if the connection ended in an answer."""
-        if request.is_exact:
-            return await self._exchanged(request, ANSWER_S)
-        await self.close()
+        if not request.is_exact:
+            self.close()
         try:
-            return await self._exchanged(request, FRAMING_S)
-        except (TimeoutError, EOFError, OSError):
-            return None
-        finally:
-            await self.close()  # a second answer may follow
-
-    async def _exchanged(self, request: Hostile, answer_s: float) -> Reply | None:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=2**24)
-        reader, writer = self._streams
-        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=2**24)
+            reader, writer = self._streams
             writer.write(request.content)
             if request.leaves:
                 await writer.drain()
-                await self.close()
+                self.close()
                 return None
-            async with asyncio.timeout(answer_s):
-                return await self._answer(reader, is_head=request.content.startswith(b"HEAD "))
+            async with asyncio.timeout(ANSWER_S if request.is_exact else FRAMING_S):
+                reply = await self._answer(reader, is_head=request.content.startswith(b"HEAD "))
         except (TimeoutError, EOFError, OSError):
-            await self.close()
-            raise
+            self.close()
+            if request.is_exact:
+                raise
+            return None
+        if not request.is_exact or reply.headers.get("connection") == "close":
+            self.close()  # after a request that is not exact, a second answer may follow
+        return reply
 
     async def _answer(self, reader: asyncio.StreamReader, *, is_head: bool) -> Reply:
         received = await reader.readuntil(b"\r\n\r\n")
         while received.startswith(b"HTTP/1.1 100 "):
             received = await reader.readuntil(b"\r\n\r\n")
-        reply = Reply.of(received)
+        while (reply := Reply.of(received)) is not None and not (reply.is_whole or is_head):
+            size = reply.headers.get("content-length")
+            received += await (reader.readuntil(b"\r\n") if size is None else reader.readexactly(int(size)))
         assert reply is not None
-        length = reply.headers.get("content-length")
-        if reply.headers.get("transfer-encoding") == "chunked":
-            while not reply.is_whole:
-                received += await reader.readuntil(b"\r\n")
-                reply = Reply.of(received)
-                assert reply is not None
-        elif length is not None and not is_head:
-            reply = Reply.of(received + await reader.readexactly(int(length)))
-            assert reply is not None
-        if reply.headers.get("connection") == "close":
-            await self.close()
         return reply
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
-            with suppress(OSError):
-                await asyncio.sleep(0)
 
 
 def processes_of(triton: EmbeddedTriton) -> list[tuple[int, float]]:
@@ -129,34 +112,30 @@ class Attack:
     async def batch(self, indices: Iterator[int]) -> None:
         async def client(sender: Sender) -> None:
             for index in indices:
-                await self._send(sender, index)
+                request = hostile(self._seed, index)
+                try:
+                    reply = await sender.send(request)
+                except (TimeoutError, EOFError, OSError, ValueError) as exc:
+                    self.faults[index] = repr(exc)
+                    continue
+                self.statuses[0 if reply is None else reply.status] += 1
+                fault = None if reply is None else fault_of(request, reply)
+                if fault is not None:
+                    self.faults[index] = fault
 
         await asyncio.gather(*map(client, self._senders))
-
-    async def _send(self, sender: Sender, index: int) -> None:
-        request = hostile(self._seed, index)
-        try:
-            reply = await sender.send(request)
-        except (TimeoutError, EOFError, OSError, ValueError) as exc:
-            self.faults[index] = repr(exc)
-            return
-        self.statuses[0 if reply is None else reply.status] += 1
-        fault = None if reply is None else fault_of(request, reply)
-        if fault is not None:
-            self.faults[index] = fault
 
     async def canaries(self) -> list[tuple[str, int]]:
         """The valid requests that are not answered with 200."""
         sender = Sender(self._port)
         replies = [(each.path, await sender.send(Hostile(each.kind, each.content()))) for each in valid()]
-        await sender.close()
-        return [
-            (path, 0 if reply is None else reply.status) for path, reply in replies if not reply or reply.status != 200
-        ]
+        sender.close()
+        statuses = [(path, 0 if reply is None else reply.status) for path, reply in replies]
+        return [(path, status) for path, status in statuses if status != 200]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for sender in self._senders:
-            await sender.close()
+            sender.close()
 
 
 @pytest.mark.parametrize(
@@ -174,17 +153,12 @@ async def test_hostile_requests_harm_nothing(gateway: GatewayProcess, triton: Em
         assert await attack.canaries() == []
         assert processes_of(triton) == alive
         rss[start + BATCH] = process.memory_info().rss
-    await attack.close()
+    attack.close()
     assert gateway.metric("requests_total", outcome=Outcome.INTERNAL) == internal
     assert (rss[count] - rss[WARM]) / 2**20 < MAX_GROWTH_MIB
     if count == HOSTILE:
         counts = ", ".join(f"{status}: {times:,}" for status, times in sorted(attack.statuses.items()))
         result = "no process ended; no answer was a 500, larger than 4 KiB or an echo; valid requests got 200"
         growth = (max(rss.values()) - rss[WARM]) / 2**20
-        row = (
-            "Hostile requests",
-            f"{count:,}",
-            f"{result}; statuses {counts} (0: the client left)",
-            f"at most +{growth:.1f}",
-        )
-        write_part("2-hostile", row)
+        result += f"; statuses {counts} (0: the client left)"
+        write_part("2-hostile", ("Hostile requests", f"{count:,}", result, f"at most +{growth:.1f}"))

@@ -14,35 +14,26 @@ RAW = "\ue000%d\ue000"
 """Placeholder for text that no JSON encoder writes."""
 
 TEXTS = [
-    "1e400", "-1e400", "NaN", "Infinity", "-Infinity", "9" * 5000, "-" + "9" * 5000, "0." + "1" * 5000, "1e-400",
-    "-0",
-    "9223372036854775808", "18446744073709551616", "1.5", "true", "false", "null", "[]", "{}", '""', "[[]]",
-    "[null]",
-    "[[[[1]]]]", "[1,[2]]", "[1,[2,3],[4]]", '[1,"a",null]', '"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"',
-    '"\\uffff"',
-    f'"{CANARY}"', f'["{CANARY}","{CANARY}"]', f'{{"{NAME}":"{CANARY}"}}', '{"a":1,"a":2}', "01", "+1", "1.",
-    ".5",
+    "1e400", "-1e400", "NaN", "Infinity", "-Infinity", "9" * 5000, "-" + "9" * 5000, "0." + "1" * 5000, "1e-400", "-0",
+    "9223372036854775808", "18446744073709551616", "1.5", "true", "false", "null", "[]", "{}", '""', "[[]]", "[null]",
+    "[[[[1]]]]", "[1,[2]]", "[1,[2,3],[4]]", '[1,"a",null]', '"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '"\\uffff"',
+    f'"{CANARY}"', f'["{CANARY}","{CANARY}"]', f'{{"{NAME}":"{CANARY}"}}', '{"a":1,"a":2}', "01", "+1", "1.", ".5",
     "0x10", "'a'", "[1,]", "[" * 40 + "]" * 40, "[" * 70 + "]" * 70, '{"a":' * 70 + "1" + "}" * 70,
     '"' + "\\u00e9" * 500 + '"', "[" + "0," * 300 + "0]", "[" + '"",' * 300 + '""]', '"\r\nevent: done\r\n\r\n"',
 ]  # fmt: skip
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, -(2**31), 2**53, 2**62, 2**63, 2**64, -(2**63) - 1, 10**30, 0.1, 1e308, "",
-    "x",
+    None, True, False, 0, -1, 1, 2**31, -(2**31), 2**53, 2**62, 2**63, 2**64, -(2**63) - 1, 10**30, 0.1, 1e308, "", "x",
     CANARY, CANARY * 50, "\x00", "\r\nX-Injected: 1\r\n", "data: {}\n\nevent: error\n\n", "\u2028", "\ufeff",
-    "../../etc/passwd",
-    "$(id)", "%s%n", "{{7*7}}", "=" * 60, "*not base64*", "data:image/png;base64,", "data:;base64,AAAA", [], [[]],
-    {}, [None],
-    [[1, 2], [3]], [1, "a"], [True], {"b64": "AAAA"}, [2**62], [-1], [0], [2**31, 2**31, 2**31], [1] * 40,
-    [""] * 200,
-    [[0.5] * 3] * 20, {NAME: CANARY}, {str(index): index for index in range(50)},
+    "../../etc/passwd", "$(id)", "%s%n", "{{7*7}}", "=" * 60, "*not base64*", "data:image/png;base64,",
+    "data:;base64,AAAA", [], [[]], {}, [None], [[1, 2], [3]], [1, "a"], [True], {"b64": "AAAA"}, [2**62], [-1], [0],
+    [2**31, 2**31, 2**31], [1] * 40, [""] * 200, [[0.5] * 3] * 20, {NAME: CANARY},
+    {str(index): index for index in range(50)},
 ]  # fmt: skip
 NAMES = [
-    "", NAME, "early_exit", "id", "event", "retry", "data", "__class__", "constructor", "__proto__", "\x00",
-    "a" * 3000,
+    "", NAME, "early_exit", "id", "event", "retry", "data", "__class__", "constructor", "__proto__", "\x00", "a" * 3000,
     "inputs", "outputs", "parameters", "shape", "datatype", "name", "sequence_id", "sequence_start", "sequence_end",
     "priority", "timeout", "headers", "binary_data_output", "binary_data_size", "binary_data", "classification",
-    "triton_final_response", "triton_enable_empty_final_response", "shared_memory_region",
-    "shared_memory_byte_size",
+    "triton_final_response", "triton_enable_empty_final_response", "shared_memory_region", "shared_memory_byte_size",
     "shared_memory_offset", "triton_grpc_error", "BOOL", "X", "INPUT",
 ]  # fmt: skip
 DATATYPES = ["", "FP32", "FP64", "BYTES", "BOOL", "INT8", "UINT64", "FP128", "STRING", "bf16", "BF16", CANARY, 5, None]

@@ -1,1 +1,0 @@
-"""Generated hostile requests of every dialect. The same seed and index always generate the same request."""

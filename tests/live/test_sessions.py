@@ -37,7 +37,7 @@ from tests.toolkit.processes import (
     live_triton,
     wait_until_ready,
 )
-from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.waiting import PATIENCE_S, eventually, until
 from tests.toolkit.websocket_client import event_of, events_of, opened
 
 EVERY = [*MODELS, "summing_chain"]
@@ -301,18 +301,15 @@ def test_only_end_inputs_free_the_sequence_at_once(client: httpx.Client, gateway
     again.end()
 
 
-def load(triton: EmbeddedTriton, model: str) -> None:
-    for change in ("unload", "load"):
-        httpx.post(f"{triton.http_url}/v2/repository/models/{model}/{change}", timeout=PATIENCE_S).raise_for_status()
-
-
 def test_a_model_that_is_loaded_again_ends_its_sessions(
     client: httpx.Client, triton: EmbeddedTriton, gateway: GatewayProcess
 ) -> None:
     used, unused = Caller(client, "uint64_oldest"), Caller(client, "uint64_oldest")
     used.step(5)
     used.step(6)
-    load(triton, "uint64_oldest")
+    for change in ("unload", "load"):
+        url = f"{triton.http_url}/v2/repository/models/uint64_oldest/{change}"
+        httpx.post(url, timeout=PATIENCE_S).raise_for_status()
     wait_until_ready(gateway)
     for _ in range(2):
         answer = used.send(7)
@@ -461,7 +458,7 @@ async def test_several_workers_have_sessions_over_websockets_only(triton: Embedd
         assert await asyncio.to_thread(gateway.metric, "open_sessions") == len(sockets)
         for socket in sockets:
             await socket.close()
-        await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+        await until(lambda: gateway.metric("open_sessions") == 0)
 
 
 def check_http_is_refused(gateway: GatewayProcess) -> None:
@@ -520,22 +517,19 @@ async def run_session(gateway: GatewayProcess, pipeline: str, seed: int) -> None
 @pytest.mark.parametrize("pipeline", ["text_direct", "uint64_oldest"])
 async def test_each_websocket_has_its_own_state(gateway: GatewayProcess, pipeline: str) -> None:
     await asyncio.gather(*[run_session(gateway, pipeline, seed) for seed in range(MODELS[pipeline].places)])
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await until(lambda: gateway.metric("open_sessions") == 0)
 
 
-async def test_without_a_free_place_the_handshake_is_refused(gateway: GatewayProcess) -> None:
-    """The place of a session without a step is free at once."""
+async def test_the_end_of_a_websocket_frees_the_place_of_its_session(gateway: GatewayProcess) -> None:
+    """The place of a session without a step is free at once. A session that expires ends its idle WebSocket."""
     clients = [await opened(gateway, "few") for _ in range(2)]
     with pytest.raises(InvalidStatus) as refused:
         await opened(gateway, "few")
     assert refused.value.response.status_code == 429
     await asyncio.gather(*[client.close() for client in clients])
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
+    await until(lambda: gateway.metric("open_sessions") == 0)
     async with opened(gateway, "few") as client:
         assert (await step(client, 1, 1))["SUM"] == 1
-
-
-async def test_a_session_that_expires_ends_its_idle_websocket(gateway: GatewayProcess) -> None:
     async with opened(gateway, "short") as client:
         await step(client, 1, 1)
         with pytest.raises(ConnectionClosed):
@@ -547,11 +541,10 @@ async def test_a_session_that_expires_ends_its_idle_websocket(gateway: GatewayPr
 async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) -> None:
     before = gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost")
     client = await opened(gateway, "int32_oldest")
-    await client.send(json.dumps({"NUMBER": 1, "SLEEP": 0.5}))
-    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 1)
+    await client.send(json.dumps(body_of(1, sleep_s=0.5)))
+    await until(lambda: gateway.metric("requests_running") == 1)
     client.transport.abort()
-    await asyncio.to_thread(eventually, lambda: gateway.metric("open_sessions") == 0)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("requests_running") == 0)
+    await until(lambda: gateway.metric("open_sessions") == gateway.metric("requests_running") == 0)
     assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
 
 

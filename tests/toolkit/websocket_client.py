@@ -76,8 +76,7 @@ class RawSocket:
         received = b""
         while part := self.connection.recv(65536):
             received += part
-        frames = parsed(received)
-        opcode, data = frames[-1]
+        opcode, data = frames_in(received)[-1]
         assert opcode == CLOSE
         return int.from_bytes(data[:2]), data[2:].decode()
 
@@ -111,15 +110,15 @@ def frame(opcode: int, data: bytes = b"", *, fin: bool = True, length: int | Non
     return head + mask + (int.from_bytes(data) ^ int.from_bytes(pad)).to_bytes(len(data))
 
 
-def parsed(received: bytes) -> list[tuple[int, bytes]]:
-    """The frames of a server, which are not masked: opcode and data."""
+def frames_in(received: bytes) -> list[tuple[int, bytes]]:
+    """The complete frames of a server, which are not masked: opcode and data."""
     frames = []
-    while received:
-        size, start = received[1] & 127, 2
-        if size == 126:
-            size, start = int.from_bytes(received[2:4]), 4
-        elif size == 127:
-            size, start = int.from_bytes(received[2:10]), 10
-        frames.append((received[0] & 15, received[start : start + size]))
-        received = received[start + size :]
+    while len(received) > 1:
+        size = received[1] & 127
+        start = {126: 4, 127: 10}.get(size, 2)
+        end = start + (size if start == 2 else int.from_bytes(received[2:start]))
+        if len(received) < end:
+            break
+        frames.append((received[0] & 15, received[start:end]))
+        received = received[end:]
     return frames

@@ -150,12 +150,22 @@ class Client:
                 return "left"
         except OSError:
             with suppress(OSError):
-                await self._receive(reader)
+                await self._receive(reader, until_whole=False)
             return "lost"
         finally:
             writer.transport.abort()
 
-    async def _leaves_while_sending(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _leaves_while_sending(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Sends the content; the message of a WebSocket only when it is open."""
+        if self._ask.dialect == WEBSOCKET:
+            if await self._leaves_before(self._ask.content.index(b"\r\n\r\n") + 4, writer):
+                return True
+            while (reply := Reply.of(self._received)) is None:
+                if not (data := await reader.read(READ_BYTES)):
+                    raise ConnectionResetError
+                self._received += data
+            if reply.status != 101:
+                return False
         return await self._leaves_before(len(self._ask.content), writer)
 
     async def _leaves_before(self, end: int, writer: asyncio.StreamWriter) -> bool:
@@ -174,9 +184,9 @@ class Client:
         return self._sent == stop
 
     async def _read(self, reader: asyncio.StreamReader) -> Ending:
-        return await self._receive(reader)
+        return await self._receive(reader, until_whole=self._ask.dialect == WEBSOCKET)
 
-    async def _receive(self, reader: asyncio.StreamReader, *, until_whole: bool = False) -> Ending:
+    async def _receive(self, reader: asyncio.StreamReader, *, until_whole: bool) -> Ending:
         """Reads to the end of the connection, or of the answer."""
         stop, reply = self._manner.leaves_after_received, Reply.of(self._received) if until_whole else None
         while reply is None or not reply.is_whole:
@@ -184,36 +194,15 @@ class Client:
                 return "lost"
             self._received += data
             reply = Reply.of(self._received) if until_whole else None
-            if not _is_closed_unanswered(reply):
-                self._stage = "reading"
+            if reply is None or reply.status != 101 or reply.body[:1] != bytes([FIN | CLOSE]):
+                self._stage = "reading"  # a drain closes an open WebSocket before it reads the message
             if stop is not None and len(self._received) >= stop:
                 return "left"
         return "answered"
 
 
-def _is_closed_unanswered(reply: Reply | None) -> bool:
-    """Whether the gateway closed an open WebSocket without an answer, as a drain does before it reads the message."""
-    return reply is not None and reply.status == 101 and reply.body[:1] == bytes([FIN | CLOSE])
-
-
 def port_of(writer: asyncio.StreamWriter) -> int:
     return int(writer.get_extra_info("sockname")[1])
-
-
-class SocketClient(Client):
-    """Sends one message when the WebSocket is open, and closes the connection after the terminal event."""
-
-    async def _leaves_while_sending(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if await self._leaves_before(self._ask.content.index(b"\r\n\r\n") + 4, writer):
-            return True
-        while (reply := Reply.of(self._received)) is None:
-            if not (data := await reader.read(READ_BYTES)):
-                raise ConnectionResetError
-            self._received += data
-        return reply.status == 101 and await super()._leaves_while_sending(reader, writer)
-
-    async def _read(self, reader: asyncio.StreamReader) -> Ending:
-        return await self._receive(reader, until_whole=True)
 
 
 class StreamClient(Client):

@@ -29,6 +29,7 @@ from tests.toolkit.waiting import eventually
 Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
 """The last argument is the duration of the fault, in seconds."""
 RECOVERY_S = 60.0
+SPOILINGS = {"delay": DELAY, "blackhole": BLACKHOLE, "half-open": HALF_OPEN, "resets": RESETS}
 MOST_AWAY_S = 20.0
 """Less than the 30 s that readers of streams wait for Redis. The replacement of a worker that was killed often takes
 up to 30 s."""
@@ -193,14 +194,8 @@ async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float, *, with_w
 
 FAULTS: dict[str, Fault] = {
     "Triton is stopped": stopped(lambda stand: psutil.Process(stand.triton.pid)),
-    "link to Triton: delay": spoiled("to_triton", DELAY),
-    "link to Triton: blackhole": spoiled("to_triton", BLACKHOLE),
-    "link to Triton: half-open": spoiled("to_triton", HALF_OPEN),
-    "link to Triton: resets": spoiled("to_triton", RESETS),
-    "link to clients: delay": spoiled("to_gateway", DELAY),
-    "link to clients: blackhole": spoiled("to_gateway", BLACKHOLE),
-    "link to clients: half-open": spoiled("to_gateway", HALF_OPEN),
-    "link to clients: resets": spoiled("to_gateway", RESETS),
+    **{f"link to Triton: {name}": spoiled("to_triton", each) for name, each in SPOILINGS.items()},
+    **{f"link to clients: {name}": spoiled("to_gateway", each) for name, each in SPOILINGS.items()},
     "more connections than allowed": overload,
     "more requests than slots": more_than_slots,
     "stalled readers": stalled_readers,
@@ -216,28 +211,19 @@ WORKER_FAULTS: dict[str, Fault] = {
     "Redis is stopped": stopped(lambda stand: psutil.Process(stand.redis.process.pid)),
     "Redis is killed": redis_killed,
     "Redis and a worker are killed": partial(redis_killed, with_worker=True),
-    **{
-        name: FAULTS[name]
-        for name in (
-            "Triton is stopped",
-            "Triton is killed",
-            "link to Triton: resets",
-            "gateway.yaml changes",
-            "log pipe blocked",
-        )
-    },
+    "Triton is stopped": FAULTS["Triton is stopped"],
+    "Triton is killed": triton_killed,
+    "link to Triton: resets": FAULTS["link to Triton: resets"],
+    "gateway.yaml changes": FAULTS["gateway.yaml changes"],
+    "log pipe blocked": FAULTS["log pipe blocked"],
 }
 """For a gateway with two workers and Redis. Its clients connect directly, so only a kill may break a connection."""
 SHARING_FAULTS: dict[str, Fault] = {
-    name: FAULTS[name]
-    for name in (
-        "link to Triton: delay",
-        "link to Triton: blackhole",
-        "link to Triton: resets",
-        "Triton is stopped",
-        "Triton is killed",
-    )
-} | {
+    "link to Triton: delay": FAULTS["link to Triton: delay"],
+    "link to Triton: blackhole": FAULTS["link to Triton: blackhole"],
+    "link to Triton: resets": FAULTS["link to Triton: resets"],
+    "Triton is stopped": FAULTS["Triton is stopped"],
+    "Triton is killed": triton_killed,
     "process of a model killed": stub_killed("good"),
     "requests share no calls for a while": reloads("coalesce: true", "coalesce: false"),
 }

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.core.errors import Outcome
 from tests.live.chaos.client import Break, Seen
@@ -60,15 +60,6 @@ class Kill:
     ports: frozenset[int]
     listed: float = math.inf
 
-    def breaks(self, connection: Break) -> bool:
-        """Whether the worker had the connection, or may have got it after the list."""
-        is_then = connection.began <= self.ended and self.began <= connection.ended + CLOSE_S
-        is_later = connection.began >= self.listed - CONNECT_S
-        return is_then and (connection.port in self.ports or is_later)
-
-    def is_just_after(self, time: float) -> bool:
-        return self.began - CLOSE_S <= time <= self.ended + CLOSE_S
-
 
 @dataclass(frozen=True)
 class Faults:
@@ -81,11 +72,17 @@ class Faults:
         return any(start <= connection.ended and connection.began <= end + CLOSE_S for start, end in self.cuts)
 
     def killed(self, connection: Break) -> bool:
-        return any(kill.breaks(connection) for kill in self.kills)
+        """Whether a killed worker had the connection, or may have got it after the list."""
+        return any(
+            connection.began <= kill.ended
+            and kill.began <= connection.ended + CLOSE_S
+            and (connection.port in kill.ports or connection.began >= kill.listed - CONNECT_S)
+            for kill in self.kills
+        )
 
     def lost_lines(self, time: float) -> bool:
         """Whether the log line of a request that ended then may be lost."""
-        return any(kill.is_just_after(time) for kill in self.kills)
+        return any(kill.began - CLOSE_S <= time <= kill.ended + CLOSE_S for kill in self.kills)
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class Line:
     outcome: str
     code: str
     was_called: bool
-    """Whether Triton was called, as far as the line says."""
+    """Whether Triton was called, or at least was about to be, as far as the line says."""
 
 
 _UNKNOWN = Line(Outcome.CANCELLED, "", was_called=True)
@@ -149,17 +146,14 @@ class Ledger:
     def entries(self) -> list[Entry]:
         return [entry for entry, _ in self.explained]
 
-    def outcomes(self) -> Counter[str]:
-        """Returns ``requests_total`` as the log has it."""
-        return Counter(line.outcome for entry in self.entries for line in entry.lines)
+    def counts(self, field: Literal["outcome", "code"]) -> Counter[str]:
+        """How many lines of the log have each outcome, or each code."""
+        return Counter(getattr(line, field) for entry in self.entries for line in entry.lines)
 
     def counted_without_line(self) -> tuple[int, int]:
         """The least and the most requests that a killed worker counted without a line."""
         lost = [why for entry, why in self.explained if not entry.lines and why in {KILLED, LINE_LOST}]
         return lost.count(LINE_LOST), len(lost)
-
-    def codes(self) -> Counter[str]:
-        return Counter(line.code for entry in self.entries for line in entry.lines)
 
     def calls(self) -> tuple[int, int]:
         """The least and the most that ``triton_calls_total`` may be without repeated calls.
@@ -170,16 +164,12 @@ class Ledger:
         maybe = sum(not entry.events and line.outcome in _BEFORE_CALL for entry, line in called)
         return len(called) - maybe, len(called) + self.counted_without_line()[1]
 
-    def refused_connections(self) -> int:
-        """The number of connections whose client read the refusal."""
-        return sum(not entry.seen.is_counted for entry in self.entries) + sum(
-            entry.seen.refused_reads for entry in self.entries
-        )
-
-    def unread(self) -> int:
-        """The number of connections that broke before an answer: the gateway may have refused some."""
-        unread = sum(entry.seen.is_counted and not entry.lines for entry in self.entries)
-        return unread + sum(len(entry.seen.breaks) for entry in self.entries)
+    def refused_connections(self) -> tuple[int, int]:
+        """The least and the most connections that the gateway refused: one that broke may have been refused."""
+        entries = self.entries
+        read = sum((not entry.seen.is_counted) + entry.seen.refused_reads for entry in entries)
+        unread = sum((entry.seen.is_counted and not entry.lines) + len(entry.seen.breaks) for entry in entries)
+        return read, read + unread
 
     def rows(self) -> Counter[tuple[str, str, str, str, str]]:
         """Dialect, client, gateway, model and explanation -> how often."""
@@ -248,19 +238,15 @@ def _agrees(line: Line, entry: Entry) -> bool:
 
 
 def lines_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
-    """By request id, from the gateway's log."""
+    """By request id, from the gateway's log. An open breaker refuses a request without an error of a call."""
     found: dict[str, list[Line]] = {}
     for record in records:
         if record.get("transport") is not None:
-            line = Line(record["outcome"], record.get("code", ""), _was_called(record))
+            is_refused = record["outcome"] == Outcome.UNAVAILABLE and "triton_code" not in record
+            was_called = "triton_request_id" in record and not is_refused
+            line = Line(record["outcome"], record.get("code", ""), was_called)
             found.setdefault(record["request_id"].removesuffix(FIRST_MESSAGE), []).append(line)
     return found
-
-
-def _was_called(record: Mapping[str, Any]) -> bool:
-    """Whether Triton was called, or at least was about to be. An open breaker refuses without an error of a call."""
-    is_refused = record["outcome"] == Outcome.UNAVAILABLE and "triton_code" not in record
-    return "triton_request_id" in record and not is_refused
 
 
 def journal_of(path: Path) -> dict[str, Counter[str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.core.errors import GatewayError, Outcome
 from tests.toolkit.engine import every_error
 from tests.toolkit.events import Event, checked, events_in
-from tests.toolkit.websocket_client import FIN, TEXT
+from tests.toolkit.websocket_client import TEXT, frames_in
 
 OUTCOME_BY_CODE = {error.code: error.outcome for error in every_error(GatewayError)}
 OUTCOMES_BY_STATUS = {
@@ -66,17 +66,8 @@ def dechunked(body: bytes) -> tuple[bytes, bool]:
 
 def events_of_messages(frames: bytes) -> list[Event]:
     """The events in the complete text messages of a gateway, numbered from 1."""
-    events: list[Event] = []
-    while len(frames) > 10:
-        length, start = frames[1], {126: 4, 127: 10}.get(frames[1], 2)
-        end = start + (length if start == 2 else int.from_bytes(frames[2:start]))
-        if len(frames) < end:
-            break
-        if frames[0] == FIN | TEXT:
-            message = json.loads(frames[start:end])
-            events.append(Event(len(events) + 1, message["event"], message["data"]))
-        frames = frames[end:]
-    return events
+    messages = [json.loads(data) for opcode, data in frames_in(frames) if opcode == TEXT]
+    return [Event(number, each["event"], each["data"]) for number, each in enumerate(messages, 1)]
 
 
 def of_messages(reply: Reply) -> set[str]:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import httpx
 import psutil
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.client import WEBSOCKET, Ask, Client, Manner, Seen, SocketClient, StreamClient
+from tests.live.chaos.client import Ask, Client, Manner, Seen, StreamClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.sessions import write_models
 from tests.toolkit.processes import GatewayProcess, live_triton, running_gateway, scripted_models
@@ -52,11 +51,6 @@ class Levels:
     rss_mib: float
     circles: int = 0
     """Objects that only a garbage collection could free, since the last one."""
-
-    def holds_no_more_than(self, other: "Levels") -> bool:
-        """One call is always allowed, because the gateway periodically asks whether Triton is live."""
-        is_same = Counter(self.tasks) <= Counter(other.tasks) and self.descriptors <= other.descriptors
-        return is_same and self.calls <= max(other.calls, 1)
 
 
 def levels_of(gateway: GatewayProcess) -> Levels:
@@ -108,7 +102,7 @@ class Stand:
         if ask.is_resumable:
             client: Client = StreamClient(ask, manner, port, lambda: self.gateway.process.poll() is None)
         else:
-            client = (SocketClient if ask.dialect == WEBSOCKET else Client)(ask, manner, port)
+            client = Client(ask, manner, port)
         seen = await client.run()
         self.seen.append(seen)
         return seen

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import yaml
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -201,18 +200,6 @@ def answer_to(gateway: GatewayProcess, content: bytes, *, is_last: bool = False)
         return rest(connection) if is_last else connection.recv(65536)
 
 
-async def test_a_message_above_the_limit_of_the_pipeline(start_gateway: StartGateway, tmp_path: Path) -> None:
-    document = yaml.safe_load((LIVE / "gateway.yaml").read_text())
-    pipeline = document["pipelines"]["scripted_large"] | {"limits": {"body_bytes": 2_000_000}}
-    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"scripted_large": pipeline}}))
-    gateway = start_gateway(config=str(tmp_path / "gateway.yaml"))
-    async with opened(gateway, "scripted_large") as client:
-        await client.send(b"\1" * 2_000_000)
-        assert (await events_of(client, 1))[0][1]["sum"] == 2_000_000
-        await client.send([b"\1" * 1_000_000, b"\1" * 1_000_001])
-        assert (await closed(client))[0] == 1009
-
-
 @pytest.fixture(scope="module")
 def protected(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("protected")
@@ -368,9 +355,8 @@ IDLE, IDLE_BYTES = 5000, 32 * 1024
 PIPELINE = "scripted_patient"
 
 
-hostile = live_gateway(
-    Path(CONFIG).read_text(), ping_s="1", send_timeout_s="1", max_body_bytes=str(4 * MIB), drain_s="1"
-)
+SMALLER = Path(CONFIG).read_text().replace("  scripted_large:", "  scripted_large:\n    limits: {body_bytes: 2000000}")
+hostile = live_gateway(SMALLER, ping_s="1", send_timeout_s="1", max_body_bytes=str(4 * MIB), drain_s="1")
 
 
 def memory(gateway: GatewayProcess) -> int:
@@ -401,6 +387,14 @@ def test_wrong_frames(hostile: GatewayProcess, frames: list[bytes], code: int) -
     with RawSocket(hostile, PIPELINE) as client:
         client.send(*frames)
         assert client.close_code()[0] == code
+
+
+async def test_a_message_above_the_limit_of_the_pipeline(hostile: GatewayProcess) -> None:
+    async with opened(hostile, "scripted_large") as client:
+        await client.send(b"\1" * 2_000_000)
+        assert (await events_of(client, 1))[0][1]["sum"] == 2_000_000
+        await client.send([b"\1" * 1_000_000, b"\1" * 1_000_001])
+        assert (await closed(client))[0] == 1009
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.raw_http import rest
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 FIN = 0x80
@@ -58,9 +59,9 @@ class RawSocket:
         self.connection.connect((address.hostname, address.port))
         self.connection.settimeout(60)
         self.connection.sendall(handshake(pipeline))
-        self.head = b""
-        while not self.head.endswith(b"\r\n\r\n"):
-            self.head += self.connection.recv(1)
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += self.connection.recv(1)
 
     def __enter__(self) -> "RawSocket":
         return self
@@ -73,10 +74,7 @@ class RawSocket:
 
     def close_code(self) -> tuple[int, str]:
         """Reads to the end of the connection. Returns the code and the reason of the close frame."""
-        received = b""
-        while part := self.connection.recv(65536):
-            received += part
-        opcode, data = frames_in(received)[-1]
+        opcode, data = frames_in(rest(self.connection))[-1]
         assert opcode == CLOSE
         return int.from_bytes(data[:2]), data[2:].decode()
 

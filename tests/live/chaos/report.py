@@ -8,12 +8,13 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.surroundings import ARTIFACTS, ROOT, machine, surroundings, versions
+from benchmarks.table import Table
 from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
@@ -55,16 +56,11 @@ def main() -> int:
     head = f"# chaos\n\n{command}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{WHAT}\n\n"
     status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q", "--show-capture=no"])
     rows = [row for part in sorted(PARTS.glob("*.json")) for row in json.loads(part.read_text())]
-    text = head + table(["", "requests", "result", "resident memory, MiB"], rows)
+    text = f"{head}{Table('Results', ['', 'requests', 'result', 'resident memory, MiB'], rows)}"
     sys.stdout.write(f"{text}\nThe ledgers are in {PARTS}\n")
     if status == 0:
         PAGE.write_text(text)
     return int(status)
-
-
-def table(columns: Row, rows: Iterable[Row]) -> str:
-    head, *lines = [f"| {' | '.join(line)} |\n" for line in (columns, *rows)]
-    return "".join([head, "|---" * len(columns) + "|\n", *lines])
 
 
 def write_part(name: str, *rows: Row) -> None:
@@ -98,12 +94,10 @@ def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Lev
     memory = f"{before.rss_mib:.1f} -> {after.rss_mib:.1f}"
     write_part(part, (title, done, "; ".join(result), memory))
     columns = ["the client", "the gateway counted", "the model noted", "requests", "explained by"]
-    Path(PARTS / f"{part}.md").write_text(
-        f"## {title}: ledger of {len(ledger.entries):,} requests\n\n"
-        f"Seed {SEED}; {done}, then a drain under load. Requests by dialect: {_listed(dialects)}.\n\n"
-        + table(columns, ([*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())))
-        + f"\n{result[1]}; resident memory {memory} MiB\n"
-    )
+    lines = [[*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())]
+    sent = f"Seed {SEED}; {done}, then a drain under load. Requests by dialect: {_listed(dialects)}."
+    found = Table(f"{title}: ledger of {len(ledger.entries):,} requests", columns, lines, sent)
+    Path(PARTS / f"{part}.md").write_text(f"{found}\n{result[1]}; resident memory {memory} MiB\n")
 
 
 def _listed(counts: Counter[str]) -> str:

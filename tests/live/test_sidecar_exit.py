@@ -170,18 +170,16 @@ def loaded(container: Container) -> Container:
     return container
 
 
-def test_triton_ends_while_the_entry_point_runs(start: Start, tmp_path: Path) -> None:
-    container = start(sidecar(tmp_path), ENTRY_S=str(LOAD_S))
-    eventually(lambda: "entry point begins" in container.log)
-    assert container.status_after(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert "entry point ends" not in container.log
-
-
-def test_triton_ends_while_it_loads_its_models(start: Start, tmp_path: Path) -> None:
-    container = start(sidecar(tmp_path, is_slow=True))
-    eventually(lambda: "successfully loaded 'scripted_stream'" in container.log)
+@pytest.mark.parametrize(
+    ("is_slow", "phase"), [(False, "entry point begins"), (True, "successfully loaded 'scripted_stream'")]
+)
+def test_triton_ends_before_it_is_live(start: Start, tmp_path: Path, is_slow: bool, phase: str) -> None:
+    """While the entry point runs, and while the slow model loads."""
+    container = start(sidecar(tmp_path, is_slow=is_slow), ENTRY_S="0" if is_slow else str(LOAD_S))
+    eventually(lambda: phase in container.log)
     assert not container.is_live
     assert container.status_after(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert ("entry point ends" in container.log) is is_slow
 
 
 def test_streams_end_in_order_after_two_signals(start: Start, tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from tests.toolkit.websocket_client import CLOSE, FIN
 Ending = Literal["answered", "left", "lost", "stuck", "deleted", "missing"]
 """The last two are of resumable streams: deleted by the client, or gone although no client deleted it."""
 Stage = Literal["connecting", "sending", "waiting", "reading"]
-Deletion = Literal["not asked", "uncertain", "done"]
-"""Uncertain: the gateway may have deleted the stream, but did not confirm it."""
 STUCK_S = 45.0
 """Longer than every deadline of the tests, so a request that takes longer is a fault."""
 READ_BYTES = 64 * 1024
@@ -136,7 +134,7 @@ class Client:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway_port, limit=READ_BYTES)
         except OSError:
             return "lost"
-        self._port = port_of(writer)
+        self._port = writer.get_extra_info("sockname")[1]
         try:
             self._stage = "sending"
             if await self._leaves_while_sending(reader, writer):
@@ -201,10 +199,6 @@ class Client:
         return "answered"
 
 
-def port_of(writer: asyncio.StreamWriter) -> int:
-    return int(writer.get_extra_info("sockname")[1])
-
-
 class StreamClient(Client):
     """Starts a resumable stream, reads it over several connections, and may delete it.
 
@@ -217,7 +211,8 @@ class StreamClient(Client):
         self._has_gateway = has_gateway
         self._path = ""
         self._events: list[Event] = []
-        self._deletion: Deletion = "not asked"
+        self._asked_to_delete = False
+        """Whether the gateway may have deleted the stream."""
         self._breaks: list[Break] = []
         self._refused_reads = 0
 
@@ -228,7 +223,7 @@ class StreamClient(Client):
         if not self._has_ended:
             return replace(seen, ending=ending, outcomes=frozenset())
         outcomes = frozenset(of_end(checked(self._events)[-1]))
-        if outcomes == {Outcome.CANCELLED} and self._deletion == "not asked":
+        if outcomes == {Outcome.CANCELLED} and not self._asked_to_delete:
             outcomes = frozenset()  # matches nothing
         return replace(seen, ending="answered", outcomes=outcomes)
 
@@ -256,7 +251,7 @@ class StreamClient(Client):
             elif status in BUSY or not status:
                 await asyncio.sleep(AGAIN_S)
             else:
-                return "deleted" if status == 404 and self._deletion != "not asked" else "missing"
+                return "deleted" if status == 404 and self._asked_to_delete else "missing"
             if not status and not self._has_gateway():
                 return "lost"
         return "answered"
@@ -272,21 +267,19 @@ class StreamClient(Client):
             if reply.status != 200:
                 return reply.is_whole
             self._events[before:] = parsed(reply.body[: reply.body.rfind(b"\n\n") + 2].decode())
-            if self._manner.then == "deletes" and self._deletion == "not asked" and self._events:
+            if self._manner.then == "deletes" and not self._asked_to_delete and self._events:
                 await self._delete()
-            is_dropping = stop is not None and len(self._events) >= before + stop and self._deletion == "not asked"
+            is_dropping = stop is not None and len(self._events) >= before + stop and not self._asked_to_delete
             return self._has_ended or is_dropping
 
         after = f"Last-Event-ID: {before}\r\n" if before else ""
         return await self._asked("GET", after, has_enough)
 
     async def _delete(self) -> None:
-        self._deletion = "uncertain"
+        self._asked_to_delete = True
 
         async def is_answered(reply: Reply) -> bool:
             assert reply.status in {204, *BUSY}, reply
-            if reply.is_whole:
-                self._deletion = "done" if reply.status == 204 else "uncertain"
             return reply.is_whole
 
         await self._asked("DELETE", "", is_answered)
@@ -300,7 +293,7 @@ class StreamClient(Client):
         began, port, reply, is_enough = time.monotonic(), 0, None, False
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway_port, limit=READ_BYTES)
-            port, received = port_of(writer), b""
+            port, received = writer.get_extra_info("sockname")[1], b""
             try:
                 writer.write(head.encode())
                 while not is_enough and (data := await reader.read(READ_BYTES)):

@@ -4,11 +4,10 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tests.toolkit.processes import (
     scripted_models,
     wait_until_ready,
 )
-from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.waiting import PATIENCE_S, eventually, repeated
 
 BOTH = ("scripted", "other")
 CONFIG = {
@@ -159,25 +158,6 @@ def pid_of_triton(gateway: GatewayProcess) -> int:
     return next(each.pid for each in below if each.name() == "tritonserver")
 
 
-@contextmanager
-def traffic(gateway: GatewayProcess, *names: str) -> Iterator[None]:
-    """One client of each pipeline."""
-    over = threading.Event()
-
-    def ask_often(name: str) -> None:
-        while not over.wait(0.2):
-            ask(gateway, name)
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        clients = [pool.submit(ask_often, name) for name in names]
-        try:
-            yield
-        finally:
-            over.set()
-    for client in clients:
-        client.result()
-
-
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workers", "hung"), [("2", ["scripted"]), ("1", ["scripted", "other"])])
@@ -207,7 +187,7 @@ def test_hung_models_of_an_embedded_triton_answer_again(
         for model in hung:
             for process in both_processes_of(triton, model):
                 lock_arenas(process)
-        with traffic(gateway, *hung):
+        with repeated(*(partial(ask, gateway, name) for name in hung), pause_s=0.2):
             eventually(lambda: "its breaker is open" in gateway.log or "does not answer" in gateway.log, 60)
             eventually(lambda: "ready" not in states(hung), 60)
             for name in set(BOTH) - set(hung):

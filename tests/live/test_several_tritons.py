@@ -2,10 +2,9 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
 from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
-from tests.toolkit.waiting import eventually
+from tests.toolkit.waiting import eventually, repeated
 
 CONFIG = """
 pipelines:
@@ -70,37 +69,17 @@ def wait_until_both_answer(gateway: GatewayProcess, tritons: list[EmbeddedTriton
     eventually(lambda: all(now > then + 10 for now, then in zip(calls(), before, strict=True)))
 
 
-@contextmanager
-def load_on(gateway: GatewayProcess, callers: int = 4) -> Iterator[list[int]]:
-    """Callers of the pipeline, each with one request at a time. Yields the statuses so far.
-
-    At the end of the block a request without an answer is an error.
-    """
-    statuses: list[int] = []
-    is_over = threading.Event()
-
-    def call() -> None:
-        with httpx.Client(timeout=60) as client:
-            while not is_over.is_set():
-                answer = client.post(f"{gateway.url}/v1/pipelines/safe", json={"script": '{"sleep_s": 0.01}'})
-                statuses.append(answer.status_code)
-
-    with ThreadPoolExecutor(callers) as pool:
-        calls = [pool.submit(call) for _ in range(callers)]
-        try:
-            yield statuses
-        finally:
-            is_over.set()
-    for each in calls:
-        each.result()
-
-
 def test_no_request_fails_while_tritons_are_stopped_and_restart(
     gateway: GatewayProcess, tritons: list[EmbeddedTriton]
 ) -> None:
     killed, stopped = tritons
-    counted = gateway.metric("requests_total", pipeline="safe")
-    with load_on(gateway) as statuses:
+    counted, statuses = gateway.metric("requests_total", pipeline="safe"), list[int]()
+
+    def call() -> None:
+        answer = client.post("/v1/pipelines/safe", json={"script": '{"sleep_s": 0.01}'})
+        statuses.append(answer.status_code)
+
+    with httpx.Client(base_url=gateway.url, timeout=60) as client, repeated(call, call, call, call):
         wait_until_both_answer(gateway, tritons)
         assert killed.pid is not None
         os.kill(killed.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Waits for a condition instead of a fixed time, and runs an event loop beside the test.
+"""Waits for a condition instead of a fixed time, and runs an event loop or repeated calls beside the test.
 
 Only a test that fails waits until the end.
 """
@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 PATIENCE_S = 60.0
@@ -32,6 +33,25 @@ def loop_in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def repeated(*calls: Callable[[], object], pause_s: float = 0.0) -> Iterator[None]:
+    """Repeats each call in a thread for the duration of the block. Then it raises the exception of a call."""
+    is_over = threading.Event()
+
+    def repeat(call: Callable[[], object]) -> None:
+        while not is_over.wait(pause_s):
+            call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(repeat, call) for call in calls]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for each in running:
+        each.result()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -6,7 +6,6 @@ when it changes; an invalid one changes nothing.
 
 import hmac
 import logging
-import os
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from app.admission import keys
-from app.admission.keys import CallerLimits, FollowedKeys, Key, entry_of, hash_of, new_key, read_keys
+from app.admission.keys import CallerLimits, FollowedKeys, entry_of, hash_of, new_key, read_keys
 from app.config.document import ConfigError
 from app.core.errors import Unauthenticated
 from app.routes import DIALECTS
@@ -72,15 +71,6 @@ def test_a_key_is_rejected_from_its_expiry_time(path: Path) -> None:
 def test_a_key_may_have_an_old_and_a_new_text(path: Path) -> None:
     known = FollowedKeys(write_keys(path, {"id": "a", "sha256": [hash_of("old"), hash_of("new")]}), DIALECTS)
     assert known.key_of(b"old", 0.0) is known.key_of(b"new", 0.0)
-
-
-def test_scopes_of_a_key() -> None:
-    hashes = [hash_of("x")]
-    unrestricted = Key(id="a", sha256=hashes)
-    restricted = Key(id="b", sha256=hashes, pipelines=["ocr"], dialects=["openai"])
-    assert (unrestricted.allows("x"), unrestricted.speaks("oip")) == (True, True)
-    assert (restricted.allows("ocr"), restricted.allows("write")) == (True, False)
-    assert (restricted.speaks("openai"), restricted.speaks("oip")) == (True, False)
 
 
 def test_no_repr_shows_a_hash(followed: FollowedKeys) -> None:
@@ -253,21 +243,6 @@ async def test_a_broken_file_keeps_the_keys(valid: Path, broken: str | None, cap
     write_keys(valid, entry("a"), entry("b"))
     await keys.follow()
     assert (has(keys, "b"), keys.reload_failed) == (True, False)
-
-
-async def test_a_secret_replaced_by_kubernetes_is_reloaded(tmp_path: Path) -> None:
-    """Kubernetes replaces a symbolic link to a folder; the old and the new file may have the same size and time."""
-    for number, key_id in enumerate("ab"):
-        (tmp_path / f"data{number}").mkdir()
-        write_keys(tmp_path / f"data{number}" / "keys.yaml", entry(key_id))
-        os.utime(tmp_path / f"data{number}" / "keys.yaml", ns=(1, 1))
-    (tmp_path / "data").symlink_to("data0")
-    (tmp_path / "keys.yaml").symlink_to("data/keys.yaml")
-    keys = FollowedKeys(tmp_path / "keys.yaml", DIALECTS)
-    (tmp_path / "swap").symlink_to("data1")
-    (tmp_path / "swap").rename(tmp_path / "data")
-    await keys.follow()
-    assert (has(keys, "a"), has(keys, "b")) == (False, True)
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 0), (0o644, 1)])

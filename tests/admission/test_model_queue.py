@@ -369,7 +369,8 @@ async def _replay(history: list[tuple]) -> None:
                 slots.append(task.result())
         queues = admission.model_queues.values()
         assert all(each.running <= 2 for each in queues)
-        assert sum(each.running for each in queues) == len(slots) + _entered_but_uncollected(tasks)
+        uncollected = sum(each.done() and not each.cancelled() and each.exception() is None for each in tasks)
+        assert sum(each.running for each in queues) == len(slots) + uncollected
     for task in tasks:
         task.cancel()
     await turn()
@@ -379,7 +380,3 @@ async def _replay(history: list[tuple]) -> None:
     accounts = [pipeline.own for pipeline in pipelines]
     assert [(each.running, each.waiting) for each in accounts] == [(0, 0)] * 3
     assert [(each.running, each._queue.size) for each in admission.model_queues.values()] == [(0, 0)] * 2
-
-
-def _entered_but_uncollected(tasks: list[asyncio.Task[Slot]]) -> int:
-    return sum(each.done() and not each.cancelled() and each.exception() is None for each in tasks)

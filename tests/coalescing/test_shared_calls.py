@@ -147,15 +147,6 @@ async def test_requests_that_wait_share_a_call_and_get_their_own_rows() -> None:
 
 
 @on_a_simulated_clock
-async def test_a_request_may_have_several_rows() -> None:
-    bench = Bench()
-    batches = [(1,), (2, 3, 4), (5,), (6, 7)]
-    results = await asyncio.gather(*(bench.infer(*batch) for batch in batches))
-    assert all(is_answer_of(result, *batch) for batch, result in zip(batches, results, strict=True))
-    assert bench.inner.sizes == [1, 6]
-
-
-@on_a_simulated_clock
 async def test_the_bounds_of_items_and_bytes_hold() -> None:
     bench = Bench(max_items=8)
     assert are_answers_of(await bench.results(range(30)), range(30))

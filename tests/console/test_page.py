@@ -152,17 +152,11 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_the_page_loads_at_most_80_kb() -> None:
-    loaded = loaded_by("index.html")
+    """Without the sections that a user opens."""
+    loaded, left = set[str](), {"index.html"}
+    while left:
+        loaded |= left
+        named = [match for name in left for match in IMPORTED.findall(read(name))]
+        left = {own or path for own, path in named} - loaded - OPENED - SETTINGS
     assert {"colours.css", "console.css", "workbench.js", "vendor/preact.js", "vendor/uplot.css"} <= loaded
     assert sum(len(gzip.compress(path_of(name).read_bytes(), mtime=0)) for name in loaded) <= LIMIT_BYTES
-
-
-def loaded_by(*names: str) -> set[str]:
-    """The files that the page loads, without the sections that a user opens."""
-    found: set[str] = set()
-    left = set(names)
-    while left:
-        found |= left
-        named = [match for name in left for match in IMPORTED.findall(read(name))]
-        left = {own or path for own, path in named} - found - OPENED - SETTINGS
-    return found

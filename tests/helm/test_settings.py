@@ -1,9 +1,6 @@
 """The container's variables read back through the gateway's own settings, and gateway.yaml through its own reader."""
 
 import base64
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from tests.helm.rendering import (
     CI_FILES,
     ROOT,
     Document,
-    check_container,
     combinations,
     environment_of,
     gateway_container,
@@ -30,8 +26,8 @@ from tests.helm.rendering import (
 )
 
 
-def settings_of(documents: list[Document], **injected: str) -> Settings:
-    return read_settings(environment_of(gateway_container(documents)) | injected, {})
+def settings_of(documents: list[Document]) -> Settings:
+    return read_settings(environment_of(gateway_container(documents)), {})
 
 
 @pytest.mark.parametrize(("values", "kubernetes"), combinations(), ids=str)
@@ -97,17 +93,6 @@ def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
     differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
     shutdown = {"shutdown_delay_s", "drain_s"}
     assert differing == {"host", "triton_metrics_url", "triton_repair", "config", "log_format"} | shutdown
-
-
-def test_service_links_are_not_settings() -> None:
-    documents = render({"fullnameOverride": "gateway"})
-    assert pod_spec(documents)["enableServiceLinks"] is False
-    injected = {
-        "GATEWAY_SERVICE_HOST": "10.0.0.7",
-        "GATEWAY_SERVICE_PORT_HTTP": "80",
-        "GATEWAY_PORT_80_TCP": "tcp://10.0.0.7:80",
-    }
-    assert settings_of(documents, **injected).port == 8080
 
 
 def test_an_unknown_variable_is_rejected_by_the_gateway() -> None:
@@ -236,25 +221,3 @@ def test_explained_requests_get_the_spans_of_the_sidecar(
 
 def test_the_chart_has_the_version_of_the_gateway() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "said"),
-    [
-        ("pipelines: {p: {model: m}}", 0, ""),
-        ("pipelines: {p: {modle: m}}", 2, "did you mean 'model'?"),
-        ("pipelines: {p: [}", 2, "gateway.yaml:1"),
-    ],
-    ids=["valid", "misspelled key", "invalid YAML"],
-)
-def test_the_init_container_finds_mistakes_in_gateway_yaml(tmp_path: Path, text: str, status: int, said: str) -> None:
-    container = check_container(render({"config": {"source": "inline", "gatewayYaml": text}}))
-    path = tmp_path / "gateway.yaml"
-    path.write_text(text)
-    environment = environment_of(container) | {"GATEWAY_CONFIG": str(path)}
-    command = [sys.executable, "-m", "app.cli", *container["args"]]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, cwd=ROOT, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr

@@ -118,19 +118,6 @@ def venv(tmp_path, models_venv):
     return tmp_path / "venv"
 
 
-@pytest.fixture
-def install(venv):
-    """Adds metadata that makes a distribution look installed."""
-
-    def install(name: str, version: str) -> None:
-        (site_packages,) = venv.glob("lib/python3.*/site-packages")
-        folder = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-    return install
-
-
 def test_the_environment_of_the_models_is_usable_and_its_backend_linked_with_the_matching_stub(models_venv, tmp_path):
     environment = ModelEnvironment.of(models_venv)
     assert environment.executable.is_file()
@@ -150,9 +137,12 @@ def test_the_environment_of_the_models_is_usable_and_its_backend_linked_with_the
     ],
     ids=["numpy 2", "no wheel", "nothing"],
 )
-def test_an_incomplete_environment_is_an_error_with_its_remedy(venv, install, installed, text):
-    for name, version in installed.items():
-        install(name, version)
+def test_an_incomplete_environment_is_an_error_with_its_remedy(venv, installed, text):
+    (site_packages,) = venv.glob("lib/python3.*/site-packages")
+    for name, version in installed.items():  # metadata makes a distribution look installed
+        folder = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     with pytest.raises(EmbeddedTritonError, match=text) as caught:
         ModelEnvironment.of(venv)
     assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)

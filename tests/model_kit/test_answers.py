@@ -180,22 +180,6 @@ def test_the_key_is_read_from_the_environment_of_triton():
             key_of(environment)
 
 
-@pytest.fixture
-def tensor_log(monkeypatch):
-    """Returns ``model_kit.tensor_log`` for a value of GATEWAY_LOG_TENSORS, and the list of its log lines."""
-
-    def tensor_log(value):
-        lines = []
-        backend = ModuleType("triton_python_backend_utils")
-        backend.Logger = SimpleNamespace(log_info=lines.append)
-        monkeypatch.setitem(sys.modules, backend.__name__, backend)
-        monkeypatch.setenv("GATEWAY_LOG_TENSORS", value)
-        monkeypatch.delitem(sys.modules, "model_kit.tensor_log", raising=False)
-        return importlib.import_module("model_kit.tensor_log"), lines
-
-    return tensor_log
-
-
 OUTPUTS = {
     "TEXT": np.array([b"a secret"], dtype=np.object_),
     "BOXES": np.zeros((0, 4, 2), np.float32),
@@ -204,14 +188,18 @@ OUTPUTS = {
 }
 
 
-def test_a_line_has_names_datatypes_and_shapes(tensor_log):
-    module, lines = tensor_log("shapes")
-    module.notes_on(SimpleNamespace(request_id=lambda: "r1"))(OUTPUTS)
-    assert lines == ["tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"]
-    for value in ("off", ""):
-        module, lines = tensor_log(value)
-        module.notes_on(SimpleNamespace())(OUTPUTS)
-        assert lines == [], "no lines without the setting"
+@pytest.mark.parametrize("value", ["shapes", "off", ""])
+def test_a_line_has_names_datatypes_and_shapes(monkeypatch, value):
+    lines, backend = [], ModuleType("triton_python_backend_utils")
+    backend.Logger = SimpleNamespace(log_info=lines.append)
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    monkeypatch.setenv("GATEWAY_LOG_TENSORS", value)
+    monkeypatch.delitem(sys.modules, "model_kit.tensor_log", raising=False)
+    notes_on = importlib.import_module("model_kit.tensor_log").notes_on
+    is_on = value == "shapes"
+    notes_on(SimpleNamespace(request_id=lambda: "r1") if is_on else SimpleNamespace())(OUTPUTS)
+    line = "tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"
+    assert lines == [line] * is_on
 
 
 class Clock:

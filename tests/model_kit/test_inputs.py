@@ -1,5 +1,9 @@
-"""What models read: images, audio, texts, labels and the tensors of earlier steps."""
+"""What models read: images, audio, texts, labels, the tensors of earlier steps, and weights.
 
+tests/triton_models/test_networks.py compares the whole encoder with the original.
+"""
+
+import json
 import random
 import struct
 import zlib
@@ -7,12 +11,14 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from model_kit.bert import softmax
 from model_kit.contract import require_at_most, require_shape
 from model_kit.images import FAULTS as IMAGE_FAULTS
 from model_kit.images import pixels_of, single_image
 from model_kit.outcomes import ContractBroken, InvalidInput
 from model_kit.pcm import FAULTS as AUDIO_FAULTS
 from model_kit.pcm import Frames, audio_of
+from model_kit.safetensors import mapped
 from model_kit.texts import FAULTS as TEXT_FAULTS
 from model_kit.texts import texts_of
 from model_kit.zero_shot import FAULTS as LABEL_FAULTS
@@ -264,3 +270,34 @@ def test_more_items_than_allowed_are_rejected(shape, seen):
         require_at_most("IDS", np.zeros(shape), 4)
     assert message_of(exc) == f"too many items in input 'IDS' for model 'post'. Expected at most 4, got {seen}."
     assert fault_in(message_of(exc)) == Fault(FaultKind.ITEMS, model="post", tensor="IDS", expected="4", seen=seen)
+
+
+def test_softmax_of_large_scores_does_not_overflow():
+    assert softmax(np.float32([[1e30, 1e30]])).tolist() == [[0.5, 0.5]]
+
+
+def write(path, entries, data, header_bytes=200):
+    header = json.dumps(entries).encode().ljust(header_bytes)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_tensors_are_views_of_the_file(tmp_path):
+    floats, integers = np.arange(6, dtype="<f4").reshape(2, 3), np.arange(2, dtype="<i8")
+    entries = {
+        "__metadata__": {"format": "pt"},
+        "integers": {"dtype": "I64", "shape": [1, 2], "data_offsets": [0, 16]},
+        "floats": {"dtype": "F32", "shape": [2, 3], "data_offsets": [16, 40]},
+    }
+    tensors = mapped(write(tmp_path / "weights", entries, integers.tobytes() + floats.tobytes(), 400))
+    assert list(tensors) == ["integers", "floats"]
+    np.testing.assert_array_equal(tensors["floats"], floats)
+    np.testing.assert_array_equal(tensors["integers"], [[0, 1]])
+    assert not tensors["floats"].flags.writeable
+    assert not tensors["floats"].flags.owndata
+
+
+def test_an_unknown_data_type_is_rejected(tmp_path):
+    entries = {"half": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
+    with pytest.raises(KeyError, match="BF16"):
+        mapped(write(tmp_path / "weights", entries, b"\0\0"))

@@ -4,7 +4,6 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,11 +27,6 @@ PIPELINES = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
 
 
 @pytest.fixture(scope="module")
-def client(require: Require) -> Path:
-    return built_client(require)
-
-
-@pytest.fixture(scope="module")
 def limited(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway that runs two requests at a time and has no queue."""
     folder = tmp_path_factory.mktemp("limited")
@@ -43,8 +37,9 @@ def limited(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def answer_of(client: Path) -> Callable[..., Any]:
+def answer_of(require: Require) -> Callable[..., Any]:
     """Runs one of the calls in ``client/calls.ts``."""
+    client = built_client(require)
     return lambda name, url, *more: json.loads(call(client, "node", "calls.mjs", name, url, *more))
 
 

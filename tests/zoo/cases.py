@@ -73,7 +73,7 @@ class Truth:
 
 def random_case(kind: Kind, random: Random, *, rows: int | None = None) -> Case:
     """``rows``: the size of the batch, if the model has batches; by default a random one."""
-    batch = (rows or kind.sizes_of_batches.draw(random),) if kind.batch else ()
+    batch = (rows or random.randint(1, kind.batch),) if kind.batch else ()
     inputs = {
         name: Tensor(form.datatype, _array_of(kind, name, form, random, batch))
         for name, form in kind.input_forms.items()

@@ -180,7 +180,8 @@ def pipeline(client: httpx.Client, case: Case, truth: Truth, random: Random) -> 
 def form(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`POST /v1/pipelines/{pipeline}` with a form: files as parts, the other fields as text or JSON."""
     body = body_of(case, batch=False)
-    parts = {name: (None, _form_text(case, name, value)) for name, value in body.items() if not _is_file(case, name)}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in body.items()}
+    parts = {name: (None, text) for name, text in texts.items() if not _is_file(case, name)}
     files = {name: ("a file", tensor.array.item()) for name, tensor in case.inputs.items() if _is_file(case, name)}
     answer = client.post(f"/v1/pipelines/{case.kind.name}", files={**parts, **files})
     _check_unary(answer, case.kind, truth, batch=False)
@@ -259,7 +260,8 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
         yield oip_json_answer
         if is_json(case):
             yield oip_json
-        if is_json(case) and is_single and _has_flat_inputs(case):
+        if is_json(case) and is_single and all(len(form.sizes) == 1 for form in kind.input_forms.values()):
+            # the shape of each input follows from the number of its elements
             yield generate
             yield generate_stream
         yield pipeline
@@ -412,14 +414,5 @@ def _generated(response: Tensors) -> dict[str, Any]:
     return {name: value[0] if len(value) == 1 else value for name, value in values.items()}
 
 
-def _has_flat_inputs(case: Case) -> bool:
-    """Whether the shape of each input follows from the number of its elements."""
-    return all(len(form.sizes) == 1 for form in case.kind.input_forms.values())
-
-
 def _is_file(case: Case, name: str) -> bool:
     return case.kind.kind_of(name) in ("image", "binary")
-
-
-def _form_text(case: Case, name: str, value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

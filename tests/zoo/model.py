@@ -101,14 +101,6 @@ def echo(model, request):
     )
 
 
-def drops_row(model, request):
-    yield _of_rows(model, request, lambda seeds: seeds[:-1] or seeds)
-
-
-def adds_row(model, request):
-    yield _of_rows(model, request, lambda seeds: seeds + seeds[:1] if len(seeds) > 1 else seeds)
-
-
 def repeats_row(model, request):
     yield _of_rows(model, request, lambda seeds: seeds[:1] + seeds[:-1])
 
@@ -116,14 +108,6 @@ def repeats_row(model, request):
 def omits_output(model, request):
     """Omits the text of several rows."""
     yield _of_rows(model, request, list, lambda seeds: ["TEXT"] if len(seeds) > 1 else [])
-
-
-def lists_detections(model, request):
-    """One detection in each item, with the number of the item in the batch: as many rows as items by accident."""
-    outputs, items = _of_rows(model, request, list, lambda seeds: ["DETECTIONS"]), request.inputs()[0].as_numpy()
-    numbered = [[number, item] for number, item in enumerate(items[:, 0])]
-    detections = pb_utils.Tensor("DETECTIONS", np.array(numbered, np.int32))
-    yield pb_utils.InferenceResponse([detections, *outputs.output_tensors()])
 
 
 def _of_rows(model, request, change, skipped=lambda seeds: []):

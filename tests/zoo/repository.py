@@ -18,7 +18,10 @@ SILENCE_S = 300
 
 def write_models(folder: Path, kinds: Iterable[Kind]) -> None:
     for kind in kinds:
-        _write_model(folder / kind.name, "\n".join(_config_of(kind)), is_script=not kind.steps)
+        (folder / kind.name / "1").mkdir(parents=True)
+        (folder / kind.name / "config.pbtxt").write_text("\n".join(_config_of(kind)))
+        if not kind.steps:
+            (folder / kind.name / "1" / "model.py").symlink_to(SCRIPT)
 
 
 def write_gateway_yaml(path: Path, kinds: Collection[Kind] = KINDS) -> None:
@@ -31,7 +34,10 @@ def pipelines_of(kind: Kind) -> dict[str, Any]:
     """The pipelines of a kind: one for single items and, if the model has batches, one for lists of items."""
     document = {
         "model": kind.name,
-        "inputs": {name: _input_of(kind, name, form) for name, form in kind.input_forms.items()},
+        "inputs": {
+            name: _field_of(kind, name) | ({"optional": True} if form.is_optional else {})
+            for name, form in kind.input_forms.items()
+        },
         "outputs": {name: _field_of(kind, name) for name in kind.output_forms},
         "stream": {"progress_s": SILENCE_S},
         **kind.pipeline,
@@ -42,19 +48,8 @@ def pipelines_of(kind: Kind) -> dict[str, Any]:
     return {kind.name: document} | ({kind.name + BATCHED: batched} if kind.batch else {})
 
 
-def _input_of(kind: Kind, name: str, form: Form) -> dict[str, Any]:
-    return _field_of(kind, name) | ({"optional": True} if form.is_optional else {})
-
-
 def _field_of(kind: Kind, name: str) -> dict[str, Any]:
     return {"tensor": name, "kind": kind.kind_of(name)} | ({"single": True} if name in kind.single else {})
-
-
-def _write_model(folder: Path, config: str, *, is_script: bool) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    if is_script:
-        (folder / "1" / "model.py").symlink_to(SCRIPT)
 
 
 def _config_of(kind: Kind) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 The short form sends a few requests for each kind, the long form (`make test-full`) sends many. There are two gateways,
 which differ in their client, shared memory and workers. JSON of large tensors and requests that share calls go to the
-first of them only, and large tensors to a third gateway.
+first of them only.
 `ZOO_SEED=7 pytest tests/zoo` repeats a run.
 """
 
@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -65,21 +64,8 @@ def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
 def gateway(
     request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    settings = GATEWAYS[request.param] | ({"redis_url": redis.url} if request.param == FIRST else {})
-    with running(zoo, tmp_path_factory.mktemp("gateway"), **settings) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def wire(zoo: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Only large tensors take another way through this gateway than through the others."""
-    with running(zoo, tmp_path_factory.mktemp("wire")) as client:
-        yield client
-
-
-@contextmanager
-def running(zoo: EmbeddedTriton, folder: Path, **more: str) -> Iterator[httpx.Client]:
     """A client of a gateway with these settings."""
+    folder = tmp_path_factory.mktemp("gateway")
     write_gateway_yaml(folder / "gateway.yaml")
     settings = {
         "triton_url": zoo.grpc_url,
@@ -87,7 +73,8 @@ def running(zoo: EmbeddedTriton, folder: Path, **more: str) -> Iterator[httpx.Cl
         "max_body_bytes": str(64 * 2**20),
         "max_bytes_in_flight": str(1024 * 2**20),
         "timeout_s": "60",
-        **more,
+        **GATEWAYS[request.param],
+        **({"redis_url": redis.url} if request.param == FIRST else {}),
     }
     with running_gateway(folder, **settings) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as client:
         yield client
@@ -119,13 +106,6 @@ def compare_count(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count
     if kind.heavy:
         count = 2 if is_long else AT_ONCE
     compare(gateway, direct, kind, count, is_long=is_long)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.heavy or kind.name == "blobs"], ids=lambda kind: kind.name
-)
-def test_large_tensors_without_shared_memory(wire: httpx.Client, direct: DirectTriton, kind: Kind) -> None:
-    compare(wire, direct, kind, AT_ONCE if kind.heavy else 2, is_long=False)
 
 
 def compare(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int, *, is_long: bool) -> None:

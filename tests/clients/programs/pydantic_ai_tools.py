@@ -22,20 +22,16 @@ def agent(name: str, **options: Any) -> Agent[None, Any]:
     return Agent(OpenAIChatModel(name, provider=provider), retries=0, **options)
 
 
-def native(name: str, text: str) -> Any:
-    return agent(name, output_type=NativeOutput(City)).run_sync(f"Please write: {text}").output.model_dump()
-
-
-def by_tool(name: str, text: str) -> Any:
-    return agent(name, output_type=City).run_sync(f"Please write: {text}").output.model_dump()
+def answered(name: str, output_type: Any, text: str) -> Any:
+    return agent(name, output_type=output_type).run_sync(f"Please write: {text}").output.model_dump()
 
 
 show(
     {
         model: {
-            "object": outcome(lambda model=model: native(model, '{"city": "Lima"}')),
+            "object": outcome(lambda model=model: answered(model, NativeOutput(City), '{"city": "Lima"}')),
             "byTool": outcome(
-                lambda model=model: by_tool(model, '[{"name": "final_result", "parameters": {"city": "Lima"}}]')
+                lambda model=model: answered(model, City, '[{"name": "final_result", "parameters": {"city": "Lima"}}]')
             ),
         }
         for model in TEXTS

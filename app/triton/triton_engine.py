@@ -42,6 +42,8 @@ _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
 _TOGETHER_S = 0.001
 """Responses of a call that arrive within this time count as one answer."""
+_FADING = 0.99
+"""With each answer, the longest recent answer time of a model becomes this much shorter."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +61,12 @@ class WatchedCall:
         observers: Sequence[CallObserver],
         health: TritonHealth,
     ) -> None:
-        """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
+        """Raises DeadlineExceeded, or UpstreamUnavailable or ModelNotReady if the model must not be called now.
+
+        Such a call is not counted.
+        """
+        if not timeout_s:
+            raise _late(request.model)
         may_refuse = (health.faults or health.is_stuck) and not request.is_probe
         if may_refuse and (refusal := health.refusal(request.model)) is not None:
             raise refusal
@@ -81,20 +88,30 @@ class WatchedCall:
         now = time.monotonic()
         if not self._has_response or now - self._since >= _TOGETHER_S:
             self._has_response = True
-            self._calls.answered(now - self._since, now)
-            self._since = now
-            if self._health.faults:  # an answer closes the breaker, also that of a canary or of an older call
-                self._health.end(ModelFault.OPEN, self.request.model)
+            self._answered(now)
         for each in self._observed:
             each.response(response)
+
+    def _answered(self, now: float) -> None:
+        """An answer closes the breaker, also that of a canary or of an older call."""
+        calls, waited_s, self._since = self._calls, now - self._since, now
+        calls.heard_at, calls.unanswered, calls.silent_s, calls.silent_until = now, 0, 0.0, 0.0
+        model = calls.model
+        model.heard_at, model.failures = now, 0
+        model.longest_s = max(model.longest_s, waited_s)
+        faded_s = model.recent_s * _FADING
+        model.recent_s = waited_s if waited_s > faded_s else faded_s
+        if self._health.faults:
+            self._health.end(ModelFault.OPEN, self.request.model)
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         health, request = self._health, self.request
         if exc is None:  # the last response was counted when it arrived
             for each in self._observed:
                 each.ended("OK", None)
-            if health.suspects:
-                health.succeeded(request.model)
+            engine = ModelFault.ENGINE, request.model
+            if engine in health.suspects.get(request.model, ()) and health.instances(request.model) == 1:
+                del health.suspects[request.model]  # its only engine works
             return
         if isinstance(exc, RpcError | DecodeError):
             error = error_of_call(exc, request.model, is_repaired=health.may_reload)
@@ -123,19 +140,19 @@ class WatchedCall:
     def ended(self, code: str, error: GatewayError | None) -> None:
         for each in self._observed:
             each.ended(code, error)
-        now, health, model = time.monotonic(), self._health, self.request.model
-        waited_s = now - self._since
+        now, health, calls, model = time.monotonic(), self._health, self._calls, self.request.model
         if code not in _NO_ANSWER:
-            self._calls.answered(waited_s, now)
-            health.end(ModelFault.OPEN, model)
+            self._answered(now)
             return
-        is_late = code == "DEADLINE_EXCEEDED" and not self._has_response
+        waited_s, is_late = now - self._since, code == "DEADLINE_EXCEEDED" and not self._has_response
         if is_late or (code != "UNAVAILABLE" and waited_s >= SILENCE_S):
-            self._calls.went_unanswered(self._since, now)
+            calls.unanswered += 1
+            calls.silent_s += max(0.0, now - max(self._since, calls.silent_until))
+            calls.silent_until = now
         # The breaker counts UNAVAILABLE, and a deadline that passed after the model should have answered.
         if is_timeout := isinstance(error, DeadlineExceeded):
             waited_s = min(waited_s, self._timeout_s)  # a busy gateway notices a deadline late
-            counts = waited_s >= health.models[model].timeout_s and not health.may_be_busy(model, self._calls)
+            counts = waited_s >= calls.model.timeout_s and not health.may_be_busy(model, calls)
         else:
             counts = isinstance(error, UpstreamUnavailable) and not error.was_answered
         if counts and not self._has_response:
@@ -283,7 +300,7 @@ class TritonEngine(InferenceServer):
         """Repeats a failed call once if :func:`may_repeat` allows it, but not after a refusal by an open breaker."""
         model, shared_memory, on_repeat = request.model, self._shared_memory, self.on_repeat
         while True:
-            timeout_s, response = _timeout_s(deadline, model), None
+            timeout_s, response = deadline.remaining_s(), None
             try:
                 with WatchedCall(request, "ModelInfer", timeout_s, self._observers, self._health) as watched:
                     sent = watched.request
@@ -291,7 +308,7 @@ class TritonEngine(InferenceServer):
                         with lease:
                             lease.fill(sent)
                             try:
-                                response = await self._answer(sent, _timeout_s(deadline, model), lease)
+                                response = await self._answer(sent, deadline.remaining_s(), lease)
                             except RpcError as exc:
                                 if exc.code in _PROVE_THE_END:
                                     lease.is_settled = True
@@ -299,7 +316,7 @@ class TritonEngine(InferenceServer):
                                     raise
                     if response is None:  # over the wire
                         if shared_memory is not None:
-                            timeout_s = _timeout_s(deadline, model)
+                            timeout_s = deadline.remaining_s()
                         response = await self._answer(sent, timeout_s)
                     watched.response(response)
                     return response
@@ -317,6 +334,8 @@ class TritonEngine(InferenceServer):
     async def _answer(
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
+        if not timeout_s:  # the request waited for shared memory
+            raise _late(request.model)
         message, began = request_message(request, lease), time.monotonic()
         metadata = () if request.trace is None else trace_metadata(request.trace)
         call = await self._transport.unary(_INFER, message, timeout_s, metadata)
@@ -336,7 +355,7 @@ class TritonEngine(InferenceServer):
         model, on_repeat, health = request.model, self.on_repeat, self._health
         inputs, request = request.inputs, request.without_inputs()
         while True:
-            timeout_s = _timeout_s(deadline, model)
+            timeout_s = deadline.remaining_s()
             try:
                 with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observers, health) as watched:
                     message = request_message(structs.replace(watched.request, inputs=inputs), streamed=True)
@@ -389,8 +408,5 @@ class TritonEngine(InferenceServer):
         await self._cancelling.close()
 
 
-def _timeout_s(deadline: Deadline, model: str) -> float:
-    """Returns the time that is left. Raises DeadlineExceeded."""
-    if not (timeout_s := deadline.remaining_s()):
-        raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
-    return timeout_s
+def _late(model: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"The deadline passed before model '{model}' was called.")

@@ -51,7 +51,6 @@ FORGIVEN_S = 300.0
 """After this time without a repair, a model starts again with the first delay."""
 ENGINE_RETRY_S = 5
 """``Retry-After`` while the engine of a model is dead. An engine loads for longer, or somebody must load it."""
-_FADING = 0.99
 _log = logging.getLogger(__name__)
 
 
@@ -143,7 +142,7 @@ class ModelHealth:
 
 @dataclass(slots=True, eq=False)
 class CallHistory:
-    """The latest calls of one model by one gRPC method."""
+    """The latest calls of one model by one gRPC method, as :class:`app.triton.triton_engine.WatchedCall` saw them."""
 
     model: ModelHealth
     heard_at: float = 0.0
@@ -151,20 +150,8 @@ class CallHistory:
     """Consecutive calls without an answer."""
     silent_s: float = 0.0
     """How long calls have waited since the last answer. Calls at the same time count once."""
-    _until: float = 0.0
-
-    def answered(self, waited_s: float, now: float) -> None:
-        self.heard_at, self.unanswered, self.silent_s, self._until = now, 0, 0.0, 0.0
-        model = self.model
-        model.heard_at, model.failures = now, 0
-        model.longest_s = max(model.longest_s, waited_s)
-        faded_s = model.recent_s * _FADING
-        model.recent_s = waited_s if waited_s > faded_s else faded_s
-
-    def went_unanswered(self, began: float, now: float) -> None:
-        self.unanswered += 1
-        self.silent_s += max(0.0, now - max(began, self._until))
-        self._until = now
+    silent_until: float = 0.0
+    """The end of the latest of these waits, in monotonic seconds."""
 
 
 class TritonHealth:
@@ -334,11 +321,6 @@ class TritonHealth:
             else:
                 self.suspects.setdefault(called, Counter())[fault, owner] += 1
         return fault, owner
-
-    def succeeded(self, called: str) -> None:
-        """The engine of a model with one instance works."""
-        if (ModelFault.ENGINE, called) in self.suspects.get(called, ()) and self.instances(called) == 1:
-            del self.suspects[called]
 
     def revive(self, model: str, *, is_proven: bool = True) -> None:
         """``is_proven``: whether the model has answered a sample; otherwise the next request decides.

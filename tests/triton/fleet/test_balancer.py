@@ -342,7 +342,7 @@ class TestModels:
         busy = balancer.servers[0]
         look = asyncio.create_task(balancer.look_at(busy))
         await asyncio.sleep(0.01)
-        busy.health.calls_of("m", "ModelInfer").answered(0.1, time.monotonic())
+        busy.health.calls_of("m", "ModelInfer").heard_at = time.monotonic()
         await look
         assert busy.is_up
         assert await balancer.is_live()

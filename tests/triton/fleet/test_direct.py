@@ -179,7 +179,7 @@ class TestBreaker:
         async with calling(Failing(GOOD)) as triton:
             changes: list[int] = []
             triton.health._changed = lambda fault, model, change: changes.append(change)
-            triton.health.calls_of("m", "ModelInfer").answered(0.001, time.monotonic())
+            triton.health.models["m"].heard_at = time.monotonic()
             triton.server.is_silent = True
             await asyncio.gather(*(triton.call("m", 0.05) for _ in range(FAILURES)))
             assert isinstance(await triton.call("m", 0.05), UpstreamUnavailable)

@@ -18,11 +18,9 @@ from app.triton.health import health_watch as watch_module
 from app.triton.health.health import (
     FAILURES,
     SILENCE_S,
-    CallHistory,
     HealthByAddress,
     ModelDeclaration,
     ModelFault,
-    ModelHealth,
     TritonHealth,
 )
 from app.triton.triton_engine import TritonEngine, WatchedCall
@@ -86,23 +84,31 @@ def test_responses_that_arrive_together_are_one_answer(
     assert len(heard_at) == answers
 
 
-def test_the_timeout_of_a_canary_follows_the_longest_wait(health: TritonHealth) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The only item is the time."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_the_timeout_of_a_canary_follows_the_longest_wait(health: TritonHealth, clock: list[float]) -> None:
     model = health.models["m"]
     assert (model.heard_at, model.canary_s) == (0.0, health_module.SILENCE_S)
     for waited_s in (40.0, 0.1):
-        health.calls_of("m", METHOD).answered(waited_s, time.monotonic())
+        call = called(health)
+        clock[0] += waited_s
+        call.response(RESPONSE)
     assert model.heard_at
     assert model.canary_s == 120.0
 
 
 def test_a_deadline_that_a_busy_gateway_noticed_late_does_not_open_the_breaker(
-    health: TritonHealth, monkeypatch: pytest.MonkeyPatch
+    health: TritonHealth, clock: list[float]
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
     for _ in range(2 * FAILURES):
         call = called(health, timeout_s=0.1)
-        now[0] += 30.0
+        clock[0] += 30.0
         call.ended("DEADLINE_EXCEEDED", DeadlineExceeded("The deadline passed."))
     assert not health.faults
 
@@ -112,20 +118,19 @@ def test_a_deadline_that_a_busy_gateway_noticed_late_does_not_open_the_breaker(
     [([(0, 10)], 10), ([(0, 10), (2, 11), (5, 6)], 11), ([(0, 10), (100, 110)], 20)],
     ids=["one", "waits at the same time count once", "time without calls does not count"],
 )
-def test_how_long_a_model_was_silent(waits: list[tuple[float, float]], silent_s: float) -> None:
-    calls = CallHistory(ModelHealth())
-    for began, ended in waits:
-        calls.went_unanswered(began, ended)
-    assert calls.silent_s == silent_s
-
-
-def test_an_answer_ends_the_silence() -> None:
+def test_a_model_is_silent_until_an_answer(
+    clock: list[float], waits: list[tuple[float, float]], silent_s: float
+) -> None:
     health = TritonHealth(lambda _: ModelDeclaration(first_output_s=3600))
     calls = health.calls_of("m", METHOD)
-    calls.went_unanswered(0.0, 10.0)
-    assert health.may_be_busy("m", calls)
-    calls.answered(0.1, 11.0)
-    assert not health.may_be_busy("m", calls)
+    for began, ended in waits:
+        clock[0] = began
+        call = called(health)
+        clock[0] = ended
+        call.ended("DEADLINE_EXCEEDED", None)
+    assert (calls.silent_s, health.may_be_busy("m", calls)) == (silent_s, True)
+    called(health).response(RESPONSE)
+    assert (calls.silent_s, health.may_be_busy("m", calls)) == (0.0, False)
 
 
 SHORT_S = 0.05
@@ -343,7 +348,8 @@ async def test_a_model_that_answers_other_calls_does_not_hang() -> None:
 
         async def calls() -> None:
             while True:
-                triton.health.calls_of("a", "ModelInfer").answered(0.01, time.monotonic())
+                other = InferenceRequest("a", (), is_probe=True)
+                WatchedCall(other, "ModelInfer", 30.0, (), triton.health).response(RESPONSE)
                 await triton.call("a", SHORT_S)
 
         async with running(calls()), triton.watching("a", "b", may_reload=True, restarts=True):

@@ -235,28 +235,24 @@ DOCUMENT_REQUESTS: dict[Document, Any] = {
 }
 
 
-def document_of(reply: Any) -> dict[str, Any]:
+def document_of(value: Any, field: Any = None) -> Any:
     """Converts the response to one of the ``DOCUMENT_REQUESTS`` to the JSON of Triton's HTTP endpoint.
 
     The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
+    ``field``: the descriptor of the value's field, for a part of the response.
     """
-    return _json_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)  # type: ignore[no-any-return]
-
-
-def _json_of(value: Any, field: Any = None) -> Any:
-    """``field``: the descriptor of the value's field."""
     if isinstance(value, Message):
         return {
-            each.name: _json_of(getattr(value, each.name), each)
+            each.name: document_of(getattr(value, each.name), each)
             for each in value.DESCRIPTOR.fields
             if not each.has_presence or value.HasField(each.name)
         }
     if isinstance(value, Mapping):
         of_value = field.message_type.fields_by_name["value"]
-        return {str(key): _json_of(value[key], of_value) for key in value}
+        return {str(key): document_of(value[key], of_value) for key in value}
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json_of(each, field) for each in value]
+        return [document_of(each, field) for each in value]
     known = None if field.enum_type is None else field.enum_type.values_by_number.get(value)
     return value if known is None else known.name

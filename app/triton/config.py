@@ -1,12 +1,8 @@
 """A model's configuration, from Triton's protobuf message or the text of a ``config.pbtxt``."""
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from google.protobuf.message import Message
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from app.core.model import ModelConfig, SequenceBatching, Step, TensorSpec
@@ -74,46 +70,6 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
             known = _TYPE_BY_OTHER_NAME.get(name.removeprefix("TYPE_")) if kind == "DataType" else None
             text += f"; did you mean '{known}'?" if known else nearest(name, _names_in(kind))
         raise ValueError(text) from exc
-
-
-class Repeat(NamedTuple):
-    """A key that a map has twice. ``step``: of the ensemble, from 1; 0 elsewhere. ``last``: the value that counts."""
-
-    step: int
-    field: str
-    key: str
-    last: str
-
-
-def repeated_keys(text: str) -> list[Repeat]:
-    """The keys that a map of a valid ``config.pbtxt`` has several times with different values."""
-    return list(_repeats(text_format.Parse(text, _with_entries()())))
-
-
-@cache
-def _with_entries() -> type[Message]:
-    """ModelConfig with maps as repeated entries, which keep what a later entry with the same key overwrites."""
-    file = descriptor_pb2.FileDescriptorProto()
-    model_config_pb2.DESCRIPTOR.CopyToProto(file)
-    waiting = list(file.message_type)
-    for message in waiting:
-        message.options.ClearField("map_entry")
-        waiting += message.nested_type
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
-
-
-def _repeats(message: Any, step: int = 0) -> Iterator[Repeat]:
-    for field, value in message.ListFields():
-        entries: dict[str, list[str]] = {}
-        for number, each in enumerate(value if isinstance(value, Sequence) else [value], 1):
-            if field.message_type is not None:
-                yield from _repeats(each, number if field.name == "step" else step)
-            if field.message_type is not None and field.message_type.name.endswith("Entry"):
-                shown = str(getattr(each.value, "string_value", each.value))
-                entries.setdefault(str(each.key), []).append(f"'{' '.join(shown.split())}'")
-        yield from (Repeat(step, field.name, key, all_[-1]) for key, all_ in entries.items() if len(set(all_)) > 1)
 
 
 def _names_in(kind: str) -> list[str]:

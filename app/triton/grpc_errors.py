@@ -236,30 +236,26 @@ def gateway_error_of(grpc_code: str | None, message: str, model: str, *, is_repa
         model: the called model.
         is_repaired: whether the gateway loads a model again whose process died.
     """
-    error = _error_of(grpc_code, message, model, is_repaired=is_repaired)
-    error.upstream = UpstreamError(grpc_code, message)
-    return error
-
-
-def _error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: bool) -> GatewayError:
+    error: GatewayError
+    rows = (row for row in _ERRORS if (row[0] != _OF_GRPC if grpc_code is None else grpc_code in row[0]))
     if is_repaired and grpc_code in {"INTERNAL", None} and _DEAD_PROCESS.search(message):
         text = "The process of a model died; the gateway loads the model again."
-        return ModelNotReady(text, retry_after_s=REPAIR_S, was_answered=True)
-    for codes, pattern, error_of in _ERRORS:
-        is_possible = codes != _OF_GRPC if grpc_code is None else grpc_code in codes
-        if is_possible and (found := pattern.search(message)):
-            return error_of(found)
-    if grpc_code in _FAULT_CODES and (fault := fault_in(message)):
+        error = ModelNotReady(text, retry_after_s=REPAIR_S, was_answered=True)
+    elif known := next((error_of(found) for _, pattern, error_of in rows if (found := pattern.search(message))), None):
+        error = known
+    elif grpc_code in _FAULT_CODES and (fault := fault_in(message)):
         text, _ = _FAULTS[fault.kind]
         is_tensor = fault.kind in _BROKEN_TENSORS
         error = ContractViolation(text, tensor=NO_TENSOR) if is_tensor else ModelError(text)
         error.fault = fault  # app.pipelines.model_errors later adds the step and the tensor
-        return error
-    if grpc_code == "DEADLINE_EXCEEDED":
-        return DeadlineExceeded(f"Model '{model}' did not answer before the deadline.")
-    if grpc_code == "UNAVAILABLE":
-        return UpstreamUnavailable("Triton cannot be reached.")
-    return ModelError(f"Model '{model}' failed.")
+    elif grpc_code == "DEADLINE_EXCEEDED":
+        error = DeadlineExceeded(f"Model '{model}' did not answer before the deadline.")
+    elif grpc_code == "UNAVAILABLE":
+        error = UpstreamUnavailable("Triton cannot be reached.")
+    else:
+        error = ModelError(f"Model '{model}' failed.")
+    error.upstream = UpstreamError(grpc_code, message)
+    return error
 
 
 def is_dead_process(error: GatewayError) -> bool:

@@ -7,14 +7,13 @@ import ast
 import os
 import sys
 import warnings
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.core.files import read_regular_file
-from app.triton.config import Repeat, parse_config, repeated_keys
+from app.triton.config import parse_config
 
 MAX_SCRIPT_BYTES = 1024 * 1024
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -50,13 +49,16 @@ class ModelFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.text = ""
+        """That of the configuration, after it was read."""
 
     @cached_property
     def config(self) -> pb.ModelConfig:
         """Empty if there is no file."""
         path = self.path / CONFIG_FILE
         try:
-            config = parse_config(read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8"))
+            self.text = read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8")
+            config = parse_config(self.text)
         except UnicodeDecodeError as exc:
             raise ValueError(f"{path} cannot be read: it is not UTF-8 text") from exc
         except ValueError as exc:
@@ -69,13 +71,6 @@ class ModelFolder:
         if wires + len(config.input) + len(config.output) > MAX_WIRES:
             raise ValueError(f"{path}:1: more than {MAX_WIRES} tensors, steps and entries of their maps")
         return config
-
-    @property
-    def repeats(self) -> list[Repeat]:
-        """The keys that a map of the configuration has several times."""
-        with suppress(FileNotFoundError):
-            return repeated_keys(read_regular_file(self.path / CONFIG_FILE, MAX_CONFIG_BYTES).decode("utf-8"))
-        return []
 
     @cached_property
     def backend(self) -> str:

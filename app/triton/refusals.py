@@ -9,9 +9,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.core.model import Refusal
@@ -271,9 +274,39 @@ _NO_WORD = re.compile(r"""[\s;|&$`<>()\\"']|^#|\{.*,""")
 
 
 def _repeats(model: ModelFolder) -> Iterator[str]:
-    for step, field, key, last in model.repeats:
-        place = f"step {step} ('{model.config.ensemble_scheduling.step[step - 1].model_name}'): " if step else ""
-        yield f"{place}{field} has the key '{key}' twice; Triton uses only the last, {last}: correct or remove one"
+    """The keys that a map has several times with different values."""
+    steps = model.config.ensemble_scheduling.step
+    waiting: list[tuple[int, Any]] = [(0, text_format.Parse(model.text, _with_entries()()))]
+    for step, message in waiting:  # the step of the ensemble, from 1; 0 elsewhere
+        for field, value in message.ListFields():
+            entries: dict[str, list[str]] = {}
+            for number, each in enumerate(value if isinstance(value, Sequence) else [value], 1):
+                if field.message_type is not None:
+                    waiting.append((number if field.name == "step" else step, each))
+                if field.message_type is not None and field.message_type.name.endswith("Entry"):
+                    shown = str(getattr(each.value, "string_value", each.value))
+                    entries.setdefault(str(each.key), []).append(f"'{' '.join(shown.split())}'")
+            place = f"step {step} ('{steps[step - 1].model_name}'): {field.name}" if step else field.name
+            for key, values in entries.items():
+                if len(set(values)) > 1:
+                    yield (
+                        f"{place} has the key '{key}' twice; Triton uses only the last, {values[-1]}: correct or "
+                        "remove one"
+                    )
+
+
+@cache
+def _with_entries() -> type[Message]:
+    """ModelConfig with maps as repeated entries, which keep what a later entry with the same key overwrites."""
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    waiting = list(file.message_type)
+    for message in waiting:
+        message.options.ClearField("map_entry")
+        waiting += message.nested_type
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
 
 
 RULES = (

@@ -271,7 +271,8 @@ class TritonEngine(InferenceServer):
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
         request = DOCUMENT_REQUESTS[document](name=model, version=version)
-        return document_of(await self._ask(request, model, UnknownModel.named(model, version)))
+        reply = await self._ask(request, model, UnknownModel.named(model, version))
+        return document_of(reply.config if document == "config" else reply)  # type: ignore[no-any-return]
 
     async def reload_model(self, model: str) -> None:
         """Unloads and loads the model. Models that run it are unavailable in the meantime."""

@@ -170,13 +170,10 @@ class RedisStore(StreamStore):
 
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
-        key = Keys(stream_id).stream
-        async with redis_errors(), self._requests.pipeline(transaction=True) as pipe:
-            is_evicted, is_deleted = await pipe.hexists(key, "evicted").delete(key).execute()
-        if is_evicted:
-            raise evicted()
-        if not is_deleted:
-            raise unknown()
+        await self.caller_of(stream_id)
+        async with redis_errors():
+            if not await self._requests.delete(Keys(stream_id).stream):
+                raise unknown()
 
     async def claim_note(self, name: str, note: bytes, keep_s: float) -> bytes | None:
         key = f"{PREFIX}:note:{name}"

@@ -77,18 +77,21 @@ class ScriptedTriton(FakeTriton):
 
 
 class Watched:
-    """An engine over a scripted Triton. ``faults`` and ``restarts``: what the watch found and requested."""
+    """An engine over a scripted Triton. ``restarts``: how many the watch requested."""
 
-    def __init__(self, server: FakeTriton, engine: TritonEngine, health: TritonHealth) -> None:
+    def __init__(self, server: Any, engine: TritonEngine, health: TritonHealth) -> None:
         self.server = server
         self.engine = engine
         self.health = health
+        self.changes: list[tuple[ModelFault, str, int]] = []
+        """The faults that began (1) and ended (-1)."""
+        health._changed = lambda *change: self.changes.append(change)
         self.restarts = 0
         self.restart_helps = True
 
     async def restart(self) -> None:
         self.restarts += 1
-        if self.restart_helps and isinstance(self.server, ScriptedTriton):
+        if self.restart_helps:
             self.server.silent = set()
 
     async def call(
@@ -112,6 +115,10 @@ class Watched:
         restart = self.restart if restarts else None
         async with running(HealthWatch(self.engine, self.health, Samples(*models, **samples), restart).run()):
             yield
+
+    @property
+    def begun(self) -> list[tuple[ModelFault, str]]:
+        return [(fault, model) for fault, model, change in self.changes if change > 0]
 
     @property
     def hung(self) -> list[str]:

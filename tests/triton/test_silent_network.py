@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,27 +74,24 @@ async def measured_here(kind: str, network_s: float, idle_s: float) -> dict[str,
     return found
 
 
+Measure = Callable[..., list[dict[str, float]]]
+
+
 @pytest.fixture
-def measured(require: Require, pytestconfig: pytest.Config) -> "Measure":
+def measured(require: Require, pytestconfig: pytest.Config) -> Measure:
+    """Returns the seconds and the failed calls until the first answer, for each of several concurrent runs."""
     require(all(map(shutil.which, PROGRAMS)), f"there is no {', '.join(PROGRAMS)}: see `make system-packages`")
     require(os.geteuid() == 0, "only root may create a network namespace")
-    return Measure(pytestconfig.rootpath)
+    program = ["unshare", "--net", sys.executable, "-m", "tests.triton.test_silent_network"]
 
-
-class Measure:
-    """Runs this module in a network namespace of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __call__(self, *runs: tuple[str, float, float]) -> list[dict[str, float]]:
-        """Returns the seconds and the failed calls until the first answer, for each of several concurrent runs."""
-        program = ["unshare", "--net", sys.executable, "-m", "tests.triton.test_silent_network"]
+    def measure(*runs: tuple[str, float, float]) -> list[dict[str, float]]:
         running = [
-            subprocess.Popen([*program, *map(str, run)], cwd=self._root, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([*program, *map(str, run)], cwd=pytestconfig.rootpath, stdout=subprocess.PIPE, text=True)
             for run in runs
         ]
         return [json.loads(process.communicate()[0]) for process in running]
+
+    return measure
 
 
 def test_calls_leave_a_silent_connection_and_an_idle_one_is_replaced_before_the_next_call(measured: Measure) -> None:

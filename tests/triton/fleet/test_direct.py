@@ -33,6 +33,8 @@ class Failing(FakeTriton):
         self.codes = list(codes)
         self.is_silent = False
         self.text = "scripted"
+        self.repeats: list[str] = []
+        """The model of each repeated call."""
 
     async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
         while self.is_silent:
@@ -43,22 +45,14 @@ class Failing(FakeTriton):
         return pb.ModelInferResponse()
 
 
-class Calling(Watched):
-    server: Failing
-    repeats: list[str]
-
-    @property
-    def is_open(self) -> bool:
-        return self.health.with_fault(ModelFault.OPEN) == ["m"]
+OPENED, CLOSED = (ModelFault.OPEN, "m", 1), (ModelFault.OPEN, "m", -1)
 
 
 @asynccontextmanager
-async def calling(server: Failing, kind: Kind = "asyncio") -> AsyncIterator[Calling]:
+async def calling(server: Failing, kind: Kind = "asyncio") -> AsyncIterator[Watched]:
     async with watched_triton(server, kind=kind) as triton:
-        found = Calling(server, triton.engine, triton.health)
-        found.repeats = []
-        found.engine.on_repeat = lambda: found.repeats.append("m")
-        yield found
+        triton.engine.on_repeat = lambda: server.repeats.append("m")
+        yield triton
         server.is_silent = False
 
 
@@ -83,7 +77,7 @@ async def test_which_unavailable_requests_are_repeated(text: str, kind: Kind, id
     async with calling(server, kind) as triton:
         with nullcontext() if sent == 2 else pytest.raises(UpstreamUnavailable):
             await triton.engine.infer(request, Deadline.after(5))
-        assert (len(server.requests), len(triton.repeats)) == (sent, sent - 1)
+        assert (len(server.requests), len(server.repeats)) == (sent, sent - 1)
 
 
 async def _refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,16 +122,16 @@ async def test_which_streams_are_repeated(talks: tuple[h2.Talk, ...], repeats: i
 
 class TestBreaker:
     async def test_the_breaker_opens_after_consecutive_failures(self) -> None:
-        async with calling(Failing(grpc.StatusCode.UNAVAILABLE), "grpcio") as triton:
-            changes: list[int] = []
-            triton.health._changed = lambda fault, model, change: changes.append(change)
-            errors = [await triton.call("m") for _ in range(FAILURES)]
-            assert [type(error) for error in errors] == [UpstreamUnavailable] * FAILURES
-            assert (triton.is_open, changes) == (True, [1])
+        failures = [grpc.StatusCode.UNAVAILABLE] * (FAILURES - 1)
+        async with calling(Failing(*failures, GOOD, *failures, GOOD, *failures), "grpcio") as triton:
+            await triton.call("m", times=3 * FAILURES - 1)
+            assert not triton.changes
+            assert isinstance(await triton.call("m"), UpstreamUnavailable)
+            assert triton.changes == [OPENED]
             error = await triton.call("m")
             assert isinstance(error, UpstreamUnavailable)
             assert "several times in a row" in error.detail
-            assert (error.retry_after_s, error.was_sent, triton.repeats) == (1, False, [])
+            assert (error.retry_after_s, error.was_sent, triton.server.repeats) == (1, False, [])
 
     @pytest.mark.parametrize(
         ("code", "text"),
@@ -156,31 +150,17 @@ class TestBreaker:
             await triton.call("m", times=2 * FAILURES)
             assert not triton.health.faults
 
-    async def test_a_success_between_failures_keeps_the_breaker_closed(self) -> None:
-        bad = grpc.StatusCode.UNAVAILABLE
-        codes = [*[bad] * (FAILURES - 1), GOOD, *[bad] * (FAILURES - 1), GOOD]
-        async with calling(Failing(*codes), "grpcio") as triton:
-            await triton.call("m", times=len(codes))
-            assert not triton.health.faults
-
-    async def test_short_deadlines_do_not_open_the_breaker(self) -> None:
-        async with calling(Failing(GOOD)) as triton:
-            await triton.call("m")
-            triton.server.is_silent = True
-            for _ in range(2 * FAILURES):
-                assert isinstance(await triton.call("m", 0.05), DeadlineExceeded)
-            assert not triton.health.faults
-
     async def test_missed_deadlines_open_the_breaker_until_a_probe_succeeds(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(health_module, "FIRST_PROBE_S", 0.02)
-        monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
         async with calling(Failing(GOOD)) as triton:
-            changes: list[int] = []
-            triton.health._changed = lambda fault, model, change: changes.append(change)
             triton.health.models["m"].heard_at = time.monotonic()
             triton.server.is_silent = True
+            for _ in range(2 * FAILURES):
+                assert isinstance(await triton.call("m", 0.05), DeadlineExceeded)
+            assert not triton.health.faults, "these deadlines are shorter than the timeout of the model"
+            monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
             await asyncio.gather(*(triton.call("m", 0.05) for _ in range(FAILURES)))
             assert isinstance(await triton.call("m", 0.05), UpstreamUnavailable)
             before = len(triton.server.requests)
@@ -189,7 +169,7 @@ class TestBreaker:
                 assert isinstance(await triton.call("m"), UpstreamUnavailable)
                 triton.server.is_silent = False
                 await eventually(lambda: not triton.health.faults)
-            assert (await triton.call("m"), changes) == (None, [1, -1])
+            assert (await triton.call("m"), triton.changes) == (None, [OPENED, CLOSED])
 
     @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
     async def test_an_unreachable_triton_is_probed_for_readiness(
@@ -201,7 +181,7 @@ class TestBreaker:
             await triton.call("m", times=FAILURES)
             async with triton.watching(*samples):
                 await asyncio.sleep(0.1)
-                assert triton.is_open
+                assert triton.changes == [OPENED]
                 triton.server.ready["m"] = "READY"
                 await eventually(lambda: not triton.health.faults)
             assert len(triton.server.requests) == FAILURES

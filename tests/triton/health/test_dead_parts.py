@@ -9,14 +9,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from app.core.errors import GatewayError, ModelError, ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.errors import ModelError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.core.model import ModelConfig, Step
 from app.triton.health import health as health_module
 from app.triton.health import health_watch as watch_module
 from app.triton.health.health import ENGINE_RETRY_S, REPEATED, ModelDeclaration, ModelFault, TritonHealth
 from tests.toolkit.triton import FakeTriton, piece
-from tests.toolkit.watches import WITHIN_S, ScriptedTriton, Watched, eventually, watched_triton
+from tests.toolkit.watches import WITHIN_S, Watched, eventually, watched_triton
 
 PATTERNS = ["EngineCore encountered an issue", "EngineDeadError", r"LLM is shutting down"]
 ENGINES = [
@@ -27,24 +27,13 @@ ENGINES = [
 PROCESS = "Stub process 'a_0_0' is not healthy."
 
 
-class Dying(Watched):
-    server: ScriptedTriton
-    deaths: list[tuple[ModelFault, str]]
-
-    async def fails(self, times: int = 1) -> GatewayError | None:
-        return await self.call("a", times=times)
-
-
 @pytest.fixture
-async def dying() -> AsyncIterator[Dying]:
+async def dying() -> AsyncIterator[Watched]:
     """Model ``a`` fails with the message of the test until it is loaded."""
     async with watched_triton(declared=ModelDeclaration(engine_errors=PATTERNS)) as triton:
-        found = Dying(triton.server, triton.engine, triton.health)
-        found.deaths = []
-        found.health._changed = lambda fault, model, change: found.deaths.append((fault, model)) if change > 0 else None
-        found.server.loads_needed = 1
-        await found.engine.model_config("a")
-        yield found
+        triton.server.loads_needed = 1
+        await triton.engine.model_config("a")
+        yield triton
 
 
 DEATHS = [(PROCESS, ModelFault.PROCESS), (ENGINES[0], ModelFault.ENGINE)]
@@ -55,7 +44,7 @@ class TestErrors:
     @pytest.mark.parametrize("message", ENGINES)
     @pytest.mark.parametrize("streamed", [False, True])
     async def test_the_request_that_finds_a_dead_engine_may_be_repeated(
-        self, dying: Dying, message: str, *, streamed: bool
+        self, dying: Watched, message: str, *, streamed: bool
     ) -> None:
         dying.server.message = message
         error = await dying.call(streamed=streamed)
@@ -64,7 +53,7 @@ class TestErrors:
         assert message not in error.detail
 
     @pytest.mark.parametrize("streamed", [False, True])
-    async def test_another_message_stays_an_error_of_the_model(self, dying: Dying, *, streamed: bool) -> None:
+    async def test_another_message_stays_an_error_of_the_model(self, dying: Watched, *, streamed: bool) -> None:
         dying.server.message = "out of memory"
         assert type(await dying.call(streamed=streamed)) is ModelError
         dying.health._declared = lambda _: ModelDeclaration()  # a pipeline without engine_errors
@@ -76,11 +65,11 @@ class TestErrors:
 @each_death
 class TestWithASample:
     @pytest.fixture(autouse=True)
-    def _die(self, dying: Dying, message: str) -> None:
+    def _die(self, dying: Watched, message: str) -> None:
         dying.server.message = message
 
-    async def test_the_model_is_not_called_until_it_is_loaded_again(self, dying: Dying, fault: ModelFault) -> None:
-        await dying.fails()
+    async def test_the_model_is_not_called_until_it_is_loaded_again(self, dying: Watched, fault: ModelFault) -> None:
+        await dying.call()
         text, clause, retry_after_s = {
             ModelFault.PROCESS: ("A process that model 'a' needs has died.", "a process that it needs has died", 1),
             ModelFault.ENGINE: ("The engine of model 'a' has died.", "its engine has died", ENGINE_RETRY_S),
@@ -89,46 +78,46 @@ class TestWithASample:
             await eventually(lambda: dying.dead == ["a"])
             assert not await dying.engine.model_ready("a")
             assert dying.engine.fault("a") == clause
-            error = await dying.fails()
+            error = await dying.call()
             assert isinstance(error, ModelNotReady)
             assert (error.detail, error.retry_after_s, error.was_sent) == (text, retry_after_s, False)
             assert dying.server.control == []
             await dying.engine.reload_model("a")  # somebody loads it
             await eventually(lambda: not dying.dead)
         assert await dying.engine.model_ready("a")
-        assert (await dying.fails(), dying.engine.fault("a"), dying.deaths) == (None, "", [(fault, "a")])
+        assert (await dying.call(), dying.engine.fault("a"), dying.begun) == (None, "", [(fault, "a")])
 
     async def test_with_permission_it_is_loaded_again(
-        self, dying: Dying, fault: ModelFault, caplog: pytest.LogCaptureFixture
+        self, dying: Watched, fault: ModelFault, caplog: pytest.LogCaptureFixture
     ) -> None:
-        await dying.fails()
+        await dying.call()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
-        assert (dying.deaths, await dying.fails()) == ([(fault, "a")], None)
+        assert (dying.begun, await dying.call()) == ([(fault, "a")], None)
         assert await dying.engine.model_ready("a")
         assert "died, " in caplog.text
 
-    async def test_a_text_that_a_sample_disproves_is_no_death(self, dying: Dying, fault: ModelFault) -> None:
+    async def test_a_text_that_a_sample_disproves_is_no_death(self, dying: Watched, fault: ModelFault) -> None:
         """A model may repeat the text of a caller in its error."""
         dying.server.samples_work = True
-        await dying.fails(50)
+        await dying.call(times=50)
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: not dying.health.suspects)
-        assert (dying.deaths, dying.server.control) == ([], [])
+        assert (dying.begun, dying.server.control) == ([], [])
 
-    async def test_loading_a_dead_model_is_retried_with_backoff(self, dying: Dying, fault: ModelFault) -> None:
+    async def test_loading_a_dead_model_is_retried_with_backoff(self, dying: Watched, fault: ModelFault) -> None:
         dying.server.loads_needed = 3
-        await dying.fails()
+        await dying.call()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: bool(dying.dead))
             await eventually(lambda: not dying.dead)
-        assert (dying.server.control, dying.deaths) == (["-a", "+a"] * 3, [(fault, "a")])
+        assert (dying.server.control, dying.begun) == (["-a", "+a"] * 3, [(fault, "a")])
 
     async def test_a_triton_without_model_control_is_reported_once(
-        self, dying: Dying, fault: ModelFault, caplog: pytest.LogCaptureFixture
+        self, dying: Watched, fault: ModelFault, caplog: pytest.LogCaptureFixture
     ) -> None:
         dying.server.refuses_control = True
-        await dying.fails()
+        await dying.call()
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: "--model-control-mode=explicit" in caplog.text)
             await asyncio.sleep(0.2)
@@ -140,48 +129,48 @@ class TestWithASample:
 
 class TestWithoutASample:
     @each_death
-    async def test_repeated_errors_confirm_it(self, dying: Dying, message: str, fault: ModelFault) -> None:
+    async def test_repeated_errors_confirm_it(self, dying: Watched, message: str, fault: ModelFault) -> None:
         dying.server.message = message
         for errors in range(1, REPEATED + 1):
             async with dying.watching():
-                await dying.fails()
+                await dying.call()
                 await asyncio.sleep(0.05)
-            assert dying.deaths == [(fault, "a")] * (errors == REPEATED)
+            assert dying.begun == [(fault, "a")] * (errors == REPEATED)
 
-    async def test_with_permission_it_is_loaded_again(self, dying: Dying) -> None:
+    async def test_with_permission_it_is_loaded_again(self, dying: Watched) -> None:
         dying.server.message = PROCESS
-        await dying.fails(REPEATED)
+        await dying.call(times=REPEATED)
         async with dying.watching(may_reload=True):
             await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
 
-    async def test_an_answer_in_between_disproves_a_dead_engine(self, dying: Dying) -> None:
+    async def test_an_answer_in_between_disproves_a_dead_engine(self, dying: Watched) -> None:
         dying.server.message = ENGINES[0]
         for _ in range(REPEATED):
-            await dying.fails()
+            await dying.call()
             dying.server.loads_needed = 0
-            assert await dying.fails() is None
+            assert await dying.call() is None
             dying.server.loads_needed = 1
         assert not dying.health.suspects
 
-    async def test_one_request_at_a_time_tries_the_engine_again(self, dying: Dying) -> None:
+    async def test_one_request_at_a_time_tries_the_engine_again(self, dying: Watched) -> None:
         dying.server.message = ENGINES[0]
         async with dying.watching():
-            await dying.fails(REPEATED)
-            await eventually(lambda: len(dying.deaths) == 1)
+            await dying.call(times=REPEATED)
+            await eventually(lambda: len(dying.begun) == 1)
             for deaths in (2, 3):
                 await eventually(lambda: not dying.dead)
-                await dying.fails()
-                await eventually(lambda deaths=deaths: len(dying.deaths) == deaths)  # type: ignore[misc]
+                await dying.call()
+                await eventually(lambda deaths=deaths: len(dying.begun) == deaths)  # type: ignore[misc]
             dying.server.loads_needed = 0
             await eventually(lambda: not dying.dead)
-            assert await dying.fails() is None
+            assert await dying.call() is None
             dying.server.loads_needed = 1
-            await dying.fails()
+            await dying.call()
             await asyncio.sleep(0.1)
-        assert len(dying.deaths) == 3
+        assert len(dying.begun) == 3
 
 
-async def test_below_an_ensemble_every_model_is_loaded_again(dying: Dying) -> None:
+async def test_below_an_ensemble_every_model_is_loaded_again(dying: Watched) -> None:
     """The message about an engine names no model."""
     dying.health.learn(config("chain", "a", "other", platform="ensemble"))
     dying.server.message = f"in ensemble 'chain', {ENGINES[0]}"
@@ -248,15 +237,15 @@ class TestSuspicion:
         health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
         assert health.suspects == {"whole": Counter({(ModelFault.PROCESS, "part"): 1})}
 
-    async def test_repeated_errors_name_one_model(self, dying: Dying) -> None:
+    async def test_repeated_errors_name_one_model(self, dying: Watched) -> None:
         dying.health.learn(config("whole", "part", "inner"))
         for stub in ("part_0_0", "part_0_0", "inner_0_0"):
             dying.health.suspect("whole", DEAD.format(stub), time.monotonic())
         async with dying.watching():
             await asyncio.sleep(0.05)
-            assert dying.deaths == []
+            assert dying.begun == []
             dying.health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
-            await eventually(lambda: dying.deaths == [(ModelFault.PROCESS, "part")])
+            await eventually(lambda: dying.begun == [(ModelFault.PROCESS, "part")])
 
     def test_a_dead_step_fails_every_model_that_uses_it(self, health: TritonHealth) -> None:
         health.begin(ModelFault.PROCESS, "part_two")
@@ -294,7 +283,6 @@ class Reading:
     """A stream of model ``m`` that a task reads."""
 
     def __init__(self, triton: Watched) -> None:
-        assert isinstance(triton.server, Server)
         self.server = triton.server
         self.triton = triton
         self.health = triton.health

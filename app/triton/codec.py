@@ -1,4 +1,4 @@
-"""Converts the domain's inference to Triton's protobuf messages and back, and other answers of Triton to JSON; pure.
+"""Converts the domain's inference to Triton's protobuf messages and back, and other answers of Triton; pure.
 
 Tensors travel as raw little-endian bytes (``raw_input_contents``, ``raw_output_contents``), BYTES elements each behind
 a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc_service.proto``.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
+from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.grpc import service_pb2
 
 from app.core.engine import Document
@@ -28,6 +29,7 @@ from app.core.inference import (
     elements_in,
     raw_parts,
 )
+from app.core.model import ModelConfig, SequenceBatching, Step, TensorSpec
 from app.grpc.rpc import Metadata
 from app.shared_memory.leases import Lease, TensorSlot
 from app.triton.connect import MAX_MESSAGE_BYTES
@@ -256,3 +258,61 @@ def document_of(value: Any, field: Any = None) -> Any:
         return [document_of(each, field) for each in value]
     known = None if field.enum_type is None else field.enum_type.values_by_number.get(value)
     return value if known is None else known.name
+
+
+def model_config_of(message: pb.ModelConfig) -> ModelConfig:
+    batching = message.dynamic_batching
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    return ModelConfig(
+        name=message.name,
+        backend=_backend_of(message),
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(
+            TensorSpec(each.name, _datatype_of(each.data_type), tuple(each.dims), each.optional)
+            for each in message.input
+        ),
+        outputs=tuple(TensorSpec(each.name, _datatype_of(each.data_type), tuple(each.dims)) for each in message.output),
+        decoupled=message.model_transaction_policy.decoupled,
+        steps=tuple(
+            Step(
+                model=step.model_name,
+                version="" if step.model_version <= 0 else str(step.model_version),
+                input_map=tuple(sorted(step.input_map.items())),
+                output_map=tuple(sorted(step.output_map.items())),
+            )
+            for step in message.ensemble_scheduling.step
+        ),
+        instance_count=sum(max(group.count, 1) * max(len(group.gpus), 1) for group in message.instance_group) or 1,
+        parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
+        limits_queue=any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies),
+        joins_requests=message.HasField("dynamic_batching"),
+        sequence=_sequence_of(message) if message.HasField("sequence_batching") else None,
+        unjoinable_inputs=tuple(each.name for each in message.input if each.allow_ragged_batch or each.is_shape_tensor),
+        caches_responses=message.response_cache.enable,
+    )
+
+
+def _sequence_of(message: pb.ModelConfig) -> SequenceBatching:
+    batching = message.sequence_batching
+    controls = [control for each in batching.control_input for control in each.control]
+    datatypes = [_datatype_of(each.data_type) for each in controls if each.kind == each.CONTROL_SEQUENCE_CORRID]
+    # A script reads the flags of a request. Triton itself resets the state that it keeps for a model.
+    is_told = any(each.kind == each.CONTROL_SEQUENCE_START for each in controls) or bool(batching.state)
+    return SequenceBatching(
+        datatypes[0] if datatypes else "",
+        batching.iterative_sequence,
+        idle_s=batching.max_sequence_idle_microseconds / 1e6 or SequenceBatching().idle_s,
+        candidates=batching.oldest.max_candidate_sequences,
+        knows_starts=is_told or _backend_of(message) in ("", "python"),
+    )
+
+
+def _backend_of(message: pb.ModelConfig) -> str:
+    if message.HasField("ensemble_scheduling") or message.platform == "ensemble":
+        return "ensemble"
+    return str(message.backend or message.platform)
+
+
+def _datatype_of(data_type: int) -> str:
+    """Returns the name without its prefix, except for TYPE_STRING, which is BYTES in the Open Inference Protocol."""
+    return "BYTES" if data_type == pb.DataType.TYPE_STRING else pb.DataType.Name(data_type).removeprefix("TYPE_")

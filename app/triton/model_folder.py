@@ -5,15 +5,17 @@ Scripts are parsed and never executed.
 
 import ast
 import os
+import re
 import sys
 import warnings
 from functools import cached_property
 from pathlib import Path
 
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.core.files import read_regular_file
-from app.triton.config import parse_config
+from app.core.text import nearest
 
 MAX_SCRIPT_BYTES = 1024 * 1024
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -42,6 +44,41 @@ BACKEND_BY_PLATFORM = {
     "torch_aoti": "torch_aoti",
     "ensemble": "ensemble",
 }
+
+_UNKNOWN_NAME = re.compile(r'"inference\.([A-Za-z.]+)" has no (?:field|value) named "?([A-Za-z0-9_]+)')
+_TYPE_BY_OTHER_NAME = {
+    "BYTES": "TYPE_STRING",
+    "STR": "TYPE_STRING",
+    "TEXT": "TYPE_STRING",
+    "FLOAT": "TYPE_FP32",
+    "FLOAT16": "TYPE_FP16",
+    "FLOAT32": "TYPE_FP32",
+    "FLOAT64": "TYPE_FP64",
+    "DOUBLE": "TYPE_FP64",
+    "HALF": "TYPE_FP16",
+    "BOOLEAN": "TYPE_BOOL",
+    "INT": "TYPE_INT32",
+    "LONG": "TYPE_INT64",
+}
+"""Datatype names of the Open Inference Protocol, numpy and torch -> Triton's name."""
+
+
+def parse_config(text: str) -> pb.ModelConfig:
+    """Parses the text of a ``config.pbtxt``. Raises ValueError with the line of the mistake and the nearest name."""
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as exc:
+        text = str(exc).removesuffix(".")
+        if found := _UNKNOWN_NAME.search(text):
+            kind, name = found.groups()  # a message or an enum, with the outer messages
+            pool = pb.DESCRIPTOR.pool
+            try:
+                names = list(pool.FindMessageTypeByName(f"inference.{kind}").fields_by_name)
+            except KeyError:
+                names = list(pool.FindEnumTypeByName(f"inference.{kind}").values_by_name)
+            known = _TYPE_BY_OTHER_NAME.get(name.removeprefix("TYPE_")) if kind == "DataType" else None
+            text += f"; did you mean '{known}'?" if known else nearest(name, names)
+        raise ValueError(text) from exc
 
 
 class ModelFolder:

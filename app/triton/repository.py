@@ -10,7 +10,7 @@ from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, RepositoryModel
 from app.launcher.launch import ServedRepository
 from app.launcher.machine import RepositoryUnservable
-from app.triton.config import model_config_of
+from app.triton.codec import model_config_of
 from app.triton.model_folder import ModelFolder
 from app.triton.refusals import refusals, unusable_names
 

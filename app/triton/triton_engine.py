@@ -32,8 +32,14 @@ from app.core.model import ModelConfig, ModelState
 from app.grpc.rpc import RpcError, StreamCall, Transport
 from app.shared_memory.leases import Lease, SharedMemory
 from app.triton.cancellation import SELF_END_S, PacedCancels
-from app.triton.codec import DOCUMENT_REQUESTS, RepeatedHeads, document_of, request_message, trace_metadata
-from app.triton.config import model_config_of
+from app.triton.codec import (
+    DOCUMENT_REQUESTS,
+    RepeatedHeads,
+    document_of,
+    model_config_of,
+    request_message,
+    trace_metadata,
+)
 from app.triton.connect import call_control, path_of
 from app.triton.grpc_errors import cause_of_refusal, error_of_call, gateway_error_of, note_lost_sequence
 from app.triton.health.health import ENGINE_RETRY_S, SILENCE_S, ModelFault, TritonHealth

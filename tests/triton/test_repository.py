@@ -7,7 +7,8 @@ import pytest
 
 from app.core.model import RepositoryModel, Step, TensorSpec
 from app.launcher.machine import RepositoryUnservable
-from app.triton.config import model_config_of, parse_config
+from app.triton.codec import model_config_of
+from app.triton.model_folder import parse_config
 from app.triton.repository import RepositoryUnreadable, read_repository, served_repository
 from tests.toolkit.broken_repositories import Repository
 

@@ -171,16 +171,18 @@ def failed(code: grpc.StatusCode, text: str | None) -> RpcError:
     return rpc_error_of(AioRpcError(code, Metadata(), Metadata(), text))
 
 
-def test_a_failed_call_without_a_message_is_a_model_error() -> None:
-    assert type(error_of_call(failed(grpc.StatusCode.INTERNAL, None), "m")) is ModelError
-
-
 @pytest.mark.parametrize(
-    "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
+    ("exc", "error"),
+    [
+        (failed(grpc.StatusCode.INTERNAL, None), ModelError),
+        (rpc_error_of(grpc.aio.UsageError("channel is closed")), UpstreamProtocol),
+        (rpc_error_of(grpc.aio.InternalError("x")), UpstreamProtocol),
+        (DecodeError("x"), UpstreamProtocol),
+    ],
+    ids=["without a message", "usage", "internal", "decoding"],
 )
-def test_errors_of_the_grpc_library_are_protocol_errors(broken: Exception) -> None:
-    exc = broken if isinstance(broken, DecodeError) else rpc_error_of(broken)
-    assert type(error_of_call(exc, "m")) is UpstreamProtocol
+def test_other_errors_of_a_call(exc: RpcError | DecodeError, error: type[GatewayError]) -> None:
+    assert type(error_of_call(exc, "m")) is error
 
 
 NOT_STARTED = (

@@ -252,10 +252,24 @@ class RedisStore(StreamStore):
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _watch(self) -> None:
+        """Sends heartbeats, renews the expiry of streams, and ends streams that were deleted or have no reader."""
         is_away = False
         while True:
             try:
-                await self._heartbeat()
+                await self._heart.set(self._owner_key, 1, px=OWNER_MS)
+                now, streams = time.monotonic(), list(self._streams.values())
+                for owned in streams if now - self._beat_at > OUTAGE_NOTICED_S else ():
+                    # No client could read meanwhile. It may have been a failover that lost terminal events: readers
+                    # may write them again.
+                    if owned.stream is not None:
+                        owned.read_at = now
+                    elif now - owned.read_at < ENDED_S:
+                        owned.is_disowned = True
+                self._beat_at = now
+                for batch in batches(
+                    [each for each in streams if each.stream or each.is_disowned or each.due_at <= now]
+                ):
+                    await self._look_at(batch)
                 if is_away:
                     _log.info("Redis at %s answers again", self._address)
                 is_away = False
@@ -265,22 +279,6 @@ class RedisStore(StreamStore):
                     _log.warning(text, self._address, extra={"error": type(exc.__cause__ or exc).__name__})
                 is_away = True
             await asyncio.sleep(RETRY_PAUSE_S if is_away else HEARTBEAT_S)
-
-    async def _heartbeat(self) -> None:
-        """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""
-        await self._heart.set(self._owner_key, 1, px=OWNER_MS)
-        now, streams = time.monotonic(), list(self._streams.values())
-        if now - self._beat_at > OUTAGE_NOTICED_S:
-            # No client could read meanwhile. It may have been a failover that lost terminal events: readers may write
-            # them again.
-            for owned in streams:
-                if owned.stream is not None:
-                    owned.read_at = now
-                elif now - owned.read_at < ENDED_S:
-                    owned.is_disowned = True
-        self._beat_at = now
-        for batch in batches([each for each in streams if each.stream or each.is_disowned or each.due_at <= now]):
-            await self._look_at(batch)
 
     async def _look_at(self, batch: Sequence[_Owned]) -> None:
         """Running streams, and ended ones that are due or disowned."""

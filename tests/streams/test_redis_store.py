@@ -266,10 +266,8 @@ async def test_a_failed_publisher_ends_its_stream_and_is_logged(
 
 
 class BrokenHeartbeat(RedisStore):
-    async def _heartbeat(self) -> None:
-        if self._streams:
-            raise RuntimeError("a bug")
-        await super()._heartbeat()
+    async def _look_at(self, batch: object) -> None:
+        raise RuntimeError("a bug")
 
 
 async def test_run_raises_unexpected_exceptions_of_the_heartbeat(redis: RedisServer) -> None:

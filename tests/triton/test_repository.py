@@ -18,7 +18,7 @@ input [ { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] },
         { name: "NOTE" data_type: TYPE_STRING dims: 1 optional: true } ]
 output [ { name: "Y" data_type: TYPE_BF16 dims: [ 2 ] } ]
 model_transaction_policy { decoupled: true }
-instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU } ]
+instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU }, { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]
 parameters [ { key: "b" value { string_value: "2" } }, { key: "a" value { string_value: "1" } } ]
 """
 
@@ -37,7 +37,7 @@ def test_a_plain_model() -> None:
     assert (config.name, config.backend, config.max_batch_size) == ("plain", "python", 8)
     assert config.inputs == (TensorSpec("X", "FP32", (-1, 4)), TensorSpec("NOTE", "BYTES", (1,), optional=True))
     assert config.outputs == (TensorSpec("Y", "BF16", (2,)),)
-    assert (config.decoupled, config.is_ensemble, config.instance_count) == (True, False, 3)
+    assert (config.decoupled, config.is_ensemble, config.instance_count) == (True, False, 2 + 1 + 2 * 2)
     assert config.parameters == (("a", "1"), ("b", "2"))
 
 
@@ -159,11 +159,6 @@ def test_declared_calls_are_found(ident: Ident) -> None:
     assert ident.read().calls == {"a", "b"}
 
 
-def test_instances_on_several_gpus_are_counted(ident: Ident) -> None:
-    ident.declare("instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]")
-    assert ident.read().config.instance_count == 4
-
-
 COMPLETE = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [-1] }
@@ -188,8 +183,9 @@ def test_models_are_the_sorted_folders(add_model: AddModel, tmp_path: Path) -> N
     """Triton loads a folder with any name, and does not start if one is no model."""
     for name in ("b", "a", ".c"):
         add_model(name, COMPLETE)
+    add_model("other-script", COMPLETE + 'default_model_filename: "other.py"', file="other.py")
     (tmp_path / "README.md").touch()
-    assert served_repository(tmp_path).models == (".c", "a", "b")
+    assert served_repository(tmp_path).models == (".c", "a", "b", "other-script")
 
 
 @pytest.mark.parametrize(
@@ -248,11 +244,6 @@ def test_the_other_models_are_served_without_ensembles_of_a_refused_one(add_mode
         "inner": "its step 'absent' is not served.",
         "outer": "its step 'inner' is not served.",
     }
-
-
-def test_a_script_may_have_another_name(add_model: AddModel, tmp_path: Path) -> None:
-    add_model("a", COMPLETE + 'default_model_filename: "other.py"', file="other.py")
-    assert served_repository(tmp_path).models == ("a",)
 
 
 def test_a_missing_or_empty_repository_is_an_error(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
 from app.admission.limit import Limit, StreamLimit, ThroughputLimit
-from app.admission.scheduler import Claim, ModelQueue, Quota
+from app.admission.scheduler import ModelQueue, PipelineAdmission, Quota
 from app.core.model import Capacity
 
 
@@ -23,51 +22,6 @@ class Share:
 
 WHOLE = Share()
 """Of the only process."""
-QUEUE = 256
-"""Default limit on the requests that wait for a pipeline at the same time."""
-
-
-class PipelineAdmission:
-    """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
-
-    def __init__(self, admission: "Admission", name: str, model_queue: ModelQueue) -> None:
-        self.name = name
-        self.model_queue = model_queue
-        self.own = Quota()
-        self.per_key: int | None = None
-        self._admission = admission
-        self._by_key: dict[str, Quota] = {}
-        self._claims: dict[str, tuple[Caller, Claim]] = {}
-        self._anyone = Claim(model_queue, (self.own,))
-        self.set_limits()
-
-    def set_limits(self, in_flight: int | None = None, queue: int | None = None, per_key: int | None = None) -> None:
-        """``in_flight`` and ``queue``: of all callers. ``per_key``: the requests of one key that run."""
-        self.per_key, share = per_key, self._admission.share
-        self.own.set_limits(share(in_flight), share(QUEUE if queue is None else queue))
-        self._claims.clear()
-        for quota in self._by_key.values():
-            quota.set_limits(share(per_key), None)
-        self.model_queue.serve_queue()
-
-    def claim_of(self, caller: Caller) -> Claim:
-        """Returns the same object until a limit changes."""
-        if caller is ANYONE and self.per_key is None:
-            return self._anyone
-        known = self._claims.get(caller.id)
-        if known is None or known[0] is not caller:
-            quotas, admission = [self.own], self._admission
-            if caller.limits != NO_OWN_LIMITS:
-                of_caller = admission.callers.setdefault(caller.id, Quota(of_key=True))
-                of_caller.set_limits(admission.share(caller.limits.in_flight), admission.share(caller.limits.queue))
-                quotas.append(of_caller)
-            if self.per_key is not None:
-                of_key = self._by_key.setdefault(caller.id, Quota(of_key=True))
-                of_key.set_limits(admission.share(self.per_key), None)
-                quotas.append(of_key)
-            claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
-            known = self._claims[caller.id] = caller, claim
-        return known[1]
 
 
 class Admission:
@@ -111,7 +65,7 @@ class Admission:
             model_queue.limit = limit
         found = self.pipelines.get((name, model))
         if found is None:
-            found = self.pipelines[name, model] = PipelineAdmission(self, name, model_queue)
+            found = self.pipelines[name, model] = PipelineAdmission(name, model_queue, self.share, self.callers)
         return found
 
     def share(self, total: int | None) -> int | None:

@@ -31,12 +31,6 @@ class Limit:
     def __init__(self, value: int) -> None:
         self.value = value
 
-    def started(self, request: Hashable, now: float) -> None:
-        """Call this when a request gets its slot."""
-
-    def output(self, request: Hashable, now: float) -> None:
-        """Call this when an output of a decoupled model arrives."""
-
     def ended(self, request: Hashable, now: float, error: BaseException | None, *, is_full: bool) -> None:
         """Call this when a request was answered or failed. ``is_full``: whether another one waits for its slot."""
 
@@ -210,9 +204,11 @@ class StreamLimit(Limit):
         self._update()
 
     def started(self, request: Hashable, now: float) -> None:
+        """Call this when a stream gets its slot."""
         self._pending[request] = _Stream(now, len(self._pending) + len(self._producing) + 1)
 
     def output(self, request: Hashable, now: float) -> None:
+        """Call this when an output of a stream arrives."""
         stream = self._producing.get(request)
         if stream is not None:
             stream.last_at = now

@@ -6,22 +6,20 @@ A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, inf
 from time import monotonic
-from types import TracebackType
 
-from app.admission.limit import WEIGHT, Limit, average
+from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
+from app.admission.limit import WEIGHT, Limit, StreamLimit, average
 from app.admission.queue import FairQueue
 from app.core.errors import DeadlineExceeded, TooManyRequests
 from app.core.inference import Deadline
 
 
 class Slot:
-    """The slot of one running request.
-
-    Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op.
-    """
+    """The slot of one running request, until :meth:`leave`."""
 
     __slots__ = ("_has_output", "_is_left", "_limit", "_model_queue", "_quotas", "since")
 
@@ -34,12 +32,14 @@ class Slot:
         model_queue.first_start = min(model_queue.first_start, self.since)
         for quota in quotas:
             quota.running += 1
-        self._limit.started(self, self.since)
+        if isinstance(self._limit, StreamLimit):
+            self._limit.started(self, self.since)
 
     def output(self) -> None:
         """Call this when a response of a decoupled model arrives."""
         now = monotonic()
-        self._limit.output(self, now)
+        if isinstance(self._limit, StreamLimit):
+            self._limit.output(self, now)
         if not self._has_output:
             self._has_output, model_queue = True, self._model_queue
             model_queue.output_s = average(model_queue.output_s, now - self.since)
@@ -50,10 +50,11 @@ class Slot:
         now = monotonic()
         self._model_queue.learn(self, self._limit, now, None)
         self.since, self._has_output = now, False
-        self._limit.started(self, now)
+        if isinstance(self._limit, StreamLimit):
+            self._limit.started(self, now)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Releases the slot. ``error``: the error of the request, if it failed."""
+        """Releases the slot, once. ``error``: the error of the request, if it failed."""
         if self._is_left:
             return
         self._is_left = True
@@ -67,14 +68,6 @@ class Slot:
         for quota in quotas:
             for each in tuple(quota.model_queues):
                 each.serve_queue()
-
-    def __enter__(self) -> "Slot":
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self.leave(exc)
 
 
 UNLIMITED = sys.maxsize
@@ -387,3 +380,53 @@ class ModelQueue:
             error.retry_after_s = self._retry_after_s("")
         if self._queue.size:
             self.serve_queue()
+
+
+QUEUE = 256
+"""Default limit on the requests that wait for a pipeline at the same time."""
+
+
+class PipelineAdmission:
+    """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
+
+    def __init__(
+        self, name: str, model_queue: ModelQueue, share: Callable[[int | None], int | None], callers: dict[str, Quota]
+    ) -> None:
+        """``share``: of this process in a limit. ``callers``: the quotas of callers with limits of their own, by id."""
+        self.name = name
+        self.model_queue = model_queue
+        self.own = Quota()
+        self.per_key: int | None = None
+        self._share, self._callers = share, callers
+        self._by_key: dict[str, Quota] = {}
+        self._claims: dict[str, tuple[Caller, Claim]] = {}
+        self._anyone = Claim(model_queue, (self.own,))
+        self.set_limits()
+
+    def set_limits(self, in_flight: int | None = None, queue: int | None = None, per_key: int | None = None) -> None:
+        """``in_flight`` and ``queue``: of all callers. ``per_key``: the requests of one key that run."""
+        self.per_key, share = per_key, self._share
+        self.own.set_limits(share(in_flight), share(QUEUE if queue is None else queue))
+        self._claims.clear()
+        for quota in self._by_key.values():
+            quota.set_limits(share(per_key), None)
+        self.model_queue.serve_queue()
+
+    def claim_of(self, caller: Caller) -> Claim:
+        """Returns the same object until a limit changes."""
+        if caller is ANYONE and self.per_key is None:
+            return self._anyone
+        known = self._claims.get(caller.id)
+        if known is None or known[0] is not caller:
+            quotas = [self.own]
+            if caller.limits != NO_OWN_LIMITS:
+                of_caller = self._callers.setdefault(caller.id, Quota(of_key=True))
+                of_caller.set_limits(self._share(caller.limits.in_flight), self._share(caller.limits.queue))
+                quotas.append(of_caller)
+            if self.per_key is not None:
+                of_key = self._by_key.setdefault(caller.id, Quota(of_key=True))
+                of_key.set_limits(self._share(self.per_key), None)
+                quotas.append(of_key)
+            claim = Claim(self.model_queue, tuple(quotas), caller.id, caller.priority)
+            known = self._claims[caller.id] = caller, claim
+        return known[1]

@@ -66,13 +66,11 @@ def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
         raise Forbidden("This API key does not allow this model.", hint=hint_of("pipelines"))
 
 
-def allows_pipeline(key: Key | None, name: str) -> bool:
-    """Whether the key allows the pipeline. ``key``: None if no keys are required."""
-    return key is None or key.allows(name)
-
-
 def allows_model(key: Key | None, catalog: Catalog, model: str) -> bool:
-    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model."""
+    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model.
+
+    ``key``: None if no keys are required.
+    """
     if key is None or key.pipelines is None:
         return True
     entries = catalog.entries

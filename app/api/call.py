@@ -12,9 +12,9 @@ from random import choice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import Admission, PipelineAdmission
-from app.admission.scheduler import Claim, Slot
-from app.api.access import allows_pipeline, check_pipeline
+from app.admission.admission import Admission
+from app.admission.scheduler import Claim, PipelineAdmission, Slot
+from app.api.access import check_pipeline
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange, Workload
 from app.core.answer import Answer, Batch, BatchPart, Ending, PartEnd
@@ -47,7 +47,12 @@ class InferenceCall(Struct, eq=False):
 
     def prepared(self, request: InferenceRequest, trace: TraceContext | None) -> InferenceRequest:
         """The request as it is sent."""
-        request = self.target.prepared(request, self.deadline)
+        name = self.target.spec.deadline_parameter
+        if name is not None:  # Triton tells no step the deadline
+            expires_at_ms = round((time.time() + self.deadline.remaining_s()) * 1000)
+            request = replace(request, parameters={**request.parameters, name: expires_at_ms})
+        for layer in self.target.layers:
+            request = layer.extended(request)
         return request if trace is request.trace else replace(request, trace=trace)
 
 
@@ -64,6 +69,8 @@ class Inference:
     admission: Admission = field(default_factory=Admission)
     admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()
     """Are called with each admitted request."""
+    direct: Engine | None = None
+    """The engine without its layers, for requests without extensions."""
     _admissions: dict[tuple[str, str], tuple[Target, Mapping[str, int], PipelineAdmission]] = field(
         default_factory=dict
     )
@@ -113,9 +120,10 @@ class Inference:
 
     def allowed(self, exchange: Exchange) -> Iterator[Pipeline]:
         """The pipelines that can be called, of those that the caller's key allows."""
+        key = exchange.key
         for name, entry in self.catalog.entries.items():
             pipeline = entry.pipeline
-            if pipeline is not None and allows_pipeline(exchange.key, name):
+            if pipeline is not None and (key is None or key.allows(name)):
                 yield pipeline
 
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
@@ -169,17 +177,21 @@ class Inference:
         record.triton_request_id = request.request_id
         started = record.triton_at = time.perf_counter()
         try:
-            with slot:
-                if call.target.config.decoupled or len(call.requests) > 1 or isinstance(answer, Batch):
-                    responses = self.responses_of(call, slot, record.trace, may_share=True)
-                    counts = call.target.config.decoupled and not isinstance(answer, Batch)
-                    ending = await run(answer, responses, slot.output if counts else None)
-                else:
-                    request = call.prepared(request, record.trace)
-                    ending = await run(answer, self.engine.infer(request, call.deadline))
-        except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
-            self.abandon(call)
+            if call.target.config.decoupled or len(call.requests) > 1 or isinstance(answer, Batch):
+                responses = self.responses_of(call, slot, record.trace, may_share=True)
+                counts = call.target.config.decoupled and not isinstance(answer, Batch)
+                ending = await run(answer, responses, slot.output if counts else None)
+            else:
+                request = call.prepared(request, record.trace)
+                engine = self.direct if self.direct is not None and not request.extensions else self.engine
+                ending = await run(answer, engine.infer(request, call.deadline))
+        except BaseException as exc:
+            slot.leave(exc)
+            if isinstance(exc, asyncio.CancelledError | DeadlineExceeded | ContractViolation):
+                self.abandon(call)
             raise
+        else:
+            slot.leave()
         finally:
             record.triton_s = time.perf_counter() - started
             if request.extensions:

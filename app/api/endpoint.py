@@ -270,8 +270,12 @@ class Layer:
     admitted: Callable[[Exchange, Pipeline], None] | None = None
     """Is called with each admitted request. It may set ``on_end`` of the request's record. None if the layer is off."""
 
-    once_of: Callable[[Exchange], Once | None] | None = None
-    """How a request runs that its caller may repeat; None for any other request. Raises InvalidRequest."""
+    once_header = b""
+    """The header of a request that its caller may repeat. Empty if the layer knows none."""
+
+    def once_of(self, exchange: Exchange, value: str) -> Once:
+        """How a request runs that has the ``once_header`` with this value. Raises InvalidRequest."""
+        raise NotImplementedError
 
     def flags_for(self, key: Key | None) -> dict[str, bool]:
         """The members of ``PipelineList``."""

@@ -26,7 +26,7 @@ from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api.access import allows_model, allows_pipeline
+from app.api.access import allows_model
 from app.api.error_table import ERROR_BY_CODE, MEDIA_TYPE, ROW_BY_ERROR, Problem
 from app.api.exchange import Exchange, JsonResponse
 from app.core import errors
@@ -373,7 +373,7 @@ class Documents:
             groups = [each for each in self.groups if key is None or each.dialect is None or key.speaks(each.dialect)]
             entries, models = self.catalog.entries.items(), self.catalog.oip_models.configs
             visible = Visible(
-                [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)],
+                [entry.pipeline for name, entry in entries if entry.pipeline and (key is None or key.allows(name))],
                 [each for each in models if allows_model(key, self.catalog, each.name)],
             )
             document = json_of(document_of(groups, visible, self.layers, needs_keys=self.needs_keys))

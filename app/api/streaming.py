@@ -33,15 +33,6 @@ _FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() f
 """A frame for each event name, with placeholders for the id and the data."""
 
 
-def frame_of(event: Event) -> bytes:
-    """Formats an event with sse-starlette.
-
-    Model output is JSON text on one line, never a dict: sse-starlette turns the keys of a dict into the fields of an
-    event.
-    """
-    return _FRAMES[event.name] % (event.id, event.data)
-
-
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 """sse-starlette patches uvicorn to end streams on a signal, but the gateway's drain lets running streams continue."""
 
@@ -117,8 +108,10 @@ class StreamResponse(Response):
         finally:
             await self._closing()
 
-    frame_of = staticmethod(frame_of)
-    """Renders an event."""
+    @staticmethod
+    def frame_of(event: Event) -> bytes:
+        """Renders an event, whose data is JSON text on one line."""
+        return _FRAMES[event.name] % (event.id, event.data)
 
     def error_of(self, exchange: Exchange) -> type[GatewayError] | None:
         """The error of the terminal event, if the event is an error."""

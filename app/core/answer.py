@@ -4,7 +4,7 @@ The items of a ``Batch`` are the rows of the first dimension of each tensor. The
 views of the request's arrays, and the answers of all parts are joined to one array for each output.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,9 +78,8 @@ class Answer:
             raise error
         return Ending()
 
-    async def end(self, error: GatewayError | None = None) -> Ending:
-        """Returns :meth:`finish`. An answer for which that takes long lets other requests run in the meantime."""
-        return self.finish(error)
+    end: Callable[[GatewayError | None], Awaitable[Ending]] | None = None
+    """Instead of :meth:`finish`, if that takes long: lets other requests run in the meantime."""
 
 
 class BatchPart(Struct, frozen=True, eq=False):

@@ -7,8 +7,9 @@ inference calls: metrics, the tensor log, tracing, the health of models.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -194,15 +195,14 @@ class PipelineLayer:
         """
 
 
+@dataclass(eq=False)
 class ObservedCall:
-    """Observes one inference call. The methods of this base class are no-ops."""
+    """Observes one inference call. ``request``: the one that the engine sends. ``method``: see CallObserver."""
 
-    def __init__(self, request: InferenceRequest) -> None:
-        self.request = request
-        """The request that the engine sends."""
-
-    def response(self, response: InferenceResponse) -> None:
-        """Called for each response."""
+    request: InferenceRequest
+    method: str
+    response: ClassVar[Callable[[Any, InferenceResponse], None] | None] = None
+    """A method that is called with each response, or None."""
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         """Called exactly once at the end. ``code``: the gRPC status, ``CANCELLED`` if the caller disconnected."""

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from select import PIPE_BUF
 
 import orjson
 
 from app.core.engine import ObservedCall
-from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.inference import InferenceResponse
 from app.core.text import shown
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
@@ -227,24 +228,24 @@ def say(line: str) -> None:
 _log = StructuredLogger("triton_gateway.tensors")
 
 
+@dataclass(eq=False)
 class LoggedCall(ObservedCall):
     """Implements ``GATEWAY_LOG_TENSORS=shapes``: observes a call, and logs one line for each response.
 
     A line has the name, datatype and shape of each output with the request id, but no values.
     """
 
-    def __init__(self, request: InferenceRequest, _method: str) -> None:
-        super().__init__(request)
-        self._number = 0
+    number: int = 0
+    """Of the last response."""
 
     def response(self, response: InferenceResponse) -> None:
-        self._number += 1
+        self.number += 1
         if not _log.is_enabled_for(logging.INFO):
             return
         fields = {
             "triton_request_id": self.request.request_id,
             "model": self.request.model,
-            "response": self._number,
+            "response": self.number,
             "tensors": " ".join(f"{each.name}:{each.datatype}{list(each.shape)}" for each in response.outputs.values()),
             "final": response.is_final,
         }

@@ -7,6 +7,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
@@ -17,7 +18,6 @@ from prometheus_client.registry import Collector
 from app.core.answer import Tokens
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome, TooManyRequests
-from app.core.inference import InferenceRequest
 from app.core.json import Schema, enum_of
 from app.observability.log import dropped_lines
 
@@ -243,18 +243,17 @@ class OpenedMetrics:
         self._ended_of(pipeline, reason).inc()
 
 
+@dataclass(eq=False)
 class CountedCall(ObservedCall):
-    """Observes a call; counts it by model and gRPC code, and by address where there are several."""
+    """Counts a call by model and gRPC code, and by ``address``, which is empty if there is one Triton."""
 
-    def __init__(self, metrics: Metrics, address: str, request: InferenceRequest, _method: str) -> None:
-        super().__init__(request)
-        self._metrics = metrics
-        self._address = address
+    metrics: Metrics
+    address: str = ""
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        self._metrics.calls_of(self.request.model, code).inc()
-        if self._address:
-            self._metrics.calls_by_address(self._address, code).inc()
+        self.metrics.calls_of(self.request.model, code).inc()
+        if self.address:
+            self.metrics.calls_by_address(self.address, code).inc()
 
 
 _INDEX_BY_BOUND = {bound: index for index, bound in enumerate([*DURATION_BOUNDS_S, math.inf])}

@@ -4,6 +4,7 @@ Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collec
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -126,25 +127,24 @@ def traced_call(tracer: Tracer, request: InferenceRequest, method: str) -> Obser
     The gateway's internal requests, such as a warm-up, have no trace and get no span.
     """
     if request.trace is None:
-        return ObservedCall(request)
-    return _TracedCall(request, method, tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace))
+        return ObservedCall(request, method)
+    span = tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
+    return _TracedCall(replace(request, trace=span.trace), method, span)
 
 
+@dataclass(eq=False)
 class _TracedCall(ObservedCall):
-    def __init__(self, request: InferenceRequest, method: str, span: Span) -> None:
-        super().__init__(replace(request, trace=span.trace))
-        self._method = method
-        self._span = span
+    span: Span
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         attributes = {
             "rpc.system.name": "grpc",
-            "rpc.method": f"inference.GRPCInferenceService/{self._method}",
+            "rpc.method": f"inference.GRPCInferenceService/{self.method}",
             "rpc.response.status_code": code,
             "triton.model_name": self.request.model,
             "triton.request_id": self.request.request_id,
         }
-        self._span.end(attributes, error=code if error else None)
+        self.span.end(attributes, error=code if error else None)
 
 
 def tracer_of(url: str | None, version: str) -> Tracer:

@@ -6,19 +6,17 @@ the request to the model.
 
 import copy
 import dataclasses
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
-from msgspec.structs import replace
 
 from app.codecs.kinds import agree, declared_shape, encoded_json, is_one_content, kind_fits, shape_text
 from app.core.engine import PipelineLayer
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest
-from app.core.inference import DTYPE_BY_DATATYPE, Deadline, Extension, InferenceRequest, Parameter, Tensor, bytes_array
+from app.core.inference import DTYPE_BY_DATATYPE, Extension, InferenceRequest, Parameter, Tensor, bytes_array
 from app.core.model import (
     Capacity,
     ModelConfig,
@@ -82,16 +80,6 @@ class Target:
     def stream_terms(self) -> StreamSpec:
         """The limits of a stream, also for one that is not declared."""
         return self.spec.stream or STREAM_DEFAULTS
-
-    def prepared(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
-        """The request as it is sent."""
-        name = self.spec.deadline_parameter
-        if name is not None:  # Triton tells no step the deadline
-            expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
-            request = replace(request, parameters={**request.parameters, name: expires_at_ms})
-        for layer in self.layers:
-            request = layer.extended(request)
-        return request
 
 
 class Pipeline(Target):

@@ -342,9 +342,9 @@ async def run(
                     answer.add(response)
                     if answer.has_enough:
                         break
-        return await answer.end()
+        return answer.finish() if answer.end is None else await answer.end(None)
     except GatewayError as exc:
-        return await answer.end(exc)
+        return answer.finish(exc) if answer.end is None else await answer.end(exc)
 
 
 LONGEST_MESSAGE = 4096

@@ -178,6 +178,7 @@ async def open_gateway(
             Canceller(engine),
             tracer,
             admission=admission,
+            direct=engine,
         )
         limits = Limits(
             settings.max_body_bytes,

@@ -202,7 +202,8 @@ async def _run_gateway(
     _log.info("draining", extra={"in_flight": len(workload.running), "drain_s": settings.drain_s})
     workload.start_draining()
     await first_of(workload.idle(), supervisor.hurried.wait(), timeout_s=settings.drain_s)
-    workload.end_all(Draining("The gateway is shutting down."))
+    for work in list(workload.running):
+        work.end(Draining("The gateway is shutting down."))
     await first_of(workload.idle(), timeout_s=LAST_BYTES_S)
 
 

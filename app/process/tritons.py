@@ -218,7 +218,7 @@ class Servers:
         settings, triton, metrics = self.settings, self.triton, self.metrics
         is_single = triton.is_single
         health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.repairs_triton)
-        observers: list[CallObserver] = [partial(CountedCall, metrics, "" if is_single else address)]
+        observers: list[CallObserver] = [partial(CountedCall, metrics=metrics, address="" if is_single else address)]
         if settings.traces_url is not None:
             observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":

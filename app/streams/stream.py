@@ -374,7 +374,8 @@ class Stream(ABC):
 
     async def _finish(self, error: GatewayError | None = None) -> None:
         try:
-            ending = await self.answer.end(error)
+            answer = self.answer
+            ending = answer.finish(error) if answer.end is None else await answer.end(error)
             for values in ending.outputs:
                 self._append("output", json_of(values))
         except GatewayError as exc:

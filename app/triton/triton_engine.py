@@ -96,7 +96,8 @@ class WatchedCall:
             self._has_response = True
             self._answered(now)
         for each in self._observed:
-            each.response(response)
+            if each.response is not None:
+                each.response(response)
 
     def _answered(self, now: float) -> None:
         """An answer closes the breaker, also that of a canary or of an older call."""

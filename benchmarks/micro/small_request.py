@@ -78,7 +78,7 @@ def parts() -> dict[str, Part]:
     answer = message.SerializeToString()
     quick: Any = _AnsweringEngine(response)
     transport: Any = _AnsweringTransport(answer)
-    engine = TritonEngine(transport, [partial(CountedCall, Metrics("0"), "")])
+    engine = TritonEngine(transport, [partial(CountedCall, metrics=Metrics("0"))])
     deadline = Deadline.after(1e6)
     from_bytes = service_pb2.ModelInferResponse.FromString
     heads = RepeatedHeads()

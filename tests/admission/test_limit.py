@@ -9,10 +9,10 @@ from math import ceil
 
 import pytest
 
-from app.admission.admission import Admission, PipelineAdmission, Share
+from app.admission.admission import Admission, Share
 from app.admission.keys import ANYONE
 from app.admission.limit import COLD_STREAMS, STREAMS, Limit, StreamLimit, ThroughputLimit
-from app.admission.scheduler import Slot
+from app.admission.scheduler import PipelineAdmission, Slot
 from app.core.errors import TooManyRequests
 from app.core.inference import Deadline
 from app.core.model import Capacity
@@ -213,9 +213,9 @@ async def burst(
             except TooManyRequests as exc:
                 each.refusals.append(exc.retry_after_s or 0)
                 await asyncio.sleep(exc.retry_after_s or 0)
-        with slot:
-            each.start = time()
-            each.first = await model.run(slot)
+        each.start = time()
+        each.first = await model.run(slot)
+        slot.leave()
 
     await asyncio.gather(*(ask(each, pipelines[number % len(pipelines)]) for number, each in enumerate(seen)))
     return seen

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.admission import Admission, PipelineAdmission, Share
+from app.admission.admission import Admission, Share
 from app.admission.keys import ANYONE, Caller, CallerLimits
-from app.admission.scheduler import Slot
+from app.admission.scheduler import PipelineAdmission, Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.core.model import Capacity
@@ -64,10 +64,9 @@ class TestSlots:
         assert (await waiting).since > first.since
         assert (pipeline.own.running, pipeline.own.waiting) == (2, 0)
 
-    async def test_a_failed_block_releases_its_slot_once(self, pipeline: PipelineAdmission) -> None:
+    async def test_a_failed_request_releases_its_slot_once(self, pipeline: PipelineAdmission) -> None:
         slot = await entered(pipeline)
-        with pytest.raises(UpstreamUnavailable), slot:
-            raise UpstreamUnavailable("away")
+        slot.leave(UpstreamUnavailable("away"))
         slot.leave(TimeoutError())
         assert pipeline.model_queue.running == 0
 
@@ -81,12 +80,14 @@ class TestSlots:
         await turn()
         assert waiting.done() is not waits
 
-    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, pipeline: PipelineAdmission) -> None:
+    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self) -> None:
+        admission = Admission()
+        pipeline = pipeline_of(admission)
         for _ in range(2):
             await entered(pipeline)
         waiting = entering(pipeline)
         await turn()
-        pipeline._admission.of("p", "m", Capacity(), 3)
+        admission.of("p", "m", Capacity(), 3)
         pipeline.set_limits(3)
         await asyncio.wait_for(waiting, 1)
 

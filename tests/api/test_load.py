@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.admission.limit import Limit
+from app.admission.limit import StreamLimit
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
@@ -107,7 +107,7 @@ class TestEveryDialect:
     async def test_excess_requests_are_429_and_never_reach_triton(
         self, api: Served, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("app.admission.admission.QUEUE", 1)
+        monkeypatch.setattr("app.admission.scheduler.QUEUE", 1)
         model, path, body = REQUESTS[kind]
         scripted(api, model, pause_s=0.2)
         first = [post(api, path, body) for _ in range(2 if model == "reader" or path.startswith("/v2") else 1)]
@@ -334,12 +334,13 @@ class TestALargeRequest:
         assert len(large.engine.requests) == sent < 400
 
 
-class Spy(Limit):
+class Spy(StreamLimit):
     """Records what the limit of a model is told."""
 
     def __init__(self) -> None:
-        super().__init__(8)
+        super().__init__(1, 1)
         self.calls: list[str] = []
+        self.value = 8
 
     def started(self, request: Hashable, now: float) -> None:
         self.calls.append("started")

@@ -1,5 +1,6 @@
 """The routes of pipelines: answers, early exits, errors and streams, and their metrics."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -170,8 +171,22 @@ SUMS = [
     model("X FP32 [1]", "Y FP32 [1]", name="strict"),
 ]
 sums = gateway_fixture(
-    "pipelines: {traced: {model: traced}, strict: {model: strict}}", *SUMS, answers=[response(tensor("Y", "FP32", [1]))]
+    "pipelines: {traced: {model: traced}, strict: {model: strict, deadline_parameter: until_ms}}",
+    *SUMS,
+    answers=[response(tensor("Y", "FP32", [1]))],
 )
+
+
+async def test_the_deadline_is_sent_as_the_declared_parameter(sums: Served) -> None:
+    for name in ("strict", "traced"):
+        before_ms = time.time() * 1000
+        await sums.client.post(f"/v1/pipelines/{name}", json={"X": [1]}, headers={"X-Request-Timeout": "10"})
+        parameters = sums.engine.requests[-1].parameters
+        if name == "traced":
+            assert not parameters
+            continue
+        assert before_ms + 9_000 < parameters["until_ms"] < before_ms + 20_000
+        assert type(parameters["until_ms"]) is int
 
 
 @pytest.mark.parametrize("name", ["traced", "strict"])

@@ -15,7 +15,7 @@ from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
 
 from app.api.bodies import Limits
-from app.api.streaming import PING, RETRY, StreamResponse, frame_of
+from app.api.streaming import PING, RETRY, StreamResponse
 from app.core.errors import GatewayError
 from app.routes import create_app
 from app.streams.store import MemoryStore
@@ -28,6 +28,7 @@ from tests.toolkit.exchange import FakeConnection, connected, exchange_with, not
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.waiting import until
 
+frame_of = StreamResponse.frame_of
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 
 

@@ -194,7 +194,7 @@ def test_a_failure_is_logged_as_a_warning(
 
 
 def test_a_call_is_counted_by_model_and_code(metrics: Metrics) -> None:
-    CountedCall(metrics, "", InferenceRequest("m", ()), "ModelInfer").ended("CANCELLED", None)
+    CountedCall(InferenceRequest("m", ()), "ModelInfer", metrics).ended("CANCELLED", None)
     assert sample(metrics, "triton_calls_total", model="m", code="CANCELLED") == 1
 
 

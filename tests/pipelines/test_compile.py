@@ -1,6 +1,5 @@
 """Declarations are checked, and compiled against their models."""
 
-import time
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from app.admission.admission import WHOLE, Share
 from app.api.sessions.open_sessions import new_sequence_id, terms_of
 from app.config.document import Section
 from app.core.errors import InvalidInput, InvalidRequest
-from app.core.inference import Deadline
 from app.core.model import ModelConfig, SequenceBatching, sequence_ids_of
 from app.pipelines.file import derived_spec
 from app.pipelines.mismatch import PipelineMismatch
@@ -283,17 +281,6 @@ def test_a_pipeline_without_streams_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest):
         pipeline(TWO_INPUTS).stream_spec()
     assert pipeline(TWO_INPUTS, stream=True).stream_spec().progress_s == 30
-
-
-def test_the_deadline_is_sent_as_the_declared_parameter() -> None:
-    p = pipeline(TWO_INPUTS, deadline_parameter="until_ms", parameters={"n": {"type": "integer"}})
-    request = p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}')
-    before_ms = time.time() * 1000
-    parameters = p.prepared(request, Deadline.after(10)).parameters
-    assert parameters["n"] == 4
-    assert before_ms + 9_000 < parameters["until_ms"] < before_ms + 20_000
-    assert type(parameters["until_ms"]) is int
-    assert pipeline(TWO_INPUTS).prepared(request, Deadline.after(10)) is request
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "n"])

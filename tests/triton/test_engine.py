@@ -55,7 +55,7 @@ class Calls(list[tuple[str, str]]):
             def ended(self, code: str, error: GatewayError | None) -> None:
                 calls.append((request.model, code))
 
-        return Kept(request)
+        return Kept(request, method)
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ def test_each_observer_gets_the_previous_observers_request() -> None:
 
     def rename(model: str, request: InferenceRequest, method: str) -> ObservedCall:
         notices.append(f"{model} started {request.model}")
-        return Renamed(structs.replace(request, model=model))
+        return Renamed(structs.replace(request, model=model), method)
 
     observers = [partial(rename, "a"), partial(rename, "b")]
     with WatchedCall(InferenceRequest("m", ()), "ModelInfer", 30.0, observers, TritonHealth()) as call:

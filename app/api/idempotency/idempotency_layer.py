@@ -186,6 +186,7 @@ class Idempotency(Layer):
     """The answers of unary requests are kept in this process, the starts of streams where the streams are."""
 
     headers = ("Idempotency-Key",)
+    once_header = b"idempotency-key"
 
     def __init__(self) -> None:
         self.answers = Repeats(ANSWER_LIMITS)
@@ -197,16 +198,13 @@ class Idempotency(Layer):
         parameters = [*operation.parameters, _HEADER]
         return replace(operation, parameters=parameters, errors=(*operation.errors, IdempotencyKeyReused))
 
-    def once_of(self, exchange: Exchange) -> Once | None:
+    def once_of(self, exchange: Exchange, value: str) -> Once:
         """Raises InvalidRequest for a key that is empty, too long or not printable ASCII."""
-        key = exchange.header(b"idempotency-key")
-        if key is None:
-            return None
-        if not (0 < len(key) <= MAX_LENGTH and key.isascii() and key.isprintable()):
+        if not (0 < len(value) <= MAX_LENGTH and value.isascii() and value.isprintable()):
             text = f"Idempotency-Key must have 1 to {MAX_LENGTH} printable ASCII characters."
             raise InvalidRequest(text, hint="Use a UUID.")
         caller = exchange.record.key
-        return _Once(self, exchange, caller, f"{len(caller)}:{caller}:{key}")
+        return _Once(self, exchange, caller, f"{len(caller)}:{caller}:{value}")
 
 
 @dataclass(slots=True, eq=False)

@@ -160,7 +160,7 @@ class OipEndpoints:
                 lambda body: parse_request(body, json_bytes, signature, version), body, exchange, call.deadline
             )
             if json_bytes == len(body):
-                exchange.forget_body()  # the tensors were copied, and the answer needs memory too
+                exchange.body_memory = None  # the tensors were copied, and the answer needs memory too
         del body
         response = await self._only_response(exchange, call, parsed.inference)
         await send_answer(exchange, parsed, response)
@@ -205,7 +205,7 @@ class OipEndpoints:
         signature, call = self._begin(exchange, found["model"], transport)
         version, body = version_of(found), await self._content_of(exchange)
         parsed = await off_loop(lambda body: generation_of(body, signature, version), body, exchange, call.deadline)
-        exchange.forget_body()
+        exchange.body_memory = None
         return call, parsed
 
     def _begin(self, exchange: Exchange, model: str, transport: str) -> tuple[Signature, InferenceCall]:

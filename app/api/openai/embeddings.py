@@ -64,7 +64,7 @@ class EmbeddingsRoute(Door[EmbeddingsForm]):
         call = self.inference.call(exchange, named.pipeline, exchange.deadline(named.pipeline.timeout_s))
         batch = await off_loop(lambda _body: batch_of(named), named.body, exchange, call.deadline)
         call.requests, call.answer = batch.requests, batch
-        exchange.forget_body()
+        exchange.body_memory = None
         return call, batch
 
 

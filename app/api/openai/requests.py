@@ -20,7 +20,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from app.admission.keys import Key
-from app.api.access import allows_pipeline, check_pipeline
+from app.api.access import check_pipeline
 from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
 from app.api.call import Inference
 from app.api.endpoint import Found
@@ -296,7 +296,7 @@ class OpenAIModels:
 
 def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
     """The ids of the models whose pipeline is known, and that the key allows."""
-    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if allows_pipeline(key, name))
+    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if key is None or key.allows(name))
     served = [each for each in pipelines if each is not None and each.openai is not None]
     return [model for each in served for model in ids_of(each)]
 

@@ -252,7 +252,7 @@ class TextRoute(Door[TextForm], ABC):
         is_slow = has_schema or (options.counter is not None and len(named.body) > COUNTED_AT_ONCE)
         call.requests, call.answer = await off_loop(convert, largest, exchange, deadline, is_slow=is_slow)
         call.problem_of = openai_error_of
-        exchange.forget_body()
+        exchange.body_memory = None
         return call, options.stream
 
     def take_options(self, members: Members, form: TextForm) -> TextOptions:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from app.api.access import allows_pipeline, check_pipeline
+from app.api.access import check_pipeline
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Found, Layer
@@ -175,7 +175,7 @@ class CatalogEndpoints:
         """
         key, catalog = exchange.key, self._catalog
         catalog.check_known()
-        allowed = [name for name in catalog.entries if allows_pipeline(key, name)]
+        allowed = [name for name in catalog.entries if key is None or key.allows(name)]
         listed = [self._with_flags(name, PipelineSummary(**self._named(name))) for name in allowed]
         flags = {name: value for layer in self.layers for name, value in layer.flags_for(key).items()}
         return JsonResponse({"pipelines": listed, **flags})
@@ -253,7 +253,7 @@ class CatalogEndpoints:
         Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.
         """
         key, known = exchange.key, await self._statistics.current()
-        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
+        allowed = [name for name in self._catalog.entries if key is None or key.allows(name)]
         return JsonResponse(
             replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
         )

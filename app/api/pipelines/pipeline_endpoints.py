@@ -6,7 +6,7 @@ query string.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from app.api.bodies import (
     read_json_of_any,
 )
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, Found, Layer, Once, check_socket_origin
+from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
@@ -90,8 +90,7 @@ class PipelineEndpoints:
     _sockets_of_key: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        of_layers = (layer.once_of for layer in self.layers if layer.once_of is not None)
-        self._once_of: Callable[[Exchange], Once | None] = next(of_layers, lambda _exchange: None)
+        self._repeats = next((each for each in self.layers if each.once_header), Layer())
 
     async def run_pipeline(self, exchange: Exchange, found: Found) -> None:
         """Run a pipeline.
@@ -100,7 +99,8 @@ class PipelineEndpoints:
         file may be its bytes.
         """
         pipeline = self.inference.admit(exchange, found["name"], "unary")
-        once = self._once_of(exchange)
+        value = exchange.header(self._repeats.once_header)
+        once = None if value is None else self._repeats.once_of(exchange, value)
         call = self.inference.begin(exchange, pipeline, pipeline.timeout_s)
         request = await read_inference(exchange, pipeline, self.limits, call.deadline)
         call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=True)
@@ -142,7 +142,8 @@ class PipelineEndpoints:
         record.transport = "stream"
         store, inference, limits = self._store(), self.inference, self.limits
         inference.workload.begin(exchange)
-        once, body, is_first = self._once_of(exchange), memoryview(b""), False
+        value, body, is_first = exchange.header(self._repeats.once_header), memoryview(b""), False
+        once = None if value is None else self._repeats.once_of(exchange, value)
 
         async def read() -> memoryview:
             streamed = (each for each in inference.allowed(exchange) if each.spec.stream is not None)
@@ -344,7 +345,7 @@ async def read_inference(
         check_no_query(exchange)
         read = partial(_request_of_form, pipeline, content_type) if is_form else pipeline.request_of_json
         request = await off_loop(read, await read_body(exchange, limits), exchange, deadline)
-        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
+        exchange.body_memory = None  # the tensors were copied, and the answer needs memory too
         return request
     if is_file_type(media_type):
         file = file_field_of(pipeline)

@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import PipelineAdmission, Share
+from app.admission.admission import Share
 from app.admission.keys import ANYONE, Caller
+from app.admission.scheduler import PipelineAdmission
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of

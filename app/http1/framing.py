@@ -1,7 +1,6 @@
-"""Checks a request's head, and finds the end of its body (RFC 9112, section 6). No I/O."""
+"""Reads a chunked body (RFC 9112, section 7.1). No I/O."""
 
 import re
-from collections.abc import Sequence
 from typing import Protocol
 
 from app.core.errors import HeadersTooLarge, InvalidRequest
@@ -13,7 +12,6 @@ CHUNKS_AT_ONCE = 1024
 FRAMING_PER_BYTE = 8
 """Bytes of framing that each byte of data allows. A chunk of one byte needs five."""
 
-Header = tuple[bytes, bytes]
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;%b(?:=(?:%b|%b))?)*\r\n" % (_TOKEN, _TOKEN, _QUOTED))
@@ -102,40 +100,3 @@ def _matching(pattern: re.Pattern[bytes], line: bytes) -> re.Match[bytes]:
     if match is None:
         raise InvalidRequest("The chunked body is not valid HTTP.")
     return match
-
-
-MAX_HEAD_BYTES = 16 * 1024
-END_OF_HEAD = b"\r\n\r\n"
-VERSIONS = {"1.0", "1.1"}
-
-_HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
-
-
-def length_of_body(version: str, headers: Sequence[Header]) -> int | None:
-    """Returns the length of a request's body, for headers with names in lower case; None for a chunked body.
-
-    Makes the checks of a head that the parser lacks. Raises InvalidRequest if two servers could disagree about the
-    request's host or its end.
-    """
-    if version not in VERSIONS:
-        raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")
-    hosts: list[bytes] = []
-    lengths: list[bytes] = []
-    encodings: list[bytes] = []
-    wanted = {b"host": hosts, b"content-length": lengths, b"transfer-encoding": encodings}
-    for name, value in headers:
-        if name in wanted:
-            wanted[name].append(value.strip(b" \t"))
-    if len(hosts) > 1 or (not hosts and version != "1.0"):
-        raise InvalidRequest("The request must have exactly one Host header.")
-    if hosts and not _HOST.fullmatch(hosts[0]):
-        raise InvalidRequest("The Host header is not a valid host.")
-    if encodings:
-        if version == "1.0" or lengths or [encoding.lower() for encoding in encodings] != [b"chunked"]:
-            raise InvalidRequest("The only Transfer-Encoding is 'chunked', in HTTP/1.1, without a Content-Length.")
-        return None
-    if not lengths:
-        return 0
-    if len(lengths) > 1 or not lengths[0].isdigit():
-        raise InvalidRequest("The request must have one Content-Length, a number.")
-    return int(lengths[0])

@@ -5,6 +5,7 @@ incomplete head nor the bytes after a body.
 """
 
 import asyncio
+import re
 import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,10 +28,14 @@ from app.core.errors import (
 )
 from app.core.inference import new_request_id
 from app.http1.closing import INTERIM_ANSWER, ClosingProtocol, LazyEvent, has_event
-from app.http1.framing import END_OF_HEAD, MAX_HEAD_BYTES, BodySink, ChunkedBody, Header, length_of_body
+from app.http1.framing import BodySink, ChunkedBody
 from app.http1.websocket import SocketTerms, WebSocket
 
 T = TypeVar("T")
+Header = tuple[bytes, bytes]
+MAX_HEAD_BYTES = 16 * 1024
+END_OF_HEAD = b"\r\n\r\n"
+VERSIONS = {"1.0", "1.1"}
 HEAD_TIMEOUT_S = 5.0
 HEAD_BYTES = 16 * 1024
 """The most bytes that are received with a head. The application must see the head before it has memory for the body."""
@@ -48,6 +53,7 @@ SHORTEST_IDLE_S = 0.1
 """A connection that is idle for less is not closed for a new one: its next request may be on its way."""
 SHORTEST_IDLE_WEBSOCKET_S = 1.0
 """The same for a WebSocket."""
+_HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
 
 
 @dataclass(slots=True, eq=False)
@@ -524,3 +530,33 @@ class HttpConnection(ClosingProtocol):
 def _refusal_of(error: httptools.HttpParserError) -> GatewayError:
     cause = error.__context__
     return cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP.")
+
+
+def length_of_body(version: str, headers: Sequence[Header]) -> int | None:
+    """Returns the length of a request's body, for headers with names in lower case; None for a chunked body.
+
+    Makes the checks of a head that the parser lacks. Raises InvalidRequest if two servers could disagree about the
+    request's host or its end.
+    """
+    if version not in VERSIONS:
+        raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")
+    hosts: list[bytes] = []
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    wanted = {b"host": hosts, b"content-length": lengths, b"transfer-encoding": encodings}
+    for name, value in headers:
+        if name in wanted:
+            wanted[name].append(value.strip(b" \t"))
+    if len(hosts) > 1 or (not hosts and version != "1.0"):
+        raise InvalidRequest("The request must have exactly one Host header.")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise InvalidRequest("The Host header is not a valid host.")
+    if encodings:
+        if version == "1.0" or lengths or [encoding.lower() for encoding in encodings] != [b"chunked"]:
+            raise InvalidRequest("The only Transfer-Encoding is 'chunked', in HTTP/1.1, without a Content-Length.")
+        return None
+    if not lengths:
+        return 0
+    if len(lengths) > 1 or not lengths[0].isdigit():
+        raise InvalidRequest("The request must have one Content-Length, a number.")
+    return int(lengths[0])

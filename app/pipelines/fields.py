@@ -369,7 +369,7 @@ class OutputField:
                     "holds each of them.",
                 )
             array = converted
-        if not fits(array.shape, self._dims):
+        if array.shape != self._dims and not fits(array.shape, self._dims):
             shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
             if shape is None:
                 raise self.other_shape(array.shape)

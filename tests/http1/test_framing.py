@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.core.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from app.http1.framing import CHUNKS_AT_ONCE, FRAMING_PER_BYTE, MAX_FRAMING_BYTES, ChunkedBody, length_of_body
+from app.http1.framing import CHUNKS_AT_ONCE, FRAMING_PER_BYTE, MAX_FRAMING_BYTES, ChunkedBody
+from app.http1.protocol import length_of_body
 
 HOST = (b"host", b"gateway.example:8080")
 HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from app.http1 import closing, protocol
-from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
-from app.http1.protocol import MAX_AHEAD_BYTES
+from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
+from app.http1.protocol import MAX_AHEAD_BYTES, MAX_HEAD_BYTES
 from tests.http1.conftest import LIMIT, Application
 from tests.toolkit.listener import ask, connected, listening, problem, read_answer, request, sent_and_received
 from tests.toolkit.waiting import until

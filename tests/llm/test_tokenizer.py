@@ -74,15 +74,6 @@ def test_an_unusable_file_is_reported_with_its_key(tmp_path: Path, files: dict[s
     assert error_of(tmp_path).startswith(expected.replace("{folder}", str(tmp_path)))
 
 
-def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "llama") == f"'{tmp_path / 'llama'}' is not a folder"
-
-
-def test_a_template_that_is_not_a_regular_file_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").mkdir()
-    assert error_of(tmp_path).startswith("chat_template.jinja cannot be read: ")
-
-
 def test_the_template_of_a_processor_goes_before_the_configuration(tmp_path: Path) -> None:
     config = {"chat_template": "configuration", "eos_token": "</s>"}
     folder = read_folder(write(tmp_path, tokenizer_config__json=config, chat_template__json={"chat_template": "json"}))
@@ -115,13 +106,6 @@ def test_threads_load_the_tokenizer_once(tmp_path: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(count, ["a list"] * 100)) == [2] * 100
     assert loaded == [tmp_path / "tokenizer.json"]
-
-
-def test_a_broken_tokenizer_is_reported_when_it_is_read(tmp_path: Path) -> None:
-    count = read_folder(write(tmp_path, chat_template__jinja="x", tokenizer__json="{}")).count_tokens
-    assert count is not None
-    with pytest.raises(ValueError, match=r"^tokenizer\.json cannot be read: "):
-        count.load()
 
 
 def test_tokens_are_not_counted_without_the_file_or_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

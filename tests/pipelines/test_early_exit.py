@@ -114,12 +114,6 @@ def test_the_first_rule_that_holds_wins(
     assert bool(several) is bool(found)
 
 
-def test_a_matching_message_with_another_code_gets_a_hint() -> None:
-    error = UpstreamError("INTERNAL", "in ensemble 'ocr', " + MARKER)
-    assert rules(EXACT).reason_but_for_code(error, RID) == "no_text"
-    assert rules(EXACT).reason_but_for_code(UpstreamError("INTERNAL", "x" + MARKER), RID) is None
-
-
 SPOOFS = [
     f"{MARKER}\n",
     f"{MARKER}\r",

@@ -123,11 +123,12 @@ def test_a_rule_names_a_field_of_the_pipeline() -> None:
         pipeline(CONFIG, refusals=[{"message_pattern": "x", "code": "invalid_input", "field": "text_inputs"}])
 
 
-def test_the_message_of_an_early_exit_with_another_code_gets_a_hint() -> None:
+@pytest.mark.parametrize(("message", "has_hint"), [("EXIT", True), ("[request id: rid] EXIT", True), ("xEXIT", False)])
+def test_the_message_of_an_early_exit_with_another_code_gets_a_hint(message: str, *, has_hint: bool) -> None:
     rules = [{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]
     with pytest.raises(ModelError) as caught:
-        early_exit_of(pipeline(CONFIG, early_exit=rules), refusal("EXIT", "INTERNAL"), "rid")
-    assert "'no'" in (caught.value.hint or "")
+        early_exit_of(pipeline(CONFIG, early_exit=rules), refusal(message, "INTERNAL"), "rid")
+    assert ("'no'" in (caught.value.hint or "")) is has_hint
 
 
 class TestNameOfTheFailedStep:
@@ -191,7 +192,12 @@ def arrow(edge: Edge) -> str:
 def models(tmp_path: Path) -> dict[str, ModelConfig]:
     repository = Repository(tmp_path)
     sound(repository)
+    repository.model("boxed", "X:FP32:3,4", "Y")
     repository.ensemble("outer", "IN", "OUT", "sound X=IN > Y=a", "join A=a B=IN > Y=OUT")
+    repository.ensemble("chain", "X", "Y", "fork X=X > P=p Q=q", "join A=p B=q > Y=Y")
+    repository.ensemble(
+        "same", "X", "Y Z", "fork X=X > P=p Q=q", "ident X=p > Y=r", "ident X=r > Y=Y", "ident X=q > Y=Z"
+    )
     return {model.folder: model.config for model in read_repository(tmp_path)}
 
 
@@ -230,45 +236,28 @@ def test_an_input_of_a_model_in_several_steps_has_the_edges_that_may_be_at_fault
     assert [arrow(edge) for edge in graph.into("join", "B")] == ["-.IN > join.B IN FP32[-1]"]
 
 
-def test_ensembles_that_double_their_steps_are_cut(tmp_path: Path) -> None:
-    """28 levels of two steps each are 268 million steps."""
+@pytest.mark.parametrize(
+    ("levels", "doubles", "steps"),
+    [(28, True, range(101, MAX_STEPS)), (600, False, range(1))],
+    ids=["28 levels of two steps each are 268 million steps", "600 levels"],
+)
+def test_ensembles_with_too_many_steps_or_levels_are_cut(
+    tmp_path: Path, levels: int, *, doubles: bool, steps: range
+) -> None:
     repository = Repository(tmp_path)
     sound(repository)
-    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=t", "ident X=t > Y=OUT")
-    for level in range(1, 28):
-        below = f"e{level - 1}"
-        repository.ensemble(f"e{level}", "IN", "OUT", f"{below} IN=IN > OUT=t", f"{below} IN=t > OUT=OUT")
+    for level in range(levels):
+        below, given, written = (f"e{level - 1}", "IN", "OUT") if level else ("ident", "X", "Y")
+        ends = [("IN", "t"), ("t", "OUT")] if doubles else [("IN", "OUT")]
+        wires = [f"{below} {given}={source} > {written}={target}" for source, target in ends]
+        repository.ensemble(f"e{level}", "IN", "OUT", *wires)
     models = {model.folder: model.config for model in read_repository(tmp_path)}
-    assert 100 < len(graph_of(models["e27"], models).steps) < MAX_STEPS
-
-
-def test_ensembles_that_are_nested_very_deep_are_cut(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    sound(repository)
-    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=OUT")
-    for level in range(1, 600):
-        repository.ensemble(f"e{level}", "IN", "OUT", f"e{level - 1} IN=IN > OUT=OUT")
-    models = {model.folder: model.config for model in read_repository(tmp_path)}
-    assert graph_of(models["e599"], models).steps == ()
+    assert len(graph_of(models[f"e{levels - 1}"], models).steps) in steps
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Graph:
-    repository = Repository(tmp_path)
-    sound(repository)
-    repository.model("boxed", "X:FP32:3,4", "Y")
-    repository.ensemble("chain", "X", "Y", "fork X=X > P=p Q=q", "join A=p B=q > Y=Y")
-    repository.ensemble(
-        "same", "X", "Y Z", "fork X=X > P=p Q=q", "ident X=p > Y=r", "ident X=r > Y=Y", "ident X=q > Y=Z"
-    )
-    models = {model.folder: model.config for model in read_repository(tmp_path)}
+def graph(models: dict[str, ModelConfig]) -> Graph:
     return graph_of(models["chain"], models)
-
-
-@pytest.fixture
-def same(tmp_path: Path, graph: Graph) -> Graph:
-    models = {model.folder: model.config for model in read_repository(tmp_path)}
-    return graph_of(models["same"], models)
 
 
 def explained(graph: Graph, fault: Fault, error: GatewayError | None = None) -> GatewayError:
@@ -284,13 +273,15 @@ def test_an_error_without_a_fault_is_unchanged(graph: Graph) -> None:
     assert (error.detail, error.hint) == ("plain", "the hint")
 
 
-def test_the_hint_names_every_step_that_may_have_written_the_tensor(graph: Graph, same: Graph) -> None:
+def test_the_hint_names_every_step_that_may_have_written_the_tensor(
+    graph: Graph, models: dict[str, ModelConfig]
+) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "join", "B"))
     assert error.hint.startswith("Step 'fork' (its output 'Q') did not write it")
     assert error.tensor == "B"
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
     assert error.hint == "The request does not have 'X', which step 'fork' requires."
-    error = explained(same, Fault(FaultKind.NOT_GIVEN, "same", "ident", "X"))
+    error = explained(graph_of(models["same"], models), Fault(FaultKind.NOT_GIVEN, "same", "ident", "X"))
     assert error.detail == "Step 'ident' did not receive its input 'X'."
     assert error.hint.startswith(
         "Step 'fork' (its output 'P') or step 'fork' (its output 'Q') or step 'ident' (its output 'Y') did not write "

@@ -241,13 +241,6 @@ def test_the_tokenizer_is_not_read_if_the_model_counts(broken_tokenizer: dict[st
     assert served("vllm", openai=broken_tokenizer).openai is not None
 
 
-def test_a_counter_is_optional(broken_tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.llm.tokenizer.find_spec", lambda _name: None)
-    folder = broken_tokenizer["chat"].folder
-    without = {"chat": broken_tokenizer["chat"].with_folder(read_folder(folder.tokenizer_json.parent))}
-    assert served("tensorrt_llm_api", openai=without).openai is not None
-
-
 class TestLlmApi:
     def test_an_image_is_sent_as_a_data_url_with_its_own_media_type(self) -> None:
         p = served("tensorrt_llm_api")

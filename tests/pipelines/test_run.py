@@ -60,6 +60,8 @@ def part(text: bytes, ids: tuple[int, ...] = (1,)) -> InferenceResponse:
 PLAIN = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=RULES)
 DECOUPLED = pipeline(model([], OUTPUTS, decoupled=True), outputs=WORDS, early_exit=RULES)
 NOTHING = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "none", "missing": ["IDS"]}])
+ANY_ERROR = [{"reason": "x", "error": {"code": "any", "message_pattern": ".*"}}]
+ANY = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=ANY_ERROR)
 END = InferenceResponse({})
 FULL = {"text": "hi", "ids": [1, 2], "reason": "stop", "score": 0.5}
 ONE = {"text": "a", "ids": [1], "reason": "stop", "score": [0.5]}
@@ -91,6 +93,9 @@ async def test_responses_become_one_answer(p: Pipeline, answers: list[Answer], v
         (PLAIN, refusal("EXIT "), ModelError),
         (PLAIN, refusal("EXIT", "INTERNAL"), ModelError),
         (DECOUPLED, UpstreamUnavailable("gone"), UpstreamUnavailable),
+        # an error of the gateway is no early exit
+        (ANY, UpstreamUnavailable("gone"), UpstreamUnavailable),
+        (ANY, ContractViolation("no", tensor="Y"), ContractViolation),
     ],
 )
 async def test_other_errors_and_missing_outputs_are_raised(
@@ -101,27 +106,6 @@ async def test_other_errors_and_missing_outputs_are_raised(
 
 
 class TestADecoupledModel:
-    async def test_lists_are_joined_by_item(self) -> None:
-        p = pipeline(
-            model([], ["WORDS BYTES [-1]", "BOXES FP32 [-1,2]", "DOC BYTES [1]"], decoupled=True),
-            outputs={
-                "words": {"tensor": "WORDS", "kind": "text"},
-                "boxes": {"tensor": "BOXES"},
-                "doc": {"tensor": "DOC", "kind": "json"},
-            },
-        )
-        piece = response(
-            tensor("WORDS", BYTES, [b"a", b"b"]),
-            tensor("BOXES", "FP32", [[1, 2]]),
-            tensor("DOC", BYTES, [b'{"a": [1]}']),
-            is_final=False,
-        )
-        assert (await ran(p, piece, piece))[0] == {
-            "words": ["a", "b", "a", "b"],
-            "boxes": [[1, 2], [1, 2]],
-            "doc": [{"a": [1]}, {"a": [1]}],
-        }
-
     async def test_a_contract_violation_closes_the_call(self) -> None:
         p = pipeline(DECOUPLED.config, outputs=WORDS, contract={"IDS": {"max_items": 1}})
         engine = FakeEngine(answers=[whole(ids=(1,), is_final=False), whole(ids=(1, 2), is_final=False), 3600.0])
@@ -163,17 +147,6 @@ async def test_invalid_argument_of_a_step_in_rejects_input_is_an_error_of_the_ca
     with pytest.raises(error) as caught:
         await ran(p, refusal(message, code))
     assert "secret" not in caught.value.detail
-
-
-@pytest.mark.parametrize("error", [UpstreamUnavailable("gone"), ContractViolation("no", tensor="Y")])
-async def test_errors_of_the_gateway_are_not_early_exits(error: GatewayError) -> None:
-    p = pipeline(
-        model([], OUTPUTS),
-        outputs=WORDS,
-        early_exit=[{"reason": "x", "error": {"code": "any", "message_pattern": ".*"}}],
-    )
-    with pytest.raises(type(error)):
-        await ran(p, error)
 
 
 OUTPUT_RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
@@ -278,26 +251,26 @@ class TestEndings:
         assert c.finish().early_exit == "no_ids"
 
 
-class TestJoinedArrays:
-    def joined(self, text: str, *arrays: Any) -> Any:
-        p = pipeline(model([], text, decoupled=True))
-        whole = Collector(p, p.request_of_json(b"{}"), is_whole=True)
-        for array in arrays:
-            whole.add(response(tensor("Y", text.split(" ")[1], array), is_final=False))
-        return whole.finish().outputs[0]["Y"]
-
-    def test_arrays_are_concatenated(self) -> None:
-        value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])
-        assert isinstance(value, np.ndarray)
-        assert value.dtype == np.float32
-        assert value.tolist() == [1.5, 2.5, 3.5]
-
-    def test_items_of_different_shapes_become_a_list(self) -> None:
-        value = self.joined("Y INT32 [-1,-1]", [[1, 2]], [[3], [4]])
-        assert orjson.loads(json_of(value)) == [[1, 2], [3], [4]]
-
-    def test_bare_values_become_a_list(self) -> None:
-        assert self.joined("Y INT32 [1]", [1], [2]) == [1, 2]
+@pytest.mark.parametrize(
+    ("text", "arrays", "joined", "dtype"),
+    [
+        ("Y FP32 [-1]", [[1.5, 2.5], [], [3.5]], [1.5, 2.5, 3.5], np.float32),
+        ("Y FP32 [-1,2]", [[[1, 2]], [[1, 2]]], [[1, 2], [1, 2]], np.float32),
+        # items of different shapes, bare values and JSON become a list
+        ("Y INT32 [-1,-1]", [[[1, 2]], [[3], [4]]], [[1, 2], [3], [4]], None),
+        ("Y INT32 [1]", [[1], [2]], [1, 2], None),
+        ("Y BYTES [1]", [[b'{"a": [1]}'], [b'{"a": [1]}']], [{"a": [1]}, {"a": [1]}], None),
+    ],
+)
+def test_the_values_of_a_decoupled_model_are_joined(text: str, arrays: list[Any], joined: Any, dtype: Any) -> None:
+    kind = "json" if "BYTES" in text else "number"
+    p = pipeline(model([], text, decoupled=True), outputs={"Y": {"tensor": "Y", "kind": kind}})
+    answer = Collector(p, p.request_of_json(b"{}"), is_whole=True)
+    for array in arrays:
+        answer.add(response(tensor("Y", text.split(" ")[1], array), is_final=False))
+    value = answer.finish().outputs[0]["Y"]
+    assert orjson.loads(json_of(value)) == joined
+    assert getattr(value, "dtype", None) == dtype
 
 
 def test_the_work_to_join_a_text_grows_with_its_length_only() -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,13 +15,10 @@ from app.core.errors import InvalidInput
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Deadline, InferenceResponse
 from app.pipelines.examples import (
     Filled,
-    body_of,
-    declared_requests,
     event_schema,
     example_of,
     file_names_of,
     form_schema,
-    paths_in,
     request_schema,
     result_schema,
 )
@@ -288,38 +284,3 @@ def test_a_sample_becomes_the_example_with_base64_files() -> None:
     assert (example["t"], example["n"]) == ("a", None)
     check_image(base64.b64decode(example["f"]))
     assert file_names_of(p) == {"f": "sign.png"}
-
-
-@pytest.mark.parametrize(("shape", "text"), [((2, 300), "[[0] * 300] * 2"), ((300,), "[0] * 300")])
-def test_a_large_value_is_written_as_an_expression(shape: tuple[int, ...], text: str) -> None:
-    p = pipeline(model(f"X INT32 {list(shape)}".replace(", ", ",")), inputs={"x": {"tensor": "X"}})
-    assert repr(example_of(p)["x"]) == text
-    assert eval(text) == example_of(p)["x"].nested()
-
-
-FIELDS = {"image": {"tensor": "F", "kind": "image"}, "note": {"tensor": "T", "kind": "text", "optional": True}}
-READER = model(["F BYTES [1]", "T BYTES [1] optional"], name="reader")
-VALUES = {"image": "pictures/a.png", "note": "pictures/a.png"}
-
-
-def test_the_sample_is_the_first_of_the_declared_requests() -> None:
-    examples = {"second": {"image": "b.png"}, "first": {"image": "c.png"}}
-    spec = pipeline(READER, inputs=FIELDS, sample=VALUES, examples=examples).spec
-    assert list(declared_requests(spec).items()) == [("sample", VALUES), *examples.items()]
-    assert declared_requests(pipeline(READER, inputs=FIELDS, examples=examples).spec) == examples
-
-
-def test_only_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.png").write_bytes(b"\0\1")
-    found = pipeline(READER, inputs=FIELDS)
-    assert paths_in(found, VALUES) == {"image": "pictures/a.png"}
-    assert orjson.loads(body_of(found, VALUES, tmp_path)) == {"image": "AAE=", "note": "pictures/a.png"}
-
-
-def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"1234")
-    found = pipeline(READER, inputs=FIELDS)
-    assert body_of(found, {"image": "a.png"}, tmp_path, 4)
-    with pytest.raises(OSError, match="larger than 3 bytes"):
-        body_of(found, {"image": "a.png"}, tmp_path, 3)

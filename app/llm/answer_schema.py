@@ -52,6 +52,8 @@ _REFUSED = frozenset(
 
 
 class AnswerSchema:
+    _validator: "Draft202012Validator | None" = None
+
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         """``schema``: None accepts any object.
 
@@ -61,9 +63,36 @@ class AnswerSchema:
         """Whether the answer must fit a schema."""
         self._schema = schema or {}
         self._character_steps = 0
-        self._validator: Draft202012Validator | None = None
-        if schema is not None:
-            self._compile(schema)
+        if schema is None:
+            return
+        from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError  # noqa: PLC0415 - an extra
+
+        parts = check_references(schema)
+        patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
+        patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
+        if len(patterns) > MAX_PATTERNS:
+            raise ValueError(f"has more than {MAX_PATTERNS} patterns")
+        if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
+            raise ValueError(f"has more than {MAX_PATTERN_CHARACTERS} characters in patterns")
+        steps, no_value = _Steps(schema), [None]
+        try:
+            for part in parts:
+                steps.count(part, no_value)
+        except RecursionError as exc:
+            raise ValueError("has too many references that lead to each other") from exc
+        own = {name: value for name, value in schema.items() if name != "$schema"}
+        problem = ""
+        for size, self._character_steps in _PATTERN_STEPS:
+            options = RegexOptions(size_limit=size, dfa_size_limit=size)
+            try:
+                self._validator = Draft202012Validator(
+                    own, pattern_options=options, validate_formats=False, offline=True
+                )
+            except ValidationError as exc:
+                problem = exc.message
+            else:
+                return
+        raise ValueError(f"is not a JSON schema that can be checked: {problem}")
 
     def problem_of(self, text: str) -> str | None:
         """Returns what is wrong with the answer; None for nothing. Takes up to about 0.2 s."""
@@ -94,36 +123,6 @@ class AnswerSchema:
             at = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in exc.instance_path)
             return f"does not fit the schema at {at.removeprefix('.') or 'its root'}: {exc.message}"
         return None
-
-    def _compile(self, schema: Mapping[str, Any]) -> None:
-        from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError  # noqa: PLC0415 - an extra
-
-        parts = check_references(schema)
-        patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
-        patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
-        if len(patterns) > MAX_PATTERNS:
-            raise ValueError(f"has more than {MAX_PATTERNS} patterns")
-        if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
-            raise ValueError(f"has more than {MAX_PATTERN_CHARACTERS} characters in patterns")
-        steps, no_value = _Steps(schema), [None]
-        try:
-            for part in parts:
-                steps.count(part, no_value)
-        except RecursionError as exc:
-            raise ValueError("has too many references that lead to each other") from exc
-        own = {name: value for name, value in schema.items() if name != "$schema"}
-        problem = ""
-        for size, self._character_steps in _PATTERN_STEPS:
-            options = RegexOptions(size_limit=size, dfa_size_limit=size)
-            try:
-                self._validator = Draft202012Validator(
-                    own, pattern_options=options, validate_formats=False, offline=True
-                )
-            except ValidationError as exc:
-                problem = exc.message
-            else:
-                return
-        raise ValueError(f"is not a JSON schema that can be checked: {problem}")
 
 
 @lru_cache(_KEPT_SCHEMAS)

@@ -57,12 +57,6 @@ class EarlyExitRules:
                 return rule.reason
         return None
 
-    def reason_but_for_code(self, error: UpstreamError, request_id: str) -> str | None:
-        """The reason of a rule with the same message but another code, which BLS scripts and streams lose."""
-        message = self.bare(error.message, request_id)
-        same = (rule.reason for rule in self.rules if rule.error is not None and rule.error.message == message)
-        return next(same, None)
-
     def bare(self, message: str, request_id: str) -> str:
         """Removes Triton's prefixes that name an ensemble of this pipeline or this request from the message."""
         prefixes = (*(f"in ensemble '{name}', " for name in self.ensembles), f"[request id: {request_id}] ")

@@ -378,7 +378,8 @@ def early_exit_of(pipeline: Pipeline, error: GatewayError, request_id: str) -> s
         explain(error, pipeline.graph)
     elif error.code == "model_error" and error.hint is None:
         name_failed_step(error, message, pipeline.graph)
-    if intended := pipeline.rules.reason_but_for_code(upstream, request_id):
+    same = (rule.reason for rule in pipeline.rules.rules if rule.error is not None and rule.error.message == message)
+    if intended := next(same, None):
         error.hint = (
             f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
             "of the models it calls and must set the code again in its TritonError. For streams of a decoupled "

@@ -327,13 +327,6 @@ def test_the_error_names_the_position_of_an_invalid_number() -> None:
     ]
 
 
-def test_a_large_array_is_complete() -> None:
-    rows = np.arange(80_000).reshape(-1, 2)
-    array = BY_BUFFERS.request_of_json(json.dumps({"i": rows.tolist()}).encode()).inputs[0].array
-    assert array.dtype == np.int32
-    assert (array == rows).all()
-
-
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [

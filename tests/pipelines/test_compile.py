@@ -20,6 +20,7 @@ from app.pipelines.spec import (
     OutputSpec,
     ParameterSpec,
     PipelineSpec,
+    RefusalRule,
     StreamSpec,
 )
 from app.sessions.session import OWN_NUMBERS, OWN_SHORT_NUMBERS, OWN_TEXT
@@ -49,6 +50,7 @@ NO_JSON = [float("inf"), 2**64, b"x", {1: 2}, [float("nan")]]
 X: dict[str, Any] = {"tensor": "X"}
 M: dict[str, Any] = {"model": "m"}
 EXIT: dict[str, Any] = {"missing": ["Y"]}
+MEMBER: dict[str, Any] = {"type": "integer", "member_of": "X"}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,13 @@ EXIT: dict[str, Any] = {"missing": ["Y"]}
         (ContractSpec, {"max_items": -1}),
         *((PipelineSpec, {**M, "inputs": {each: X}}) for each in ("", "a b", ".a", "a\n", "\u00e4", "a" * 129, "a/b")),
         *((PipelineSpec, {**M, "engine_errors": [each]}) for each in ("(", "", "x" * 1025)),
+        *((RefusalRule, {"message_pattern": each, "code": "invalid_input"}) for each in ("(", "")),
+        (RefusalRule, {"message_pattern": "x", "code": "model_error"}),
+        (RefusalRule, {"message_pattern": "x", "code": "invalid_input", "detail": ""}),
+        *((ParameterSpec, {**MEMBER, "member": each}) for each in ("", ".a", "a.", "a.b.c", "a[0]", "[]", "a[].b")),
+        (ParameterSpec, {"type": "text_or_tokens", "tensor": "X"}),
+        *((InputSpec, {**X, "data_url": True, "kind": each}) for each in ("binary", "text")),
+        (InputSpec, {**X, "data_url": True, "kind": "image", "base64": True}),
     ],
     ids=str,
 )

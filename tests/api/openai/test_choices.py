@@ -131,11 +131,6 @@ def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
     assert matcher.held == "E"
 
 
-def test_the_text_may_end_with_the_stop_text() -> None:
-    matcher = StopMatcher(["bcd", "c"], keeps_stop=True)
-    assert [matcher.add(piece) for piece in ("a", "b", "cd", "e")] == ["a", "", "bc", ""]
-
-
 @given(
     st.lists(st.text("ab", max_size=5), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),

@@ -286,7 +286,6 @@ async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> Non
     assert call.request_id not in {each.request_id for each in requests}
     for each in requests[1:]:
         sent_as = each.extensions[0].sent_as
-        assert sent_as is not None
         assert (sent_as.notes, sent_as.request_id, sent_as.trace) == ({"shared_with": 2}, call.request_id, traces[3])
 
 
@@ -311,7 +310,6 @@ async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog
     bench = Bench(RowEngine(distort=distort))
     assert are_answers_of(await bench.results(range(9)), range(9))
     assert bench.inner.sizes == [1, 8] + [1] * 8
-    assert bench.coalescing.fault is not None
     assert bench.coalescing.fault.output == output
     assert not bench.coalescing.is_on
     bench.coalescing.prove("1")

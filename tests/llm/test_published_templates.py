@@ -38,11 +38,7 @@ TWO_TEMPLATES = [
 def template_in(folder: Path, **keys: Any) -> ChatTemplate:
     chat = ChatSpec(prompt="PROMPT", text="TEXT", tokenizer="folder", **{"bos": "keep", **keys})
     openai = OpenAISpec(chat=chat).model_copy(update={"chat": chat.with_folder(read_folder(folder))})
-    form = pipeline_of(LLM, PipelineSpec(model=LLM.name).model_copy(update={"openai": openai})).openai
-    assert form is not None
-    assert form.chat is not None
-    assert form.chat.template is not None
-    return form.chat.template
+    return pipeline_of(LLM, PipelineSpec(model=LLM.name).model_copy(update={"openai": openai})).openai.chat.template
 
 
 def rendered(folder: Path, name: str, **keys: Any) -> str | None:
@@ -89,9 +85,7 @@ def test_a_published_template_is_rendered_as_by_transformers(folder: str, name: 
 @pytest.mark.parametrize("folder", EXPECTED)
 def test_the_leading_bos_token_is_removed(folder: str) -> None:
     tokens = read_folder(FOLDERS / folder).special_tokens
-    kept = EXPECTED[folder]["turns"]
-    assert kept is not None
-    stripped = kept.removeprefix(tokens.get("bos_token", ""))
+    stripped = EXPECTED[folder]["turns"].removeprefix(tokens.get("bos_token", ""))
     assert rendered(FOLDERS / folder, "turns", bos=None) == rendered(FOLDERS / folder, "turns", bos="strip") == stripped
 
 

@@ -94,13 +94,11 @@ def test_the_content_changes_with_any_file(tmp_path: Path) -> None:
 
 def test_tokens_are_counted_without_truncation(tmp_path: Path) -> None:
     count = read_folder(write(tmp_path, chat_template__jinja="x", tokenizer__json=TOKENIZER)).count_tokens
-    assert count is not None
     assert [count(""), count("a list , a list"), count("a list", add_special_tokens=True)] == [0, 5, 3]
 
 
 def test_threads_load_the_tokenizer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = read_folder(write(tmp_path, chat_template__jinja="x", tokenizer__json=TOKENIZER)).count_tokens
-    assert count is not None
     read, loaded = tokenizer.read_regular_file, list[Path]()
     monkeypatch.setattr(tokenizer, "read_regular_file", lambda path, most: loaded.append(path) or read(path, most))
     with ThreadPoolExecutor(8) as threads:
@@ -118,7 +116,6 @@ def test_tokens_are_not_counted_without_the_file_or_the_extra(tmp_path: Path, mo
 def test_other_threads_run_while_tokens_are_counted(tmp_path: Path) -> None:
     write(tmp_path, tokenizer__json=TOKENIZER, chat_template__jinja="x")
     count = read_folder(tmp_path).count_tokens
-    assert count is not None
     count.load()
     text, turns = "a list " * 100_000, 0
     with ThreadPoolExecutor(1) as pool:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -59,9 +59,7 @@ def written(format_: str, *calls: str) -> str:
 
 
 def parser(format_: ToolFormat) -> Parser:
-    made = parser_of(format_, TOOLS, None, "")
-    assert made is not None
-    return made
+    return parser_of(format_, TOOLS, None, "")
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
@@ -280,7 +278,6 @@ def test_reasoning_is_told_from_the_text(reasoning: Any, prompt: str, text: str,
     format_: ToolFormat | None = "hermes" if TIME_CALL in text else None
     for pieces in ([text], text):
         made = parser_of(format_, TOOLS if format_ else {}, reasoning, prompt)
-        assert made is not None
         assert parts_of(made, pieces) == parts
 
 
@@ -352,11 +349,7 @@ def test_the_work_grows_with_the_length_only(format_: str, name: str, piece: int
     def made() -> Parser:
         if format_ == "guided":
             return GuidedParser(TOOLS, is_named=True)
-        found = (
-            parser_of(None, {}, "qwen3", "<think>") if format_ == "reasoning" else parser(cast("ToolFormat", format_))
-        )
-        assert found is not None
-        return found
+        return parser_of(None, {}, "qwen3", "<think>") if format_ == "reasoning" else parser(format_)
 
     def work(length: int) -> Callable[[], object]:
         text, reader = HOSTILE[name](length), made()

@@ -111,16 +111,23 @@ class TestFollowingTheModels:
 
 class TestWithoutAFile:
     async def test_every_ready_model_is_served_by_its_name(self, engine: FakeEngine) -> None:
+        """An unloaded model is known until Triton's index no longer has it."""
         engine.configs["other"] = model("X FP32 [1]", "Y FP32 [1]", name="other")
         engine.unready = {"other"}
         catalog = Catalog(engine)
         await turn(catalog)
         assert catalog.entries.keys() == {"plain"}
-        assert catalog.oip_models.names == ["plain"]
+        assert (catalog.oip_models.names, catalog.models) == (["plain"], {"plain": True})
         assert catalog.is_ready
+        engine.unready = set()
+        await turn(catalog)
+        assert catalog.models == {"plain": True, "other": True}
         engine.unready = {"plain"}
         await turn(catalog)
-        assert catalog.entries.keys() == {"other"}
+        assert (catalog.entries.keys(), catalog.models) == ({"other"}, {"plain": False, "other": True})
+        del engine.configs["plain"]
+        await turn(catalog)
+        assert catalog.models == {"other": True}
         engine.is_up = False
         await turn(catalog)
         assert catalog.entries.keys() == {"other"}
@@ -317,24 +324,23 @@ class TestReloading:
         await catalog.follow_file()
         assert catalog.entries.keys() == {"p"}
 
-    async def test_a_changed_template_is_followed(self, path: Path) -> None:
-        catalog = await self.with_template(path, "A: {{ messages[0].content }}")
-        write(path.parent / "chat.jinja", "B: {{ messages[0].content }}")
+    @pytest.mark.parametrize("broken", [b"\xff", b"{{", None], ids=["not UTF-8", "not a template", "deleted"])
+    async def test_a_changed_template_is_followed_unless_it_is_broken(self, path: Path, broken: bytes | None) -> None:
+        template = path.parent / "chat.jinja"
+        write(template, "A: {{ messages[0].content }}")
+        text = "pipelines:\n  p: {model: llm, openai: {chat: {prompt: PROMPT, text: TEXT, template: chat.jinja}}}\n"
+        catalog = await loaded(FakeEngine.of(LLM), path, text)
+        write(template, "B: {{ messages[0].content }}")
         await turn(catalog)
         assert self.prompt(catalog) == "B: Hello"
         before = catalog.pipeline("p")
         await turn(catalog)
         assert catalog.pipeline("p") is before, "nothing changed since"
-
-    @pytest.mark.parametrize("broken", [b"\xff", b"{{", None], ids=["not UTF-8", "not a template", "deleted"])
-    async def test_a_broken_template_keeps_the_last_valid_version(self, path: Path, broken: bytes | None) -> None:
-        catalog = await self.with_template(path, "A: {{ messages[0].content }}")
-        template = path.parent / "chat.jinja"
         template.unlink()
         if broken is not None:
             template.write_bytes(broken)
         await turn(catalog)
-        assert (self.prompt(catalog), catalog.reload_failed) == ("A: Hello", True)
+        assert (self.prompt(catalog), catalog.reload_failed) == ("B: Hello", True)
         template.unlink(missing_ok=True)
         template.write_text("C: {{ messages[0].content }}")
         await turn(catalog)
@@ -363,12 +369,6 @@ class TestReloading:
         write(folder / "additional_chat_templates" / "default.jinja", "D: {{ messages[0].content }}")
         await turn(catalog)
         assert self.prompt(catalog) == "D: Hello"
-
-    @staticmethod
-    async def with_template(path: Path, template: str) -> Catalog:
-        write(path.parent / "chat.jinja", template)
-        text = "pipelines:\n  p: {model: llm, openai: {chat: {prompt: PROMPT, text: TEXT, template: chat.jinja}}}\n"
-        return await loaded(FakeEngine.of(LLM), path, text)
 
     @staticmethod
     def prompt(catalog: Catalog) -> str:
@@ -476,20 +476,6 @@ class TestAskingTriton:
         await turn(catalog)
         assert catalog.models == {"plain": True, "other": False}
         write(path, FILE)
-        await turn(catalog)
-        assert catalog.models == {"plain": True}
-
-    async def test_readiness_of_models_without_a_file(self, engine: FakeEngine) -> None:
-        engine.configs["other"] = dataclasses.replace(PLAIN, name="other")
-        engine.configs["never"] = dataclasses.replace(PLAIN, name="never")
-        engine.unready = {"never"}
-        catalog = Catalog(engine)
-        await turn(catalog)
-        assert catalog.models == {"plain": True, "other": True}
-        engine.unready = {"other", "never"}
-        await turn(catalog)
-        assert catalog.models == {"plain": True, "other": False}
-        del engine.configs["other"]
         await turn(catalog)
         assert catalog.models == {"plain": True}
 
@@ -691,12 +677,10 @@ async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None
 async def test_a_configuration_stays_the_same_object_until_it_changes(tmp_path: Path) -> None:
     catalog = await catalog_of(tmp_path, "")
     known = catalog.oip_models.model("a").config
-    engine = catalog.engine
-    assert isinstance(engine, FakeEngine)
-    engine.configs["a"] = model("X FP32 [1]", "Y FP32 [1]", name="a")
+    catalog.engine.configs["a"] = model("X FP32 [1]", "Y FP32 [1]", name="a")
     await catalog.follow_models()
     assert catalog.oip_models.model("a").config is known
-    engine.configs["a"] = model("X FP32 [2]", "Y FP32 [1]", name="a")
+    catalog.engine.configs["a"] = model("X FP32 [2]", "Y FP32 [1]", name="a")
     await catalog.follow_models()
     assert catalog.oip_models.model("a").config.inputs[0].dims == (2,)
 
@@ -705,10 +689,8 @@ async def test_a_model_that_is_not_ready_keeps_its_configuration(tmp_path: Path)
     catalog = await catalog_of(tmp_path, "oip: {models: [c, d]}")
     with pytest.raises(ModelNotReady):
         catalog.oip_models.model("d")  # was never ready
-    engine = catalog.engine
-    assert isinstance(engine, FakeEngine)
-    engine.unready.add("c")
+    catalog.engine.unready.add("c")
     await catalog.follow_models()
-    engine.is_up = False
+    catalog.engine.is_up = False
     await catalog.follow_models()
     assert catalog.oip_models.model("c").config.name == "c"

@@ -171,7 +171,6 @@ def file_of(content: bytes | memoryview) -> Tensor:
 
 def body_of(stage: Stage, content: bytes) -> memoryview:
     memory = stage.shared_memory.bodies.take(len(content), ELEMENT)
-    assert memory is not None
     memory[:] = content
     return memory
 
@@ -216,7 +215,6 @@ async def test_aligned_numbers_after_a_header_are_read_in_place(
     stage: Stage, seen: list[bytes], header: int, gap: int, regions: int
 ) -> None:
     body = stage.shared_memory.bodies.take(header + gap + LARGE_BYTES, header)
-    assert body is not None
     sent = numbers(3).array.tobytes()
     body[header + gap :] = sent
     await stage.infer(Tensor("X", "FP32", np.frombuffer(body[header + gap :], np.float32)))
@@ -226,7 +224,6 @@ async def test_aligned_numbers_after_a_header_are_read_in_place(
 
 async def test_reordered_and_small_arrays_are_copied(stage: Stage, seen: list[bytes]) -> None:
     body = stage.shared_memory.bodies.take(ROOM, 0)
-    assert body is not None
     body[:] = bytes(range(256)) * (ROOM // 256)
     square = np.frombuffer(body[:LARGE_BYTES], np.float32).reshape(-1, 4).T
     few = np.frombuffer(body[LARGE_BYTES : LARGE_BYTES + 64], np.float32)

@@ -207,15 +207,12 @@ class TestStart:
             name: {"tensor": name.upper(), "kind": "image", "optional": "optional" in each}
             for name, each in kinds.items()
         }
-        compiled = pipeline(
+        return pipeline(
             config,
             inputs={"prompt": {"tensor": "PROMPT", "kind": "text"}, **images},
             outputs={"text": {"tensor": "TEXT", "kind": "text"}},
             openai={"chat": {"template_text": TEXT, **keys}},
-        )
-        assert compiled.openai is not None
-        assert compiled.openai.chat is not None
-        return compiled.openai.chat.images
+        ).openai.chat.images
 
     @pytest.mark.parametrize(
         ("inputs", "keys", "problem", "key"),

@@ -37,6 +37,7 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     OPENBLAS_NUM_THREADS=1
 USER 10001:10001
 EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m CMD ["curl", "--fail", "--silent", "http://127.0.0.1:8000/v2/health/live"]
 # The entry point of the base image sets up CUDA's compatibility libraries and runs this command.
 CMD ["tritonserver", "--model-repository=/models", "--disable-auto-complete-config"]
 
@@ -57,7 +58,7 @@ RUN for extra in jsonschema-rs redis tokenizers; do \
     && tools/bin/pip --python /opt/triton-gateway/bin/python3 install \
         --no-cache-dir --require-hashes --no-deps --only-binary=:all: --requirement requirements/gateway.txt \
     && python3 requirements/slim.py /opt/triton-gateway/lib
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY app app
 RUN tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/triton-gateway/bin/python3 install --no-cache-dir --no-deps --no-index wheels/*.whl
@@ -81,5 +82,7 @@ ENV PATH=/opt/triton-gateway/bin:${PATH} \
     GATEWAY_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 8080 8081
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["/opt/triton-gateway/bin/python3", "-c", \
+    "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/health/live' % os.environ.get('GATEWAY_ADMIN_PORT', 8081))"]
 ENTRYPOINT ["/opt/triton-gateway/bin/triton-gateway"]
 CMD ["serve"]

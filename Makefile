@@ -10,7 +10,7 @@ COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools clean run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi reference docs vendor lock
+.PHONY: help setup tools clean run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi reference docs release vendor lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ reference: tools ## generate the tables of docs/reference and the page of the co
 docs: tools ## build the documentation site in site/, with search and without outside assets
 	@$(BIN)/python -m deploy.documentation
 
+release: tools ## build the files of a release in dist/ from a tag: TAG=v0.2.0 URL=https://github.com/OWNER/NAME (RELEASING.md)
+	@$(SCRATCH) $(BIN)/python -m deploy.release "$(TAG)" "$(URL)"
+
 vendor: tools ## copy the console's JavaScript libraries from npm, as locked in requirements/console
 	@$(BIN)/python -m deploy.console_libraries
 
@@ -78,6 +81,7 @@ lock: tools ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/langchain.in -o requirements/langchain.txt
 	@$(COMPILE) --python-version 3.11 requirements/litellm.in -o requirements/litellm.txt
 	@$(COMPILE) --python-version 3.11 requirements/pydantic-ai.in -o requirements/pydantic-ai.txt
+	@$(COMPILE) --python-version 3.11 requirements/sbom.in -o requirements/sbom.txt
 	@$(COMPILE) --python-version 3.11 requirements/schemathesis.in -o requirements/schemathesis.txt
 	@$(COMPILE) --python-version 3.11 requirements/transformers.in -o requirements/transformers.txt
 	@$(COMPILE) --python-version 3.11 --extra jsonschema-rs --extra otel --extra redis --extra tokenizers --overrides requirements/overrides.in pyproject.toml -o requirements/gateway.txt

@@ -22,8 +22,6 @@ import yaml
 from deploy.bootstrap import CACHE, ROOT
 from deploy.tool_environment import tool_environment
 
-INDEX = ROOT / "docs" / "README.md"
-CONFIGURATION = ROOT / "docs" / "site.yml"
 SOURCE = CACHE / "docs-source"
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"")
 
@@ -37,15 +35,15 @@ def main() -> None:
     sys.stdout.write(f"Open {target}/index.html\n")
 
 
-def build(target: Path) -> None:
-    """Build the site. A broken link or anchor ends the program with Zensical's message."""
+def build(target: Path, root: Path = ROOT) -> None:
+    """Build the site of a checkout. A broken link or anchor ends the program with Zensical's message."""
     shutil.rmtree(SOURCE, ignore_errors=True)
-    for file in reachable(ROOT / "README.md"):
-        copy = SOURCE / "pages" / file.relative_to(ROOT)
+    for file in reachable(root / "README.md"):
+        copy = SOURCE / "pages" / file.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    configuration = yaml.safe_load(CONFIGURATION.read_text())
-    configuration |= {"docs_dir": "pages", "site_dir": "site", "nav": navigation()}
+    configuration = yaml.safe_load((root / "docs" / "site.yml").read_text())
+    configuration |= {"docs_dir": "pages", "site_dir": "site", "nav": navigation(root / "docs")}
     (SOURCE / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
     command = [tool_environment("docs") / "zensical", "build", "--strict"]
     status = subprocess.run(command, cwd=SOURCE, check=False).returncode
@@ -79,19 +77,16 @@ def links_of(page: Path) -> list[str]:
     return [markdown or html for markdown, html in LINK.findall(text)]
 
 
-def navigation() -> Nav:
+def navigation(docs: Path) -> Nav:
     """The menu of the site: the sections of docs/README.md with the first link of each entry."""
     nav: Nav = [{"Overview": "README.md"}]
-    for section in INDEX.read_text().split("\n## ")[1:]:
+    for section in (docs / "README.md").read_text().split("\n## ")[1:]:
         heading, _, text = section.partition("\n")
         entries = re.findall(r"^- \[([^]]+)\]\(([^)]+)\)", text, re.M)
         if entries:
-            nav.append({heading: [{title.replace("`", ""): in_pages(link)} for title, link in entries]})
+            pages = [{title.replace("`", ""): os.path.normpath(f"docs/{link}")} for title, link in entries]
+            nav.append({heading: pages})
     return nav
-
-
-def in_pages(link: str) -> str:
-    return os.path.relpath(os.path.normpath(INDEX.parent / link), ROOT)
 
 
 if __name__ == "__main__":

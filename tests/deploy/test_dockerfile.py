@@ -1,10 +1,13 @@
 """Checks of the Dockerfile's text, without a build."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy
@@ -43,6 +46,24 @@ def test_the_image_runs_as_an_unprivileged_user_without_a_shell_and_has_labels(s
     assert all(each.startswith("[") for each in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", text, re.MULTILINE))
     labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", text))
     assert {"title", "description", "version", "revision"} <= labels
+
+
+@pytest.mark.parametrize(("port", "status"), [("0", 1), ("given", 0)])
+def test_the_health_check_asks_the_admin_port(port: str, status: int) -> None:
+    (found,) = re.findall(r"^HEALTHCHECK .*? CMD (\[.*?\])$", stages()["gateway"], re.MULTILINE | re.DOTALL)
+    _, flag, script = json.loads(found.replace("\\\n", ""))
+    with HTTPServer(("127.0.0.1", 0), Live) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        given = {"GATEWAY_ADMIN_PORT": str(server.server_port) if port == "given" else port}
+        done = subprocess.run([sys.executable, flag, script], env=given, capture_output=True, check=False)
+        server.shutdown()
+    assert done.returncode == status
+
+
+class Live(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health/live" else 404)
+        self.end_headers()
 
 
 def test_every_package_is_locked_by_its_hash() -> None:

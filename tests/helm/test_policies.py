@@ -29,7 +29,6 @@ ACCEPTED_WITHOUT_POLICY = {
     "CKV2_K8S_6": "pvc-values.yaml turns the NetworkPolicy off, for clusters that have their own"
 }
 ACCEPTED_FOR_DOCKERFILE = {
-    "CKV_DOCKER_2": "Kubernetes and compose.yaml define their own probes",
     "CKV_DOCKER_7": "the base image is a build argument with a versioned default",
 }
 

@@ -86,7 +86,7 @@ async def run_check(
 
 
 def text_of(report: CheckReport, style: str) -> str:
-    """Formats a report. ``text`` has the summary and a line for each finding; ``json`` is one object."""
+    """Formats a report. ``text`` has a summary, the findings and what to do about each code; ``json`` is one object."""
     findings = [_as_json(finding) for finding in report.findings]
     if style == "json":
         return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
@@ -94,7 +94,8 @@ def text_of(report: CheckReport, style: str) -> str:
         f"{each['severity']:7} {each['code']:18} " + ": ".join(filter(None, (each["model"], each["text"])))
         for each in findings
     ]
-    return "\n".join([report.summary, *lines])
+    solutions = {finding.code: f"{finding.code}: {finding.solution}" for finding in report.findings}
+    return "\n".join([report.summary, *lines, *([""] if solutions else []), *solutions.values()])
 
 
 async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
@@ -184,6 +185,7 @@ def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str
         if preset is None:
             keys = {"model": name, "inputs": _fields_of(config.inputs), "outputs": _fields_of(config.outputs)}
             keys |= {"stream": True} if config.decoupled else {}
+            keys |= PipelineSpec.model_validate(keys).missing_keys(config, configs)
         problem = _problem_of(config, keys, configs)
         count += problem is None
         text += "".join(_lines_of(config, keys, problem))
@@ -221,9 +223,6 @@ def _fields_of(tensors: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:
 
 def _problem_of(config: ModelConfig, keys: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> str | None:
     """Why the gateway cannot serve such a pipeline, on one line; None if it can."""
-    parts = (models.get(name) for name in (config.name, *config.calls))
-    if any(each is not None and each.sequence is not None and not each.sequence.is_iterative for each in parts):
-        return "the model runs requests only inside sequences, which pipelines do not have"
     try:
         Pipeline(config.name, PipelineSpec.model_validate(keys), config, models, CompileContext())
     except PipelineMismatch as exc:
@@ -250,8 +249,7 @@ def _lines_of(config: ModelConfig, keys: Mapping[str, Any], problem: str | None)
         for name, field in keys.get(section, {}).items():
             values = ", ".join(f"{key}: {_scalar(value)}" for key, value in field.items())
             yield f"{mark}    {_scalar(name)}: {{{values}}}{_GUESSED if 'kind' in field else ''}\n"
-    if keys.get("stream"):
-        yield f"{mark}  stream: true\n"
+    yield from (f"{mark}  {key}: true\n" for key, value in keys.items() if value is True)
 
 
 def _scalar(value: Any) -> str:

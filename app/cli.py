@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -258,7 +259,9 @@ def _new_key(given: dict[str, Any]) -> int:
     key = new_key()
     entry = entry_of(given["id"], hash_of(key))
     _answer(key)
-    print(entry, end="", file=sys.stderr)  # noqa: T201 - the command's own answer
+    file = os.fstat(2)
+    head = "keys:\n" if stat.S_ISREG(file.st_mode) and not file.st_size else ""  # the first entry of a keys file
+    print(f"{head}{entry}", end="", file=sys.stderr)  # noqa: T201 - the command's own answer
     return 0
 
 

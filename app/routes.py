@@ -41,6 +41,13 @@ from app.triton.health.health import HealthByAddress
 
 get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
 DIALECTS = ("pipelines", "oip", "openai")
+OPENAI_ADDRESSES = (
+    *("models", "completions", "chat/", "embeddings"),
+    # Without a route: a client of OpenAI can read the error.
+    *("responses", "conversations", "images", "audio", "moderations", "files", "uploads", "batches", "fine_tuning"),
+    *("vector_stores", "assistants", "threads", "realtime", "videos"),
+)
+"""Where errors have OpenAI's form, without /v1/."""
 """In the order of /docs. Also the names in the ``dialects`` of keys."""
 
 
@@ -199,8 +206,7 @@ def _openai(gateway: Gateway) -> EndpointGroup:
         get("/v1/models", models.list_models, of_openai.LIST_MODELS),
         get("/v1/models/{name}", models.get_model, of_openai.GET_MODEL),
     ]
-    beginnings = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
-    forms = [(beginning, openai_error_response) for beginning in beginnings]
+    forms = [(f"/v1/{beginning}", openai_error_response) for beginning in OPENAI_ADDRESSES]
     return EndpointGroup(endpoints, of_openai.tags_of, of_openai.ERRORS, "openai", forms)
 
 

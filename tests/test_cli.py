@@ -91,7 +91,7 @@ def test_unknown_commands_and_options_get_the_usage_and_a_suggestion(
         (["--redis-url", "localhost"], "GATEWAY_REDIS_URL is wrong: must begin with redis://, rediss:// or unix://"),
         (["--models", "mine"], "--models is the repository of the embedded Triton: add --embedded\n"),
         (["--embedded", "--models", "mine"], "There is no model repository at mine."),
-        (["--config", "mine.yaml"], "mine.yaml: cannot be read: [Errno 2] No such file or directory"),
+        (["--config", "mine.yaml"], "mine.yaml: there is no such file"),
         (["--workers=2", "--max-connections=1"], "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs at least"),
     ],
 )
@@ -155,7 +155,7 @@ def test_serve_can_check_its_files_without_a_start(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "keys.yaml: cannot be read"),
+        (None, "keys.yaml: there is no such file"),
         ("keys:\n  - id: a\n    sha: x\n", "keys.yaml:3: keys.0.sha is not a known key; did you mean 'sha256'?"),
     ],
 )
@@ -182,6 +182,12 @@ def test_two_taken_ports_are_reported_together(capsys: pytest.CaptureFixture[str
     assert first == f"triton-gateway: GATEWAY_ADMIN_PORT: cannot listen on 127.0.0.1:{ports[1]}: Address already in use"
 
 
+def test_equal_ports_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port=7000", "--admin-port=7000"]) == 2
+    said = "triton-gateway: GATEWAY_PORT and GATEWAY_ADMIN_PORT are both 7000: two ports are needed\n"
+    assert capsys.readouterr().err == said
+
+
 def test_models_without_a_running_triton_is_status_2(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,18 +207,15 @@ async def test_models_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None
 
 
 class TestNewKey:
-    def test_standard_output_has_the_key_and_the_entries_make_a_file(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        entries = ""
+    def test_standard_output_has_the_key_and_the_entries_make_a_file(self, tmp_path: Path) -> None:
+        """Also the first entry, in a file that is empty."""
         for key_id in ("team-a", "b"):
-            assert cli.main(["key", "new", key_id]) == 0
-            printed = capsys.readouterr()
-            key = printed.out.removesuffix("\n")
+            with (tmp_path / "keys.yaml").open("ab") as file:
+                command = [sys.executable, "-m", "app.cli", "key", "new", key_id]
+                printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=file, text=True).stdout
+            key = printed.removesuffix("\n")
             assert key.startswith("tgw_")
-            assert key not in printed.err
-            entries += printed.err
-            (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
+            assert key not in (tmp_path / "keys.yaml").read_text()
             keys = FollowedKeys(tmp_path / "keys.yaml", DIALECTS)
             assert keys.key_of(key.encode(), 0.0).caller.id == key_id
         assert [key.caller.id for key in keys.keys] == ["team-a", "b"]

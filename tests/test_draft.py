@@ -69,10 +69,15 @@ def test_steps_of_an_ensemble_get_no_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_served_is_a_comment_with_the_reason(tmp_path: Path) -> None:
-    stateful = model("X FP32 [4]", "Y FP32 [4]", name="stateful", sequence=SequenceBatching())
-    text = drafted(tmp_path, stateful, model("T BYTES [1]", "U BYTES [1]", name="other"))
-    assert "# The gateway cannot serve it like this: the model runs requests only inside sequences" in text
+    unknown = model("X FP4 [4]", "Y FP32 [4]", name="unknown")
+    text = drafted(tmp_path, unknown, model("T BYTES [1]", "U BYTES [1]", name="other"))
+    assert "# The gateway cannot serve it like this: inputs.x.tensor has datatype FP4, which has no JSON form" in text
     assert list(read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines) == ["other"]
+
+
+def test_a_model_with_a_state_gets_a_session(tmp_path: Path) -> None:
+    drafted(tmp_path, model("X FP32 [4]", "Y FP32 [4]", name="stateful", sequence=SequenceBatching()))
+    assert read_gateway_file(tmp_path / "gateway.yaml").spec.pipelines["stateful"].session is not None
 
 
 @pytest.mark.parametrize("name", ["true", "1e3", "null", "a.b-c", "0x10"])

@@ -175,7 +175,10 @@ def entry_of(key_id: str, sha256: str) -> str:
     try:
         Key(id=key_id, sha256=[sha256])
     except ValidationError as exc:
-        raise ConfigError(f"the id is wrong: {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from exc
+        text = exc.errors()[0]["msg"].removeprefix("Value error, ")
+        if exc.errors()[0]["type"] == "string_pattern_mismatch":
+            text = "an id has letters, digits, '_', '.' and '-', at most 128, and begins with a letter, a digit or '_'"
+        raise ConfigError(f"the id is wrong: {text}") from exc
     is_text = isinstance(yaml.safe_load(key_id), str)
     return f"  - id: {key_id if is_text else json.dumps(key_id)}\n    sha256: {sha256}\n"
 

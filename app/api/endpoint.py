@@ -48,7 +48,7 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import Schema
-from app.core.text import is_loopback
+from app.core.text import is_loopback, nearest_of
 from app.observability.tracing import SpanKind, end_request_span
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
@@ -159,10 +159,16 @@ class Application:
             return Internal("The gateway failed. Its log shows the cause under the request's id.")
         path = exchange.record.path
         if exc.status_code == 405:
-            hint = f"Use one of: {self._methods_of(path)}."
+            reads = " EventSource reads the stream that POST /v1/streams starts." * path.endswith("/stream")
+            hint = f"Use one of: {self._methods_of(path)}.{reads}"
             return MethodNotAllowed("This address does not accept this method.", hint=hint)
         if exc.status_code == 404:
-            return NotFound("The gateway serves nothing at this address.", hint=self.hints.get(path, self.hints[""]))
+            hint = self.hints.get(path, self.hints[""])
+            known = {"/".join(each.path.split("/")[:3]) for each in self.routes if isinstance(each, Route)}
+            asked = "/".join(path.split("/")[:3])
+            if asked not in known and (near := nearest_of(asked, known, 0.9)):
+                hint = f"Did you mean {near}? {hint}"
+            return NotFound("The gateway serves nothing at this address.", hint=hint)
         return InvalidRequest("The request is malformed.")
 
     def _methods_of(self, path: str) -> str:

@@ -302,7 +302,8 @@ class _Trial:
         for name, tensor in expected.outputs.items():
             other = found.outputs.get(name)
             if other is None or not _is_same(tensor, other, self._coalescing.tolerance):
-                raise RowsMismatch(text, name)
+                small = "; `tolerance` accepts small differences of floats"
+                raise RowsMismatch(text + small * (tensor.datatype in FLOAT_DATATYPES), name)
 
 
 def _is_same(one: Tensor, other: Tensor, tolerance: float = 0.0) -> bool:

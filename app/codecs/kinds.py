@@ -41,6 +41,7 @@ IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
 FILE_TYPES = ("image/*", "audio/*", "video/*", "application/pdf", "application/octet-stream")
 """The media types of a body that is a file."""
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+_NOT_BASE64 = "is not base64: send the content of the file as base64 or as a data: URL, not its path"
 _PIECE = 256 * 1024
 """Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
 LARGEST_BY_DATATYPE = {
@@ -129,14 +130,14 @@ def bytes_of_base64(text: str, kind: str) -> bytes:
     if text.startswith(("http://", "https://")):
         raise ValueError("must be base64 or a data: URL; the gateway does not download addresses")
     if "=" in text[:-2]:
-        raise ValueError("is not base64")
+        raise ValueError(_NOT_BASE64)
     try:
         return b"".join(
             binascii.a2b_base64(text[start : start + _PIECE].encode("ascii"), strict_mode=True)
             for start in range(0, len(text), _PIECE)
         )
     except (binascii.Error, UnicodeEncodeError) as exc:
-        raise ValueError("is not base64") from exc
+        raise ValueError(_NOT_BASE64) from exc
 
 
 def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:

@@ -55,6 +55,8 @@ def read_document(path: Path) -> tuple[Any, Lines]:
             pass  # raises for a duplicate key; the merges of the next line make further ones
         values = loader.construct_document(node)
         return values, dict(_lines_of(node, (), is_merged=True))
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path}: there is no such file") from exc
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
     except UnicodeDecodeError as exc:

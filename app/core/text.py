@@ -23,9 +23,9 @@ def without_nearest(text: str) -> str:
     return text.partition(_DID_YOU_MEAN)[0].partition(_VALID_HERE)[0]
 
 
-def nearest_of(name: str, valid: Iterable[str]) -> str | None:
+def nearest_of(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
     """``name``: of any length. For a name of 2 MB difflib alone needs 72 MB and up to 6 s."""
-    return next(iter(difflib.get_close_matches(name[:LONGEST_NAME], list(valid), n=1)), None)
+    return next(iter(difflib.get_close_matches(name[:LONGEST_NAME], list(valid), 1, cutoff)), None)
 
 
 def printable(text: str, max_length: int) -> str:

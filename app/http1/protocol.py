@@ -37,6 +37,7 @@ MAX_HEAD_BYTES = 16 * 1024
 END_OF_HEAD = b"\r\n\r\n"
 VERSIONS = {"1.0", "1.1"}
 HEAD_TIMEOUT_S = 5.0
+_TLS_HANDSHAKE = b"\x16\x03"
 HEAD_BYTES = 16 * 1024
 """The most bytes that are received with a head. The application must see the head before it has memory for the body."""
 PART_BYTES = 256 * 1024
@@ -348,7 +349,7 @@ class HttpConnection(ClosingProtocol):
                 self.parser.feed_data(data[:end])
         except httptools.HttpParserError as exc:
             # a variable for the refusal would be a circle: its traceback leads to this frame
-            self._refuse(_refusal_of(exc))
+            self._refuse(_refusal_of(exc, seen))
         if not self._is_in_head:
             self.state_timer.stop()
         elif begins and not self.is_ending:
@@ -527,8 +528,10 @@ class HttpConnection(ClosingProtocol):
         self.end(lingers=lingers)
 
 
-def _refusal_of(error: httptools.HttpParserError) -> GatewayError:
+def _refusal_of(error: httptools.HttpParserError, head: bytes) -> GatewayError:
     cause = error.__context__
+    if head.startswith(_TLS_HANDSHAKE):
+        return InvalidRequest("This port speaks HTTP: write http:// instead of https://.")
     return cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP.")
 
 

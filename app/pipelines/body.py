@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from app.codecs.json_scan import check_depth, is_json, malformed, members_of
+from app.codecs.kinds import check_image
 from app.core.errors import FieldProblem, InvalidInput, InvalidJson
 from app.core.text import nearest, shown
 from app.pipelines.fields import Field, InputField
@@ -21,6 +22,7 @@ LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
 MAX_PROBLEMS = 8
 _NO_TEXT = "is not UTF-8 text"
+_BYTE = re.compile(r"\(byte (\d+)\)")
 _NULL = re.compile(rb"[ \t\n\r]*null[ \t\n\r]*")
 _WORDS_BY_TYPE = {
     "str": "a string",
@@ -83,8 +85,13 @@ class BodyReader:
             return self._decoded_by_member(memoryview(body), given)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             place = str(exc).removeprefix("JSON is malformed: ").lower()
+            at = int(found[1]) if (found := _BYTE.search(place)) else 0
             if isinstance(exc, UnicodeDecodeError):
                 place = "it is not UTF-8"
+            elif body[at : at + 1] == b"'":
+                place = f"write names and texts in double quotes (byte {at})"
+            elif body[at : at + 1] in (b"N", b"I"):
+                place = f"it has no NaN and no Infinity; null is a missing number (byte {at})"
             elif "truncated" in place:  # msgspec's word for both
                 place = "it ends too early, or a text has half of a surrogate pair"
             raise InvalidJson(f"The body is not JSON: {place}.") from exc
@@ -173,6 +180,11 @@ def _form_value(field: Field, part: Part) -> Any:
         return msgspec.convert(text, field.json_type, strict=False)
     if field.is_file or (field.takes_file and isinstance(part, FilePart | memoryview)):
         content = part.encode() if isinstance(part, str) else part
+        if field.spec.kind == "image" and type(part) is bytes:
+            try:
+                check_image(part)
+            except ValueError as exc:
+                raise ValueError(f"{exc}; curl sends a file with -F {field.name}=@FILE") from exc
         return [bytes(content)] if field.is_list_of_files else field.value_of_file(content)
     if field.spec.kind == "text" and field.is_bare:
         return msgspec.convert(part if isinstance(part, str) else str(part, "utf-8"), field.json_type)
@@ -221,6 +233,8 @@ def problem_of_value(name: str, text: str) -> FieldProblem:
     found = _PATH.search(text)
     place, text = (name + found["path"], text[: found.start()]) if found else (name, text)
     text = text.replace("`", "")
+    if text == "Expected array of length <= 1" and not (found and found["path"]):
+        return FieldProblem(name, "takes one item in a request; several need `batch: true` in gateway.yaml")
     if text.startswith("Expected "):
         words = text.removeprefix("Expected ").replace(", got float", ", not a decimal number")
         words = words.replace(", got ", ", not ").replace(" | ", " or ")

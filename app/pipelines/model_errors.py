@@ -26,6 +26,7 @@ from app.core.inference import BYTES
 from app.pipelines.models import Edge, Graph
 from app.pipelines.spec import EarlyExitRule
 
+EARLY_EXIT = re.compile(r"EARLY[ _-]?EXIT", re.IGNORECASE)
 _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1f]{1,512}\})")
 
 

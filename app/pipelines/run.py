@@ -41,7 +41,7 @@ from app.core.errors import (
 )
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.fields import OutputField, TextDifferences
-from app.pipelines.model_errors import explain, name_failed_step, named_model, public_text
+from app.pipelines.model_errors import EARLY_EXIT, explain, name_failed_step, named_model, public_text
 from app.pipelines.openai_mapping import Division
 from app.pipelines.pipeline import CountLimits, Pipeline, Target
 from app.pipelines.spec import INDEX
@@ -378,6 +378,8 @@ def early_exit_of(pipeline: Pipeline, error: GatewayError, request_id: str) -> s
         explain(error, pipeline.graph)
     elif error.code == "model_error" and error.hint is None:
         name_failed_step(error, message, pipeline.graph)
+        if EARLY_EXIT.match(message):
+            error.hint = f"If this is an early exit, declare it under `early_exit` in gateway.yaml. {error.hint}"
     same = (rule.reason for rule in pipeline.rules.rules if rule.error is not None and rule.error.message == message)
     if intended := next(same, None):
         error.hint = (

@@ -356,12 +356,13 @@ class PipelineSpec(Section):
 
     def needs_sequence(self, name: str, model: str) -> InvalidRequest:
         """The error of a request that stands alone, for a model that runs only requests of a sequence."""
-        hint = f"Open one with POST /v1/pipelines/{name}/sessions."
-        if self.session is None:
-            hint = (
-                "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
-                f"/v2/models/{self.model}/infer with the parameters `sequence_id`, `sequence_start` and `sequence_end`."
-            )
+        if self.session is not None:
+            text = f"Pipeline '{name}' has sessions: each request is a step of one."
+            return InvalidRequest(text, hint=f"Open one with POST /v1/pipelines/{name}/sessions.")
+        hint = (
+            "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
+            f"/v2/models/{self.model}/infer with the parameters `sequence_id`, `sequence_start` and `sequence_end`."
+        )
         return InvalidRequest(f"Model '{model}' needs a session.", hint=hint)
 
     def own_ids_of(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> tuple[OwnIds, frozenset[str]]:
@@ -379,6 +380,10 @@ class PipelineSpec(Section):
         if self.stream is not None and "timeout_s" in self.stream.model_fields_set:
             limits["stream.timeout_s"] = self.stream.timeout_s
         return self.session.findings(name, config, models, limits=limits, may_exit=bool(self.early_exit))
+
+    def missing_keys(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> dict[str, bool]:
+        """The keys that the model needs beside those that are declared."""
+        return {"session": True} if self.session is None and any(missing_fault(config, models)) else {}
 
     @property
     def joins_requests(self) -> bool:

@@ -236,6 +236,11 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
     )
     if triton.share.number == 1:
         _log.info("gateway.yaml: %s", settings.config_path or _without_file(settings.default_config))
+        if settings.api_keys_file is None and not is_loopback(settings.host):
+            text = (
+                "GATEWAY_HOST=%s without GATEWAY_API_KEYS_FILE: everyone who reaches the port can call every pipeline"
+            )
+            _log.warning(text, settings.host)
     catalog.load_file()
     await catalog.refresh()
     if catalog.complaints:

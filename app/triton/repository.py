@@ -92,6 +92,10 @@ def _folders(path: Path) -> list[ModelFolder]:
     """Raises RepositoryUnreadable."""
     if not path.is_dir():
         raise RepositoryUnreadable(f"There is no model repository at {path}.")
+    if (path / "config.pbtxt").exists():
+        raise RepositoryUnreadable(
+            f"{path} is the folder of one model: name the folder that has it, {path.resolve().parent}"
+        )
     try:
         folders = sorted(each for each in path.iterdir() if each.is_dir())
     except OSError as exc:

@@ -170,7 +170,7 @@ def test_a_folder_that_looks_like_a_hash_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_rejected(path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         FollowedKeys(path, DIALECTS)
 
 

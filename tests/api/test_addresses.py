@@ -78,7 +78,8 @@ class TestMethods:
                 answer = await api.client.request(method, path)
                 assert (path, method, answer.status_code, answer.headers["allow"]) == (path, method, 405, allowed)
                 assert answer.json()["code"] == "method_not_allowed"
-                assert answer.json()["hint"] == f"Use one of: {allowed}."
+                reads = " EventSource reads the stream that POST /v1/streams starts." * path.endswith("/stream")
+                assert answer.json()["hint"] == f"Use one of: {allowed}.{reads}"
         for method in ("POST", "OPTIONS"):
             answer = await api.admin.request(method, "/metrics")
             assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")

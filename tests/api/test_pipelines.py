@@ -165,6 +165,20 @@ class TestAddresses:
         if method == "POST":
             assert counted(api, "-", "unary") == ({"client_error": 1} if code == "unknown_pipeline" else {})
 
+    async def test_an_unknown_address_names_the_nearest_one(self, api: Served) -> None:
+        for path, near in {
+            "/v1/pipeline/read": "/v1/pipelines",
+            "/v1/stream": "/v1/streams",
+            "/v1/nothing": "",
+        }.items():
+            hint = (await api.client.post(path, json={})).json()["hint"]
+            assert hint == f"Did you mean {near}? " * bool(near) + "GET /docs lists the addresses."
+
+    async def test_other_addresses_of_openai_answer_in_its_form(self, api: Served) -> None:
+        for path in ("/v1/responses", "/v1/images/generations", "/v1/audio/translations", "/v1/files"):
+            answer = await api.client.post(path, json={})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
 
 SUMS = [
     model("X FP32 [1]", "Y FP32 [1]", name="traced", parameters=(("reads_traceparent", "true"),)),

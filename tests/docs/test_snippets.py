@@ -117,4 +117,4 @@ def test_the_command_that_makes_a_key_works(capsys: pytest.CaptureFixture[str], 
     assert main(command.split()[1:]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("tgw_")
-    is_keys_file(f"keys:\n{printed.err}", tmp_path)
+    is_keys_file("keys:\n" + printed.err.removeprefix("keys:\n"), tmp_path)

@@ -195,6 +195,11 @@ async def test_ambiguous_requests_are_400(port: int, application: Application, t
     assert not application.calls
 
 
+async def test_https_at_the_port_of_http_is_explained(port: int) -> None:
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(32, 64))
+    assert b"write http:// instead of https://" in await sent_and_received(port, hello)
+
+
 async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
     first = request("/read", "X-Number: 1", "Content-Length: 3", body=b"one")
     second = request("/read", "X-Number: 2", CHUNKED, body=b"3\r\ntwo\r\n0\r\n\r\n")

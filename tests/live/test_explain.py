@@ -296,6 +296,7 @@ MODEL_ERRORS: list[tuple[str, dict[str, object], str, str]] = [
     ("writer", {"count": 2}, "", "response sender needs model_transaction_policy { decoupled: true }"),
     ("declared_script", {"child": "stream_writer"}, "", "Call 'stream_writer' with exec(decoupled=True) and read all"),
     ("declared_script", {"child": "nowhere"}, "", "Load the model in Triton, or correct the name that the script"),
+    ("declared_script", {"error": ["INTERNAL", "EARLY_EXIT[empty]"]}, "", "If this is an early exit, declare it under"),
     ("declared_script", {"error": ["ALREADY_EXISTS", "EXIT"]}, "", "matches the early exit 'nothing', but the code"),
     (
         "declared_script",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
+from app.pipelines.body import FilePart
 from tests.toolkit.models import model, pipeline
 
 CONFIG = model(["X FP32 [-1]", "NOTE BYTES [1]", "DOC BYTES [1] optional", "FILE BYTES [1] optional"])
@@ -27,6 +28,8 @@ P = pipeline(
 GOOD = {"x": [1.0], "note": "hi"}
 PNG = b"\x89PNG\r\n\x1a\n"
 ALL_FIELDS = "doc, image, n, note, t, x"
+NO_IMAGE = "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"
+NO_NAN = "The body is not JSON: it has no NaN and no Infinity; null is a missing number"
 HALF_A_PAIR = "The body is not JSON: it ends too early, or a text has half of a surrogate pair."
 UNKNOWN = "is not a field of this pipeline; "
 
@@ -77,6 +80,9 @@ class TestMalformedJson:
             (b'{"note": "a', HALF_A_PAIR),
             (b"", "The body is empty. Send a JSON object with 'x' and 'note'."),
             (b'{"note": secret}', "The body is not JSON: invalid character (byte 9)."),
+            (b'{"x": [1, -Infinity]}', f"{NO_NAN} (byte 11)."),
+            (b'{"x": [NaN]}', f"{NO_NAN} (byte 7)."),
+            (b"{'x': [1]}", "The body is not JSON: write names and texts in double quotes (byte 1)."),
             (b"[" * 200_000, "The body has too many nested levels: more than 64 levels."),
         ],
     )
@@ -197,7 +203,9 @@ class TestForms:
             ("note", "a\ud800", "holds half a surrogate pair"),
             ("doc", "{", "is not JSON"),
             ("doc", b'"\xff"', "is not UTF-8 text"),
-            ("image", "iVBORw0KGgo=", "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"),
+            ("image", b"sign.png", f"{NO_IMAGE}; curl sends a file with -F image=@FILE"),
+            ("image", FilePart(b"sign.png"), NO_IMAGE),
+            ("image", "iVBORw0KGgo=", NO_IMAGE),
             ("image", "\ud800", "is not UTF-8 text"),
             ("n", "1.5", "must be an integer, not a string"),
             ("n", "", "must be an integer, not a string"),

@@ -21,6 +21,7 @@ FLOATS = ("FP16", "BF16", "FP32", "FP64")
 NO_NUMBERS = ["true", '"1"', "null", "{}", "[true]", '["1"]', "1e400", "1" * 400]
 NOT_ALLOWED = "is not one of the allowed values"
 NO_INTEGER = "must be an integer or a list, not a decimal number"
+NOT_BASE64 = "is not base64: send the content of the file as base64 or as a data: URL, not its path"
 NO_IMAGE = "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"
 ONE_VALUE = r"one value: the tensor must have dims \[1\]"
 
@@ -119,7 +120,7 @@ def test_a_value_is_sent(text: str, spec: dict[str, Any], value: str, shape: tup
         ("X BF16 [1]", {}, "3.4e38", {"x": "holds a number out of the range of BF16"}),
         ("X FP32 [1]", {}, "-3.5e38", {"x": "holds a number out of the range of FP32"}),
         ("X BYTES [1]", {"kind": "image"}, '"AAAA"', {"x": NO_IMAGE}),
-        ("X BYTES [1]", {"kind": "image"}, '"?"', {"x": "is not base64"}),
+        ("X BYTES [1]", {"kind": "image"}, '"?"', {"x": NOT_BASE64}),
         ("X FP32 [2]", BATCHED, "[]", {"batch": "has 0 items; expected 1 to 4096"}),
         ("X FP32 [2]", BATCHED, f"{[[0, 0]] * 4097}", {"batch": "has 4097 items; expected 1 to 4096"}),
     ],

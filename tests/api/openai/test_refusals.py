@@ -93,7 +93,7 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ({"stream": True, "stream_options": {"foo": 1}}, "stream_options: has a field that is not supported"),
         ({"prompt": None}, "prompt: is required"),
         ({"prompt": [1, 2]}, "prompt[0]: must be a string, not an integer"),
-        ({"prompt": ["a", "b"]}, "prompt: must be a list of length <= 1"),
+        ({"prompt": ["a", "b"]}, "prompt: takes one item in a request; several need `batch: true` in gateway.yaml"),
         ({"prompt": {"secret": 1}}, "prompt: must be a string or a list, not an object"),
         ({"seed": "secret"}, "seed: must be an integer, not a string"),
         ({"model": None}, "model: is required"),

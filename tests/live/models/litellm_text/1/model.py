@@ -1,1 +1,0 @@
-../../scripted_stream/1/model.py

@@ -42,18 +42,12 @@ Change = Callable[[random.Random, Any], str]
 """Each function converts a JSON value to hostile text."""
 
 
-def spliced(text: str, raws: list[str]) -> str:
-    for index, raw in enumerate(raws):
-        text = text.replace(json.dumps(RAW % index, ensure_ascii=False), raw)
-    return text
-
-
 def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Yields every (container, key) in a value."""
+    """Every (container, key) in a value."""
     found: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in items:
@@ -76,7 +70,10 @@ def replaced(choose: random.Random, value: Any) -> str:
             raws.append(choose.choice(TEXTS))
         else:
             container[key] = copy.deepcopy(choose.choice(VALUES))
-    return spliced(_text(value), raws)
+    text = _text(value)
+    for index, raw in enumerate(raws):
+        text = text.replace(_text(RAW % index), raw)
+    return text
 
 
 def renamed(choose: random.Random, value: Any) -> str:

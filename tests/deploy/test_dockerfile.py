@@ -72,6 +72,13 @@ def test_every_package_is_locked_by_its_hash() -> None:
     assert all("--require-hashes" in each or "--no-index" in each for each in installs)
 
 
+def test_a_pth_file_names_the_folder_of_the_models_packages() -> None:
+    """Before Triton 24.11, model processes ignore PYTHONPATH."""
+    (folder,) = re.findall(r"--target (\S+)", stages()["triton-packages"])
+    lines = re.findall(r'echo "(.+)" > "\$folder/model-packages\.pth"', DOCKERFILE)
+    assert lines == [f"import sys; sys.path.insert(0, '{folder}')"]
+
+
 def test_the_copied_files_match_the_build_context() -> None:
     copied = {
         source.split("/")[0]

@@ -61,15 +61,6 @@ def test_the_image_serves_read_only_without_root_or_a_shell(
         assert process.returncode == 0, gateway.log
 
 
-def test_an_unknown_setting_ends_the_start_with_status_2(builder: Builder, image: str, tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
-    with builder.mounted(image) as rootfs:
-        with running(rootfs, builder.config(image), {"GATEWAY_DRAIN": "1"}, folder) as process:
-            process.wait(30)
-        assert process.returncode == 2
-    assert "did you mean GATEWAY_DRAIN_S?" in (folder / "log").read_text()
-
-
 def test_the_image_has_user_labels_and_ports_but_no_pip_and_no_writable_files(builder: Builder, image: str) -> None:
     config = builder.config(image)
     assert config["User"] == "10001:10001"

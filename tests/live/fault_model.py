@@ -1,4 +1,4 @@
-"""The models of `test_explain.py`. The name of a model says what it does.
+"""The models of `test_step_faults.py`. The name of a model says what it does.
 
 - `ident` and `batch_ident` copy X to Y.
 - `writer`, `batch_writer`, `stream_writer` return T as SCRIPT (JSON) defines it: ``omit`` (T), ``shape``, ``float64``,

@@ -5,11 +5,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -18,7 +15,7 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.sessions import wait_for_new_triton
 from tests.toolkit.arenas import lock_arenas
-from tests.toolkit.events import lines_of
+from tests.toolkit.events import Event, events_in, lines_of
 from tests.toolkit.processes import (
     LIVE,
     GatewayProcess,
@@ -49,10 +46,6 @@ pipelines:
     stream: {progress_s: 60, timeout_s: 120}
     timeout_s: 120
     sample: {script: '{"outputs": 1}'}
-    openai:
-      completions: {prompt: script, text: text}
-      chat: {prompt: script, text: text, template_text: "{{ messages[-1].content }}"}
-oip: {models: [scripted_stream]}
 """
 
 
@@ -93,49 +86,28 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
 
 
-SCRIPT = json.dumps({"outputs": 1, "then": "silence"})
 SENT_S = 1.0
 """The time in which a model that has sent an output gives back the lock that it shares with Triton."""
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pipelines": ("/v1/pipelines/stream/stream", {"script": SCRIPT}),
-    "chat": (
-        "/v1/chat/completions",
-        {"model": "stream", "messages": [{"role": "user", "content": SCRIPT}], "stream": True},
-    ),
-    "completions": ("/v1/completions", {"model": "stream", "prompt": SCRIPT, "stream": True}),
-    "generate_stream": ("/v2/models/scripted_stream/generate_stream", {"SCRIPT": SCRIPT}),
-}
 
 
-def kill_the_process_of(triton: EmbeddedTriton) -> None:
-    """Kills it after its outputs: Triton 2.51 aborts if a process dies while it holds a lock that both share."""
-    (process,) = processes_of(triton.pid, "scripted_stream")
-    time.sleep(SENT_S)
-    os.kill(process, signal.SIGKILL)
+def last_event(triton: EmbeddedTriton, gateway: GatewayProcess) -> Event:
+    """Kills the process below a stream after its output, and returns the last event.
+
+    Triton 2.51 aborts if a process dies while it holds a lock that both share.
+    """
+    body = {"script": json.dumps({"outputs": 1, "then": "silence"})}
+    url = f"{gateway.url}/v1/pipelines/stream/stream"
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
+        events = events_in(lines_of(answer))
+        assert next(events).name == "output"
+        (process,) = processes_of(triton.pid, "scripted_stream")
+        time.sleep(SENT_S)
+        os.kill(process, signal.SIGKILL)
+        (last,) = events
+    return last
 
 
-def last_data(lines: Iterator[str]) -> dict[str, Any]:
-    """The data of the last event, without OpenAI's ``[DONE]``."""
-    found = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
-    data: dict[str, Any] = json.loads(next(each for each in reversed(found) if each != "[DONE]"))
-    return data
-
-
-def last_events(triton: EmbeddedTriton, gateway: GatewayProcess) -> dict[str, str]:
-    """Kills the process below a stream for each way of reading. Returns the last event of each."""
-    with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=PATIENCE_S))
-        started = client.post("/v1/streams", json={"pipeline": "stream", "inputs": {"script": SCRIPT}})
-        answers = {way: client.stream("POST", path, json=body) for way, (path, body) in WAYS.items()}
-        answers["streams"] = client.stream("GET", started.json()["url"])
-        streams = {way: lines_of(stack.enter_context(answer)) for way, answer in answers.items()}
-        for lines in streams.values():
-            next(line for line in lines if line.startswith("data:"))
-        kill_the_process_of(triton)
-        return {way: json.dumps(last_data(lines)) for way, lines in streams.items()}
-
-
-def test_streams_of_a_dead_process_end_with_a_retryable_error(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+def test_a_stream_of_a_dead_process_ends_with_a_retryable_error(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Triton 2.51 itself aborts after some kills. Then the test begins anew with the next Triton."""
 
     def works_again() -> bool:
@@ -144,12 +116,12 @@ def test_streams_of_a_dead_process_end_with_a_retryable_error(own_triton: Embedd
     with configured_gateway(own_triton, tmp_path, STREAM_CONFIG, triton_repair="true") as gateway:
         for _ in range(3):
             triton = own_triton.pid
-            found = last_events(own_triton, gateway)
-            if not any("Triton cannot be reached" in event for event in found.values()):
+            last = last_event(own_triton, gateway)
+            if "Triton cannot be reached" not in last.data["detail"]:
                 break
             wait_for_new_triton(gateway, own_triton, triton)
-        for way, event in found.items():
-            assert "The process of the model died before the stream was complete." in event, way
+        assert (last.name, last.data["retryable"]) == ("error", True)
+        assert last.data["detail"] == "The process of the model died before the stream was complete."
         eventually(works_again)
 
 

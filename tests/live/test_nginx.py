@@ -1,4 +1,7 @@
-"""A real nginx with its defaults (buffering, HTTP/1.0 to the gateway) and gzip, and the server block of proxies.md."""
+"""A real nginx: before the gateway with its defaults, gzip and the server block of proxies.md; and before Triton.
+
+Its defaults are buffering and HTTP/1.0 to the gateway.
+"""
 
 import json
 import ssl
@@ -12,12 +15,13 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from app.triton.connect import Kind
 from tests.conftest import Require
 from tests.live.some_models import config_with
 from tests.toolkit.certificates import Authority
 from tests.toolkit.events import events_in, lines_of
 from tests.toolkit.nginx import GZIP, documented_server, plain_server, running_nginx
-from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
+from tests.toolkit.processes import GatewayProcess, StartGateway, free_ports, running_gateway
 from tests.toolkit.waiting import eventually
 
 STREAM = "/v1/pipelines/scripted_patient/stream"
@@ -113,3 +117,64 @@ class TestDocumentedServer:
             assert answer.json()["code"] == "proxy_error"
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["access-control-allow-origin"] == "*"
+
+
+REMOTE = """
+client_max_body_size 64m;
+server {{
+  listen 127.0.0.1:{port} ssl http2;
+  ssl_certificate "{folder}/server.pem";
+  ssl_certificate_key "{folder}/server.key";
+  ssl_client_certificate "{folder}/ca.pem";
+  ssl_verify_client on;
+  location / {{
+    if ($http_authorization !~ "^Bearer secret-[0-9]$") {{ return 401; }}
+    grpc_pass grpc://{triton};
+  }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("remote"))
+
+
+@pytest.fixture(scope="module")
+def remote(triton: EmbeddedTriton, authority: Authority, require: Require) -> Iterator[str]:
+    """The address of the session's Triton behind nginx, which requires a client certificate and a token."""
+    folder, (port,) = authority.folder, free_ports(1)
+    server = authority.issue("localhost")
+    server.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    server.private_key_pem.write_to_path(str(folder / "server.key"))
+    with running_nginx(folder, require, port, REMOTE.format(folder=folder, port=port, triton=triton.grpc_url)):
+        yield f"localhost:{port}"
+
+
+@pytest.mark.parametrize("kind", ["asyncio", pytest.param("grpcio", marks=pytest.mark.full)])
+def test_triton_behind_nginx_gets_calls_streams_and_a_changed_token(
+    remote: str, kind: Kind, authority: Authority, start_gateway: StartGateway
+) -> None:
+    token, tls = authority.folder / "token", authority.files("gateway.example")
+    token.write_text("secret-1\n")
+    gateway = start_gateway(
+        triton_url=remote,
+        grpc=kind,
+        config=config_with(authority.folder, ["embed", "write"]),
+        triton_ca=str(tls.authorities),
+        triton_cert=str(tls.certificate),
+        triton_key=str(tls.key),
+        triton_token_file=str(token),
+    )
+    assert httpx.post(f"{gateway.url}/v1/pipelines/embed", json={"text": "A cat."}).status_code == 200
+    body = {"prompt": "The for statement", "max_tokens": 8}
+    assert "event: done" in httpx.post(f"{gateway.url}/v1/pipelines/write/stream", json=body).text
+    token.write_text("wrong-1\n")
+    message = "Triton refuses the gateway: the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
+    eventually(lambda: message in gateway.log)
+    token.write_text("secret-2\n")
+    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200)
+    assert httpx.post(f"{gateway.url}/v1/pipelines/embed", json={"text": "A cat."}).status_code == 200
+    assert gateway.log.count(message) == 1
+    assert "secret-" not in gateway.log
+    assert "wrong-1" not in gateway.log

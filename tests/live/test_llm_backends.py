@@ -85,8 +85,9 @@ def test_texts_are_those_of_the_backend(undeclared: OpenAI, llms: GatewayProcess
     assert answer.usage is not None or name == "tensorrt_llm"
 
 
-def test_a_vector_for_each_text_in_order(client: OpenAI) -> None:
-    answer = client.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
+async def test_a_vector_for_each_text_in_order(declared: GatewayProcess) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{declared.url}/v1", api_key="none", max_retries=0) as client:
+        answer = await client.embeddings.create(model="embed", input=["a" * length for length in range(1, 101)])
     assert [each.embedding for each in answer.data] == [[length, 0.5, 0.5, 0.5] for length in range(1, 101)]
     assert answer.usage.prompt_tokens == sum(range(1, 101))
 

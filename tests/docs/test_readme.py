@@ -1,9 +1,6 @@
 """The commands of README.md work as printed, in a folder that looks like the checkout."""
 
-import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +12,10 @@ from app.cli import STARTER
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.toolkit.processes import GatewayProcess, free_ports, live_triton, wait_until_ready
+from tests.docs.walkthrough import START_S, Server
+from tests.toolkit.processes import free_ports, live_triton
 from tests.toolkit.programs import environment_without_proxies, output_of
 
-START_S = 60.0
 MAKE = "make run"
 TRITON = "127.0.0.1:8001"
 BLOCKS = blocks_of(ROOT / "README.md")
@@ -46,24 +43,14 @@ def run_in(folder: Path, command: str) -> str:
 @contextmanager
 def served_by(folder: Path, command: str) -> Iterator[str]:
     """Yields the address of a gateway that the command starts. Stops the gateway with Ctrl-C."""
-    port, admin_port = free_ports(2)
-    environment = environment_without_proxies() | {"GATEWAY_PORT": str(port), "GATEWAY_ADMIN_PORT": str(admin_port)}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    ports = free_ports(2)
+    server = Server.started(command, ports, folder, folder / "log", environment_without_proxies())
     try:
-        url, admin_url = (f"http://127.0.0.1:{each}" for each in (port, admin_port))
-        wait_until_ready(GatewayProcess(process, url, admin_url, folder / "log"), START_S)
-        yield url
+        server.wait_until_ready()
+        yield f"http://127.0.0.1:{ports[0]}"
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(START_S)
+        server.press_ctrl_c()
+        server.process.wait(START_S)
 
 
 def pipelines_of(url: str) -> set[str]:

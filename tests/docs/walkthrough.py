@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -100,7 +99,7 @@ class Reader:
         ports = free_ports(2)
         self.own |= {address: f"127.0.0.1:{port}" for address, port in zip(URLS, ports, strict=True)}
         log_path = self.folder.with_name(f"log-{len(self.servers)}")
-        self.servers.append(Server.started(self._here(command), ports, self.folder, log_path))
+        self.servers.append(Server.started(self._here(command), ports, self.folder, log_path, environment()))
         self.servers[-1].wait_until_ready()
         assert is_the_same(self._here(printed), self.servers[-1].log), self.servers[-1].log
 
@@ -131,19 +130,26 @@ class Reader:
 
 @dataclass
 class Server:
-    """A running ``triton-gateway serve`` that writes its standard error to ``log_path``."""
+    """A running ``triton-gateway serve`` whose output is in ``log_path``."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
 
     @classmethod
-    def started(cls, command: str, ports: list[int], folder: Path, log_path: Path) -> "Server":
+    def started(
+        cls, command: str, ports: list[int], folder: Path, log_path: Path, variables: dict[str, str]
+    ) -> "Server":
         """``ports`` are the API's port and the admin port."""
         api, admin = map(str, ports)
         settings = {"GATEWAY_PORT": api, "GATEWAY_ADMIN_PORT": admin, "GATEWAY_LOG_FORMAT": "text"}
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                shlex.split(command), cwd=folder, env=environment() | settings, stderr=log, start_new_session=True
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=folder,
+                env=variables | settings,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         return cls(process, log_path)
 
@@ -156,7 +162,7 @@ class Server:
         assert self.process.poll() is None, self.log
 
     def press_ctrl_c(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        os.killpg(self.process.pid, signal.SIGINT)
 
 
 def environment() -> dict[str, str]:

@@ -9,6 +9,8 @@ from app.grpc.frames import PREFIX, frame_bytes
 
 OK = b"\x88"
 """``:status: 200``."""
+REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"
+"""``:method: POST``, ``:scheme: http``, ``:path: /x``, ``:authority: h``."""
 END = frames.END_HEADERS | frames.END_STREAM
 SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
 

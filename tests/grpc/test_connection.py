@@ -4,20 +4,22 @@ No call stalls behind a server that never exceeds a window, and answers in rando
 """
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar, cast
 
+import h2.events
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from app.grpc import connection, frames
 from app.grpc.connection import Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
-from app.grpc.frames import PREFIX_BYTES, STREAM_WINDOW, Frame, FrameBuffer, frame_bytes
-from app.grpc.http2_session import SMALLEST_FRAME_LIMIT, Session
+from app.grpc.frames import PREFIX_BYTES, STREAM_WINDOW, frame_bytes
+from app.grpc.http2_session import Session
 from tests.grpc.conftest import (
-    OK,
+    REQUEST,
     SETTINGS,
     FakeTransport,
     data_frame,
@@ -169,7 +171,7 @@ async def test_the_pause_ends_with_the_connection(server: Server) -> None:
 
 
 DEFAULT_WINDOW = 65_535
-CONTENT_TYPE = b"\0\x0ccontent-type\x10application/grpc"
+HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 LONGEST_PADDING = 255
 
 
@@ -182,10 +184,8 @@ def message_of(random: Random, largest: int) -> bytes:
 
 @dataclass
 class Call:
-    """``window``: the bytes that the client accepts. ``begun`` and ``sent``: the head, and the bytes of ``body``."""
+    """``begun`` and ``sent``: the head, and the bytes of ``body``."""
 
-    window: int
-    request_window: int = DEFAULT_WINDOW
     script: list[bytes] | None = None
     """The messages of the answer."""
     body: bytes = b""
@@ -199,114 +199,78 @@ class Call:
 
 
 class StrictPeer:
-    """Answers the calls of one connection, in order, with the messages of ``scripts``."""
+    """Answers the calls of one connection, in order, with the messages of ``scripts``. h2 checks every window."""
 
     def __init__(self, random: Random, scripts: Sequence[list[bytes]]) -> None:
         self.calls: dict[int, Call] = {}
         self._random = random
         self._scripts = scripts
-        self._frames = FrameBuffer(2**24)
-        self._preface = b""
-        self._window = DEFAULT_WINDOW
-        self._initial_window = DEFAULT_WINDOW
-        self._max_frame_bytes = SMALLEST_FRAME_LIMIT
-        self._output = [SETTINGS]
+        self._http2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._http2.initiate_connection()
+
+    def window(self, stream_id: int) -> int:
+        """The bytes of a call that the client accepts."""
+        return int(self._http2.streams[stream_id].outbound_flow_control_window)
 
     def receive(self, data: bytes) -> None:
-        if len(self._preface) < len(frames.PREFACE):
-            missing = len(frames.PREFACE) - len(self._preface)
-            self._preface += data[:missing]
-            data = data[missing:]
-        for frame in self._frames.frames(data):
-            self._received(frame)
+        for event in self._http2.receive_data(data):
+            if isinstance(event, h2.events.RequestReceived):
+                self.calls[event.stream_id] = Call()
+            elif isinstance(event, h2.events.DataReceived):
+                self._widen(event)
+            elif isinstance(event, h2.events.StreamEnded):
+                call = self.calls[event.stream_id]
+                call.script = self._scripts[event.stream_id // 2]
+                call.body = b"".join(map(message, call.script))
+            elif isinstance(event, h2.events.StreamReset):
+                self.calls.pop(event.stream_id, None)
 
-    def take_output(self) -> bytes:
-        """Returns what is sent in any case: acknowledgements, and windows for requests."""
-        output = b"".join(self._output)
-        self._output.clear()
-        return output
+    def _widen(self, event: h2.events.DataReceived) -> None:
+        size = event.flow_controlled_length
+        if size:
+            self._http2.increment_flow_control_window(size)
+        room = self._http2.remote_flow_control_window(event.stream_id)
+        if not event.stream_ended and room < self._random.randrange(1, DEFAULT_WINDOW):
+            grown = self._random.randint(1, 2 * DEFAULT_WINDOW)
+            self._http2.increment_flow_control_window(grown, event.stream_id)
 
-    def send(self) -> bytes:
-        """Returns the next frame of a random call that may send; empty if there is none."""
-        able = [stream_id for stream_id, call in self.calls.items() if self._can_send(call)]
+    def output(self) -> bytes:
+        """Returns what is sent in any case: settings, acknowledgements, and windows for requests."""
+        return self._http2.data_to_send()
+
+    def send(self) -> None:
+        """Sends the next frame of a random call that may send, if there is one."""
+        able = [stream_id for stream_id, call in self.calls.items() if self._can_send(stream_id, call)]
         if not able:
-            return b""
+            return
         stream_id = self._random.choice(able)
         call = self.calls[stream_id]
         if not call.begun and (call.body or self._random.random() < 0.5):
             call.begun = True
-            return headers_frame(stream_id, OK + CONTENT_TYPE)
-        if call.rest:
-            return self._data(stream_id, call)
-        del self.calls[stream_id]
-        return last_headers(stream_id, OVER if call.begun else OK + CONTENT_TYPE + OVER)  # a response of trailers only
+            self._http2.send_headers(stream_id, HEAD)
+        elif call.rest:
+            self._send_data(stream_id, call)
+        else:
+            del self.calls[stream_id]
+            end = [("grpc-status", "0")]  # after no head: a response of trailers only
+            self._http2.send_headers(stream_id, end if call.begun else HEAD + end, end_stream=True)
 
-    def _can_send(self, call: Call) -> bool:
+    def _can_send(self, stream_id: int, call: Call) -> bool:
         if call.script is None:
             return False
-        return not call.begun or not call.rest or min(call.window, self._window) > 0
+        return not call.begun or not call.rest or self._http2.local_flow_control_window(stream_id) > 0
 
-    def _data(self, stream_id: int, call: Call) -> bytes:
-        room = min(call.window, self._window, self._max_frame_bytes)
+    def _send_data(self, stream_id: int, call: Call) -> None:
+        room = min(self._http2.local_flow_control_window(stream_id), self._http2.max_outbound_frame_size)
         size = min(room, call.rest)
         if self._random.random() < 0.6:
             size = max(1, int(size ** self._random.random()))
         content = call.body[call.sent : call.sent + size]
         call.sent += size
-        padding = self._random.randrange(LONGEST_PADDING) if self._random.random() < 0.1 else -1
-        used = size + padding + 1
-        if padding < 0 or used > room:
-            used, flags = size, 0
-        else:
-            content, flags = bytes([padding]) + content + bytes(padding), frames.PADDED
-        call.window -= used
-        self._window -= used
-        return data_frame(stream_id, content, flags)
-
-    def _received(self, frame: Frame) -> None:
-        if frame.kind == frames.HEADERS:
-            self.calls[frame.stream_id] = Call(self._initial_window)
-        elif frame.kind == frames.DATA:
-            self._received_request(frame)
-        elif frame.kind == frames.WINDOW_UPDATE:
-            self._widen(frame.stream_id, int.from_bytes(frame.content, "big"))
-        elif frame.kind == frames.RST_STREAM:
-            self.calls.pop(frame.stream_id, None)
-        elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:
-            self._configure(dict(struct.iter_unpack(">HI", frame.content)))
-        elif frame.kind == frames.PING and not frame.flags & frames.ACK:
-            self._output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
-
-    def _received_request(self, frame: Frame) -> None:
-        call = self.calls.get(frame.stream_id)
-        if call is None:
-            return
-        call.request_window -= len(frame.content)
-        assert call.request_window >= 0, "the client exceeded a window"
-        if frame.flags & frames.END_STREAM:
-            call.script = self._scripts[frame.stream_id // 2]
-            call.body = b"".join(map(message, call.script))
-        elif call.request_window < self._random.randrange(1, DEFAULT_WINDOW):
-            grown = self._random.randint(1, 2 * DEFAULT_WINDOW)
-            call.request_window += grown
-            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, frame.stream_id, grown))
-        if frame.content:
-            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, len(frame.content)))
-
-    def _widen(self, stream_id: int, size: int) -> None:
-        assert size > 0
-        if not stream_id:
-            self._window += size
-        elif stream_id in self.calls:
-            self.calls[stream_id].window += size
-
-    def _configure(self, settings: dict[int, int]) -> None:
-        window = settings.get(frames.INITIAL_WINDOW_SIZE, self._initial_window)
-        for call in self.calls.values():
-            call.window += window - self._initial_window
-        self._initial_window = window
-        self._max_frame_bytes = settings.get(frames.MAX_FRAME_SIZE, self._max_frame_bytes)
-        self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
+        padding = self._random.randrange(LONGEST_PADDING) if self._random.random() < 0.1 else None
+        if padding is not None and size + padding + 1 > room:
+            padding = None
+        self._http2.send_data(stream_id, content, pad_length=padding)
 
 
 LIMIT = 64 * 1024 * 1024
@@ -322,7 +286,7 @@ class Exchange:
         self.peer = StrictPeer(random, scripts)
         self.connection = Http2Connection(Session(window), KeepAlive(LONG_S, LONG_S))
         self.connection.connection_made(cast("asyncio.Transport", FakeTransport(self.peer.receive)))
-        self.receive(self.peer.take_output())
+        self.receive(self.peer.output())
 
     def receive(self, data: bytes) -> None:
         """Passes bytes of the peer to the client, cut anywhere."""
@@ -333,7 +297,8 @@ class Exchange:
 
     def send(self) -> bool:
         """Passes the next frame of the peer to the client. Returns False if the peer may not send."""
-        data = self.peer.take_output() + self.peer.send()
+        self.peer.send()
+        data = self.peer.output()
         self.receive(data)
         return bool(data)
 
@@ -347,7 +312,7 @@ class Reader:
     def __init__(self, exchange: Exchange, *, is_stream: bool) -> None:
         kind = Http2StreamCall if is_stream else Http2UnaryCall
         self.call: Any = kind(exchange.connection, LIMIT)
-        exchange.connection.start(self.call, b"", bytes(exchange.random.choice((0, 10, 200_000))), LONG_S)
+        exchange.connection.start(self.call, REQUEST, bytes(exchange.random.choice((0, 10, 200_000))), LONG_S)
         self.messages: list[bytes] = []
         self.is_over = False
         self._is_stream = is_stream
@@ -360,6 +325,8 @@ class Reader:
     async def step(self) -> None:
         """Begins to read the next message, unless the reader waits for it."""
         if not self.is_waiting:
+            if self._reading is not None:
+                self._reading.result()  # raises its error
             self._reading = asyncio.create_task(self._read())
         await asyncio.sleep(0)
 
@@ -399,8 +366,10 @@ async def exchanged(random: Random) -> int:
             assert is_sent, "the readers wait, and the windows stop the peer"
         await reader.step()
         for seed, each in enumerate(readers):
-            call = exchange.peer.calls.get(2 * seed + 1)
-            assert call is None or call.window <= each.max_window(window, call), "the window is too large"
+            stream_id = 2 * seed + 1
+            call = exchange.peer.calls.get(stream_id)
+            most = call and each.max_window(window, call)
+            assert most is None or exchange.peer.window(stream_id) <= most, "the window is too large"
         open_readers = [each for each in open_readers if not each.is_over]
     assert [each.messages for each in readers] == scripts
     exchange.close()

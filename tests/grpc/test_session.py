@@ -29,6 +29,7 @@ from app.grpc.http2_session import Http2Stream, Session
 from app.grpc.rpc import RpcError
 from tests.grpc.conftest import (
     OK,
+    REQUEST,
     SETTINGS,
     data_frame,
     headers_frame,
@@ -40,8 +41,6 @@ from tests.grpc.conftest import (
 )
 
 WINDOW = 64 * 1024
-REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"
-"""``:method: POST``, ``:scheme: http``, ``:path: /x``, ``:authority: h``."""
 Event = tuple[object, ...]
 
 

@@ -75,7 +75,7 @@ async def run_check(
 ) -> CheckReport:
     """``triton`` overrides ``repository``. Without ``config``, pipelines are not checked.
 
-    Raises RepositoryUnreadable, ConfigError or GatewayError.
+    Raises RepositoryUnservable, ConfigError or GatewayError.
     """
     file = read_gateway_file(config) if config is not None else None
     if triton is None:

@@ -42,7 +42,7 @@ from app.settings import (
 )
 from app.triton.credentials import NO_CREDENTIALS
 from app.triton.fleet.pool import open_engine
-from app.triton.repository import RepositoryUnreadable, live_repository
+from app.triton.repository import live_repository
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
@@ -97,7 +97,6 @@ _UNUSABLE = (
     EmbeddedTritonError,
     FolderTaken,
     FileTaken,
-    RepositoryUnreadable,
     GatewayError,
 )
 
@@ -268,7 +267,7 @@ def _new_key(given: dict[str, Any]) -> int:
 def _check(given: dict[str, Any]) -> int:
     """Prints the report and returns the exit status.
 
-    Raises RepositoryUnreadable, ConfigError, SettingsError or GatewayError.
+    Raises RepositoryUnservable, ConfigError, SettingsError or GatewayError.
     """
     credentials, triton = NO_CREDENTIALS, given["triton"]
     if given["config"] is None and triton is None:

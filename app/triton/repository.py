@@ -18,21 +18,14 @@ LLM_API_FILE = "model.yaml"
 EMBEDDED_BACKENDS = ("python", "ensemble")
 
 
-class RepositoryUnreadable(Exception):
-    """The folder does not exist or contains no models."""
-
-
 def read_repository(path: Path) -> list[RepositoryModel]:
-    """Reads all models. A model that cannot be read is included with its error. Raises RepositoryUnreadable."""
+    """Reads all models. A model that cannot be read is included with its error. Raises RepositoryUnservable."""
     return [_read_model(folder) for folder in _folders(path)]
 
 
 def served_repository(path: Path) -> ServedRepository:
     """Examines a repository for the embedded Triton. Raises RepositoryUnservable if that can serve no model."""
-    try:
-        folders = {each.path.name: each for each in _folders(path) if not _is_leftover(each.path)}
-    except RepositoryUnreadable as exc:
-        raise RepositoryUnservable(str(exc)) from exc
+    folders = {each.path.name: each for each in _folders(path) if not _is_leftover(each.path)}
     refused, is_complete = {name: text for name, each in folders.items() if (text := _refusal_of(each))}, True
     configs = {name: each.config for name, each in folders.items() if name not in refused}
     while blocked := {  # Triton would load the refused step of an ensemble
@@ -89,19 +82,19 @@ async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
 
 
 def _folders(path: Path) -> list[ModelFolder]:
-    """Raises RepositoryUnreadable."""
+    """Raises RepositoryUnservable."""
     if not path.is_dir():
-        raise RepositoryUnreadable(f"There is no model repository at {path}.")
+        raise RepositoryUnservable(f"There is no model repository at {path}.")
     if (path / "config.pbtxt").exists():
-        raise RepositoryUnreadable(
+        raise RepositoryUnservable(
             f"{path} is the folder of one model: name the folder that has it, {path.resolve().parent}"
         )
     try:
         folders = sorted(each for each in path.iterdir() if each.is_dir())
     except OSError as exc:
-        raise RepositoryUnreadable(f"The model repository {path} cannot be read: {exc.strerror}.") from exc
+        raise RepositoryUnservable(f"The model repository {path} cannot be read: {exc.strerror}.") from exc
     if not folders:
-        raise RepositoryUnreadable(
+        raise RepositoryUnservable(
             f"The model repository {path} contains no models: each model needs a folder of its own."
         )
     return list(map(ModelFolder, folders))

@@ -9,7 +9,7 @@ from app.core.model import RepositoryModel, Step, TensorSpec
 from app.launcher.machine import RepositoryUnservable
 from app.triton.codec import model_config_of
 from app.triton.model_folder import parse_config
-from app.triton.repository import RepositoryUnreadable, read_repository, served_repository
+from app.triton.repository import read_repository, served_repository
 from tests.toolkit.broken_repositories import Repository
 
 PLAIN = """
@@ -249,14 +249,13 @@ def test_the_other_models_are_served_without_ensembles_of_a_refused_one(add_mode
 def test_the_folder_of_one_model_is_no_repository(add_model: AddModel, tmp_path: Path) -> None:
     add_model("a", COMPLETE)
     with pytest.raises(
-        RepositoryUnreadable, match=f"a is the folder of one model: name the folder that has it, {tmp_path}"
+        RepositoryUnservable, match=f"a is the folder of one model: name the folder that has it, {tmp_path}"
     ):
         read_repository(tmp_path / "a")
 
 
 def test_a_missing_or_empty_repository_is_an_error(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "absent", "no model repository"), (tmp_path, "contains no models")):
-        with pytest.raises(RepositoryUnreadable, match=message):
-            read_repository(path)
-        with pytest.raises(RepositoryUnservable, match=message):
-            served_repository(path)
+        for read in (read_repository, served_repository):
+            with pytest.raises(RepositoryUnservable, match=message):
+                read(path)

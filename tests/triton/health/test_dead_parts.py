@@ -87,14 +87,16 @@ class TestWithASample:
         assert await dying.engine.model_ready("a")
         assert (await dying.call(), dying.engine.fault("a"), dying.begun) == (None, "", [(fault, "a")])
 
-    async def test_with_permission_it_is_loaded_again(
-        self, dying: Watched, fault: ModelFault, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("loads_needed", [1, 3])
+    async def test_with_permission_it_is_loaded_until_it_works(
+        self, dying: Watched, fault: ModelFault, caplog: pytest.LogCaptureFixture, loads_needed: int
     ) -> None:
+        dying.server.loads_needed = loads_needed
         await dying.call()
         async with dying.watching("a", may_reload=True):
-            await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
-        assert (dying.begun, await dying.call()) == ([(fault, "a")], None)
-        assert await dying.engine.model_ready("a")
+            await eventually(lambda: bool(dying.begun) and not dying.dead)
+        assert (dying.server.control, dying.begun) == (["-a", "+a"] * loads_needed, [(fault, "a")])
+        assert (await dying.engine.model_ready("a"), await dying.call()) == (True, None)
         assert "died, " in caplog.text
 
     async def test_a_text_that_a_sample_disproves_is_no_death(self, dying: Watched, fault: ModelFault) -> None:
@@ -104,14 +106,6 @@ class TestWithASample:
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: not dying.health.suspects)
         assert (dying.begun, dying.server.control) == ([], [])
-
-    async def test_loading_a_dead_model_is_retried_with_backoff(self, dying: Watched, fault: ModelFault) -> None:
-        dying.server.loads_needed = 3
-        await dying.call()
-        async with dying.watching("a", may_reload=True):
-            await eventually(lambda: bool(dying.dead))
-            await eventually(lambda: not dying.dead)
-        assert (dying.server.control, dying.begun) == (["-a", "+a"] * 3, [(fault, "a")])
 
     async def test_a_triton_without_model_control_is_reported_once(
         self, dying: Watched, fault: ModelFault, caplog: pytest.LogCaptureFixture
@@ -371,18 +365,11 @@ async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> N
         assert isinstance(await reading.error(), ModelNotReady)
 
 
-async def test_a_silent_stream_ends_when_triton_does_not_answer(reading: Reading) -> None:
-    async with reading.triton.watching():
-        await reading.begun()
-        reading.server.is_live = False
-        assert isinstance(await reading.error(), UpstreamUnavailable)
-
-
-async def test_the_watch_goes_on_after_statistics_that_it_cannot_read(
+async def test_a_silent_stream_ends_when_triton_does_not_answer(
     reading: Reading, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def document(*_: object) -> dict[str, object]:
-        return {}  # as of another server than Triton
+        return {}  # statistics of another server than Triton: the watch goes on
 
     monkeypatch.setattr(reading.triton.engine, "document", document)
     async with reading.triton.watching():

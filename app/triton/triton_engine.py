@@ -105,7 +105,7 @@ class WatchedCall:
         calls.heard_at, calls.unanswered, calls.silent_s, calls.silent_until = now, 0, 0.0, 0.0
         model = calls.model
         model.heard_at, model.failures = now, 0
-        model.longest_s = max(model.longest_s, waited_s)
+        model.longest_s = waited_s if waited_s > model.longest_s else model.longest_s
         faded_s = model.recent_s * _FADING
         model.recent_s = waited_s if waited_s > faded_s else faded_s
         if self._health.faults:
@@ -116,9 +116,10 @@ class WatchedCall:
         if exc is None:  # the last response was counted when it arrived
             for each in self._observed:
                 each.ended("OK", None)
-            engine = ModelFault.ENGINE, request.model
-            if engine in health.suspects.get(request.model, ()) and health.instances(request.model) == 1:
-                del health.suspects[request.model]  # its only engine works
+            if health.suspects:
+                engine = ModelFault.ENGINE, request.model
+                if engine in health.suspects.get(request.model, ()) and health.instances(request.model) == 1:
+                    del health.suspects[request.model]  # its only engine works
             return
         if isinstance(exc, RpcError | DecodeError):
             error = error_of_call(exc, request.model, is_repaired=health.may_reload)

@@ -246,16 +246,14 @@ def test_the_other_models_are_served_without_ensembles_of_a_refused_one(add_mode
     }
 
 
-def test_the_folder_of_one_model_is_no_repository(add_model: AddModel, tmp_path: Path) -> None:
+def test_a_path_that_is_no_repository_is_an_error(add_model: AddModel, tmp_path: Path) -> None:
     add_model("a", COMPLETE)
-    with pytest.raises(
-        RepositoryUnservable, match=f"a is the folder of one model: name the folder that has it, {tmp_path}"
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("absent", "no model repository"),
+        ("empty", "contains no models"),
+        ("a", f"a is the folder of one model: name the folder that has it, {tmp_path}"),
     ):
-        read_repository(tmp_path / "a")
-
-
-def test_a_missing_or_empty_repository_is_an_error(tmp_path: Path) -> None:
-    for path, message in ((tmp_path / "absent", "no model repository"), (tmp_path, "contains no models")):
         for read in (read_repository, served_repository):
             with pytest.raises(RepositoryUnservable, match=message):
-                read(path)
+                read(tmp_path / name)

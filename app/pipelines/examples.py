@@ -272,7 +272,16 @@ def _length(low: int, high: int | None) -> Schema:
 
 
 def _output_schema(field: OutputField, *, joined: bool) -> Schema:
-    element, depth = _element_schema(field), field.depth
+    element: Schema = {}
+    if field.is_count:
+        element = enum_of(["length", "stop"])
+    elif field.spec.kind == "text":
+        element = {"type": "string"}
+    elif field.spec.kind in ("image", "binary"):
+        element = {"type": "string", "contentEncoding": "base64"}
+    elif field.spec.kind == "number":
+        is_float, is_integer = field.tensor.datatype in FLOAT_DATATYPES, field.tensor.datatype in INTEGER_DATATYPES
+        element = {"type": ["number", "null"] if is_float else "integer" if is_integer else "boolean"}
     is_one_value = field.is_bare and (not joined or field.join in ("last", "sum") or field.is_count)
     if joined and field.is_text_run:
         schema: Schema = {"type": "string"}
@@ -280,21 +289,9 @@ def _output_schema(field: OutputField, *, joined: bool) -> Schema:
         schema = {"anyOf": [element, {"type": "null"}]} if element else {}
     else:
         schema = element
-        for _ in range(max(depth, 1) if joined else depth):
+        for _ in range(max(field.depth, 1) if joined else field.depth):
             schema = list_of(schema)
     return schema | {"description": _description(field)}
-
-
-def _element_schema(field: OutputField) -> Schema:
-    if field.is_count:
-        return enum_of(["length", "stop"])
-    if field.spec.kind == "json":
-        return {}
-    if field.spec.kind != "number":
-        return {"type": "string"} if field.spec.kind == "text" else {"type": "string", "contentEncoding": "base64"}
-    if field.tensor.datatype in INTEGER_DATATYPES:
-        return {"type": "integer"}
-    return {"type": ["number", "null"]} if field.tensor.datatype in FLOAT_DATATYPES else {"type": "boolean"}
 
 
 def _description(field: InputField | OutputField) -> str:

@@ -162,10 +162,6 @@ class TestBytesOfNumbers:
         content[0] = 57
         assert array.tobytes() == b"92"
 
-    def test_only_images_are_images(self, datatype: str) -> None:
-        with pytest.raises(ValueError, match="not an image"):
-            to_array_of("image", datatype)(b"12")
-
     @pytest.mark.parametrize(
         ("shape", "rank", "expected"),
         [((3,), 1, [b"abc"]), ((1, 3), 1, [[b"abc"]]), ((1, 3), 2, [b"abc"]), ((3, 1), 1, [[b"a"], [b"b"], [b"c"]])],

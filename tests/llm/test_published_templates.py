@@ -2,7 +2,6 @@
 
 import json
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from app.pipelines.openai_mapping import TextForm
 from app.pipelines.spec import PipelineSpec
 from tests.conftest import Require
 from tests.llm import transformers_program
-from tests.llm.transformers_program import TODAY, conversations_in
+from tests.llm.transformers_program import Today, conversations_in
 from tests.toolkit.environments import locked_environment
 from tests.toolkit.models import model, pipeline_of
 from tests.toolkit.programs import output_of
@@ -68,11 +67,6 @@ def test_a_conversation_of_openais_clients_is_rendered(name: str, answer: dict[s
 
 @pytest.fixture(autouse=True)
 def today(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Today:
-        @staticmethod
-        def now() -> datetime:
-            return TODAY
-
     monkeypatch.setattr(template, "datetime", Today)
 
 

@@ -17,7 +17,7 @@ TODAY = datetime(2026, 1, 31, 12)
 _TOKENIZER = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
 
 
-class _Today:
+class Today:
     @staticmethod
     def now() -> datetime:
         return TODAY
@@ -54,7 +54,7 @@ def _text_of(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
 if __name__ == "__main__":
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.datetime = _Today
+    chat_template_utils.datetime = Today
     root, data = map(Path, sys.argv[1:])
     conversations = conversations_in(data)
     folders = sorted(path for path in root.iterdir() if path.is_dir())

@@ -360,17 +360,13 @@ def embedder(config: ModelConfig = VECTORS, embedding: str = "VECTOR", **openai:
     return pipeline(config, inputs=inputs, outputs=outputs, openai={"embeddings": {}, **openai})
 
 
-def test_field_names_have_defaults() -> None:
-    form = writer(completions={}, chat=CHAT).openai
+def test_field_names_have_defaults_and_openai_parameters_map_to_fields() -> None:
+    form = writer(completions={}, chat=CHAT, parameters={"max_tokens": "max_new_tokens"}).openai
     assert form.embeddings is None
     assert (form.completions.prompt, form.completions.text) == ("prompt", "text")
     assert form.completions.finish_reason == "finish_reason"
     assert form.completions.usage is None
     assert form.chat.template is not None
-
-
-def test_openai_parameters_map_to_fields_of_the_pipeline() -> None:
-    form = writer(completions={}, chat=CHAT, parameters={"max_tokens": "max_new_tokens"}).openai
     assert form.completions.field_by_parameter == {"many": "many", "seed": "seed", "max_tokens": "max_new_tokens"}
     assert form.chat.field_by_parameter["max_completion_tokens"] == "max_new_tokens"
 

@@ -87,8 +87,17 @@ def test_large_inputs_have_a_place(inputs: list[Tensor], places: list[tuple[int,
         ([model()], [Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))]),
         ([], [numbers()]),
         ([model()], [numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE")]),
+        ([model("m", TensorSpec("Y", "FP32", (-1, LARGE)))], []),
+        ([model("m", TensorSpec("Y", BYTES, (LARGE,)))], []),
+        ([model("m", TensorSpec("Y", "INVALID", ()))], []),
     ],
-    ids=["small", "many elements of bytes", "an unknown model", "too large for Triton, which rejects it"],
+    ids=[
+        "small",
+        "many elements of bytes",
+        "an unknown model",
+        "too large for Triton, which rejects it",
+        *("an output of any size", "an output of bytes", "an output without a datatype"),
+    ],
 )
 def test_these_requests_use_grpc(models: list[ModelConfig], inputs: list[Tensor]) -> None:
     assert layout(*models, inputs=tuple(inputs)) is None
@@ -118,12 +127,6 @@ class TestOutputs:
         batch = Tensor("X", "FP32", np.zeros((3, 1), np.float32))
         found = layout(model("m", TensorSpec("Y", "FP32", (LARGE,)), max_batch_size=4), inputs=(batch,))
         assert found.outputs == (("Y", ByteRange(0, 3 * LARGE_BYTES)),)
-
-    @pytest.mark.parametrize(
-        "spec", [TensorSpec("Y", "FP32", (-1, LARGE)), TensorSpec("Y", BYTES, (LARGE,)), TensorSpec("Y", "INVALID", ())]
-    )
-    def test_an_output_of_unknown_size_uses_grpc(self, spec: TensorSpec) -> None:
-        assert layout(model("m", spec), inputs=()) is None
 
 
 def step(name: str, reads: str, writes: str) -> Step:

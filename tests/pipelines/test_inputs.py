@@ -17,6 +17,7 @@ from tests.toolkit.models import model, pipeline
 MISSING = {"missing": "nan"}
 LARGE = " " * 70_000
 BATCHED = {"max_batch_size": 8, "batch": True}
+NINE = {"max_batch_size": 8, "batch": {"max_items": 9}}
 FLOATS = ("FP16", "BF16", "FP32", "FP64")
 NO_NUMBERS = ["true", '"1"', "null", "{}", "[true]", '["1"]', "1e400", "1" * 400]
 NOT_ALLOWED = "is not one of the allowed values"
@@ -26,7 +27,7 @@ NO_IMAGE = "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF
 ONE_VALUE = r"one value: the tensor must have dims \[1\]"
 
 
-def one_input(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> Pipeline:
+def one_input(text: str, max_batch_size: int = 0, *, batch: Any = False, **spec: Any) -> Pipeline:
     """Returns a pipeline with one input ``x`` for the tensor that ``text`` describes."""
     kind = {} if "BYTES" not in text or "kind" in spec else {"kind": "text"}
     config = model(text, max_batch_size=max_batch_size)
@@ -77,6 +78,7 @@ def is_nan(array: Any) -> Any:
         ("X BYTES [1]", {"max_batch_size": 8}, '"a"', (1, 1), [[b"a"]]),
         ("X FP32 [2]", BATCHED, "[[1, 2], [3, 4]]", (2, 2), [[1, 2], [3, 4]]),
         ("X BYTES [1]", BATCHED, '["a", "b"]', (2, 1), [[b"a"], [b"b"]]),
+        ("X FP32 [2]", NINE, f"{[[0, 0]] * 9}", (9, 2), [[0, 0]] * 9),
         # bounds, enums, kinds
         ("X INT32 [1]", {"minimum": 0.5, "maximum": 2.5}, "1", (1,), [1]),
         ("X UINT8 [-1]", {"enum": [1, 2]}, "[1, 2]", (2,), [1, 2]),
@@ -123,6 +125,7 @@ def test_a_value_is_sent(text: str, spec: dict[str, Any], value: str, shape: tup
         ("X BYTES [1]", {"kind": "image"}, '"?"', {"x": NOT_BASE64}),
         ("X FP32 [2]", BATCHED, "[]", {"batch": "has 0 items; expected 1 to 4096"}),
         ("X FP32 [2]", BATCHED, f"{[[0, 0]] * 4097}", {"batch": "has 4097 items; expected 1 to 4096"}),
+        ("X FP32 [2]", NINE, f"{[[0, 0]] * 10}", {"batch": "has 10 items; expected 1 to 9"}),
     ],
 )  # fmt: skip
 def test_a_problem_is_reported(text: str, spec: dict[str, Any], value: str, found: dict[str, str]) -> None:
@@ -257,16 +260,10 @@ class TestMissingNumbers:
         assert not jsonschema.Draft202012Validator(request_schema(one_input("X FP32 [-1]"))).is_valid(body)
 
 
-class TestBatch:
-    def test_max_items_is_another_limit(self) -> None:
-        p = pipeline(model("X FP32 [2]", max_batch_size=8), batch={"max_items": 9})
-        assert request_of(p, f'{{"X": {[[0, 0]] * 9}}}').inputs[0].shape == (9, 2)
-        assert problems(p, f'{{"X": {[[0, 0]] * 10}}}') == {"batch": "has 10 items; expected 1 to 9"}
-
-    def test_all_inputs_must_have_the_same_number_of_items(self) -> None:
-        p = pipeline(model(["X FP32 [1]", "Y FP32 [1]"], max_batch_size=8), batch=True)
-        assert len(request_of(p, '{"X": [1, 2], "Y": [3, 4]}').inputs) == 2
-        assert "different numbers" in problems(p, '{"X": [1, 2], "Y": [3]}')["batch"]
+def test_all_inputs_must_have_the_same_number_of_items() -> None:
+    p = pipeline(model(["X FP32 [1]", "Y FP32 [1]"], max_batch_size=8), batch=True)
+    assert len(request_of(p, '{"X": [1, 2], "Y": [3, 4]}').inputs) == 2
+    assert "different numbers" in problems(p, '{"X": [1, 2], "Y": [3]}')["batch"]
 
 
 class TestParameters:

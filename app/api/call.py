@@ -240,15 +240,14 @@ class Inference:
         Raises TooManyRequests if the store is full, UpstreamUnavailable if it does not answer: then nothing was
         started, and the POST is counted.
         """
-        posted, call = call.record, replace(call, record=call.record.handed_over())
+        posted, call = call.record, replace(call, record=replace(call.record))
         stream = RecordedStream(self, call, slot, store.new_log(), is_resumable=True)
         try:
             stream_id = await store.keep(stream, call.target.stream_terms.resume_s, call.record.key)
         except BaseException as exc:
             slot.leave(exc)
-            if isinstance(exc, GatewayError):
-                posted.take_back(call.record)
             raise
+        posted.transport = posted.on_end = None
         self._start(stream, call.target.name)
         return stream_id
 

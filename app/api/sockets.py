@@ -156,7 +156,7 @@ class Socket:
     async def run(self) -> None:
         """Returns when the connection has ended."""
         pipeline = self._record.pipeline
-        self._metrics.websockets.opened(pipeline)
+        self._metrics.open_websockets.labels(pipeline).inc()
         self._workload.add(self, None if self._handler.runs_in_drain else self._websocket.stop_receiving)
         self._handler.opened(self._websocket)
         try:
@@ -178,7 +178,8 @@ class Socket:
             self._websocket.close(CloseReason.DRAINING)
             await self._websocket.ended()
             self._workload.remove(self)
-            self._metrics.websockets.ended(pipeline, self._websocket.reason or CloseReason.LOST)
+            self._metrics.open_websockets.labels(pipeline).dec()
+            self._metrics.ended_websockets.labels(pipeline, self._websocket.reason or CloseReason.LOST).inc()
             if _log.is_enabled_for(logging.INFO):
                 fields: dict[str, object] = {
                     "request_id": self._record.request_id,

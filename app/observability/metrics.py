@@ -15,9 +15,8 @@ from msgspec import Meta, Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.registry import Collector
 
-from app.core.answer import Tokens
 from app.core.engine import ObservedCall
-from app.core.errors import GatewayError, Outcome, TooManyRequests
+from app.core.errors import GatewayError, Outcome
 from app.core.json import Schema, enum_of
 from app.observability.log import dropped_lines
 
@@ -121,7 +120,6 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
-        self.websockets = OpenedMetrics(self.open_websockets, self.ended_websockets)
         self.calls_of: Callable[..., Counter] = cache(self.triton_calls.labels)
         self.calls_by_address: Callable[..., Counter] = cache(self.triton_calls_by_address.labels)
         self._shown_dropped_lines = 0
@@ -172,9 +170,6 @@ class Metrics:
         for state, size in bytes_by_state.items():
             self.shared_memory_bytes.labels(state).set(size)
 
-    def count_refused_connection(self) -> None:
-        self.rejected.labels(TooManyRequests.code).inc()
-
 
 class _Counter(Counter):
     """Counts in half of the time of prometheus_client's method, which checks its arguments. Stores no exemplars."""
@@ -222,25 +217,6 @@ class PipelineMetrics:
         self._requests(transport, outcome).inc()
         self._request_duration(transport, outcome).observe(duration_s)
         self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
-
-    def count_tokens(self, tokens: Tokens) -> None:
-        self.metrics.prompt_tokens.labels(self.name).inc(tokens.prompt or 0)
-        self.metrics.completion_tokens.labels(self.name).inc(tokens.completion)
-
-
-class OpenedMetrics:
-    """Counts what the callers of pipelines open and end, such as WebSockets."""
-
-    def __init__(self, are_open: Gauge, ended: Counter) -> None:
-        self._open_of = cache(are_open.labels)
-        self._ended_of = cache(ended.labels)
-
-    def opened(self, pipeline: str) -> None:
-        self._open_of(pipeline).inc()
-
-    def ended(self, pipeline: str, reason: str) -> None:
-        self._open_of(pipeline).dec()
-        self._ended_of(pipeline, reason).inc()
 
 
 @dataclass(eq=False)

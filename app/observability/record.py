@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
@@ -86,16 +85,6 @@ class RequestRecord(Struct, eq=False):
     def add_tokens(self, tokens: Tokens) -> None:
         self.tokens = tokens if self.tokens is None else self.tokens + tokens
 
-    def handed_over(self) -> "RequestRecord":
-        """Returns a copy for work that continues after this request, which then does not count as an inference."""
-        own = replace(self)
-        self.transport = self.on_end = None
-        return own
-
-    def take_back(self, own: "RequestRecord") -> None:
-        """Undoes :meth:`handed_over`."""
-        self.transport, self.on_end = own.transport, own.on_end
-
     def exit_early(self, reason: str | None) -> None:
         if reason is not None:
             self.early_exit, self.outcome = reason, Outcome.EARLY_EXIT
@@ -142,7 +131,8 @@ class RequestRecord(Struct, eq=False):
         pipeline = metrics.of_pipeline(self.pipeline)
         pipeline.count_request(self.transport, self.outcome, self.total_s, self.queue_s + self.triton_s)
         if self.tokens is not None:
-            pipeline.count_tokens(self.tokens)
+            metrics.prompt_tokens.labels(self.pipeline).inc(self.tokens.prompt or 0)
+            metrics.completion_tokens.labels(self.pipeline).inc(self.tokens.completion)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
         if (error := self.error) is None:

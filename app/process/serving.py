@@ -22,7 +22,7 @@ from app.api.error_table import problem_of, problem_response
 from app.api.exchange import FreedMemory, keep_freed_memory, release_freed_memory
 from app.api.pipelines.samples import samples_of
 from app.api.probes import Processes
-from app.core.errors import Draining
+from app.core.errors import Draining, TooManyRequests
 from app.http1.protocol import ConnectionLimit, HttpConnection
 from app.observability.log import say
 from app.observability.tracing import tracer_of
@@ -179,7 +179,8 @@ async def _run_gateway(
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
-    refused = gateway.inference.metrics.count_refused_connection
+    metrics = gateway.inference.metrics
+    refused = lambda: metrics.rejected.labels(TooManyRequests.code).inc()  # noqa: E731
     limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
     server = await stack.enter_async_context(serving(app, main, supervisor, limit))
     admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)

@@ -16,7 +16,7 @@ from sse_starlette.sse import AppStatus
 
 from app.api.bodies import Limits
 from app.api.streaming import PING, RETRY, StreamResponse
-from app.core.errors import GatewayError
+from app.core.errors import GatewayError, TooManyRequests
 from app.routes import create_app
 from app.streams.store import MemoryStore
 from app.streams.stream import Event, EventName, LiveLog, ReplayLog
@@ -103,6 +103,15 @@ async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status
     answer = await api.client.post("/v1/streams", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert api.engine.requests == []
+
+
+async def test_a_stream_that_its_store_refuses_counts_as_rejected(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> str:
+        raise TooManyRequests("full")
+
+    monkeypatch.setattr(api.gateway.store, "keep", full)
+    assert (await api.client.post("/v1/streams", json=GOOD)).status_code == 429
+    assert counted(api, "write", "stream") == {"rejected": 1}
 
 
 async def test_without_a_store_the_addresses_are_501(api: Served) -> None:

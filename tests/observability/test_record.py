@@ -145,24 +145,6 @@ def test_the_id_of_a_stream_is_masked(
     assert line_of(RequestRecord("rid", "GET", path), metrics, caplog)["path"] == logged
 
 
-def test_work_after_the_end_of_its_request_has_its_own_record(metrics: Metrics) -> None:
-    """A request whose work was not started is counted itself."""
-    first = inference()
-    own = first.handed_over()
-    own.fail(TooManyRequests("full"))
-    first.close(metrics)
-    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="ok") == 0
-    own.close(metrics)
-    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="rejected") == 1
-    ended: list[RequestRecord] = []
-    not_started = inference(on_end=ended.append)
-    not_started.take_back(not_started.handed_over())
-    not_started.fail(TooManyRequests("full"))
-    not_started.close(metrics)
-    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="rejected") == 2
-    assert ended == [not_started]
-
-
 def test_the_timing_header_splits_the_time() -> None:
     record = inference(triton_s=0.001, queue_s=0.002)
     record.started -= 0.006

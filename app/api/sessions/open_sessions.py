@@ -16,6 +16,7 @@ from time import monotonic
 from typing import ClassVar
 
 import msgspec
+import prometheus_client
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -45,7 +46,7 @@ from app.core.inference import Deadline, InferenceRequest, OpenSequence, TraceCo
 from app.core.json import json_of
 from app.core.model import MAX_ID_BYTES, SequenceIds
 from app.http1.websocket import Message, Reason, WebSocket
-from app.observability.metrics import Metrics, OpenedMetrics
+from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
@@ -79,11 +80,9 @@ PlaceKey = tuple[str, str, str]
 with ``max_open``; both names for all sessions of a key."""
 
 
-def metrics_of_sessions(metrics: Metrics) -> OpenedMetrics:
-    return OpenedMetrics(
-        metrics.gauge("open_sessions", "Sessions that take steps", "pipeline"),
-        metrics.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason"),
-    )
+def metrics_of_sessions(metrics: Metrics) -> tuple[prometheus_client.Gauge, prometheus_client.Counter]:
+    opened = metrics.gauge("open_sessions", "Sessions that take steps", "pipeline")
+    return opened, metrics.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason")
 
 
 def new_sequence_id(ids: SequenceIds, share: Share) -> int | str:
@@ -184,7 +183,7 @@ class OpenSessions:
 
     def __init__(self, inference: Inference, share: Share) -> None:
         self._inference = inference
-        self._metrics = metrics_of_sessions(inference.metrics)
+        self._opened, self._ended_by_reason = metrics_of_sessions(inference.metrics)
         self._places = Places(share)
         self._share = share
         self._memory = AnswerMemory()
@@ -222,7 +221,7 @@ class OpenSessions:
         )
         self._sessions[session.id] = self._used_ids[sequence_id] = session
         self._inference.workload.add(session)
-        self._metrics.opened(pipeline.name)
+        self._opened.labels(pipeline.name).inc()
         if self._sweep is None:
             self._look_again()
         return session
@@ -256,7 +255,8 @@ class OpenSessions:
     def _ended(self, session_id: str, reason: End) -> None:
         session = self._past[session_id] = self._sessions.pop(session_id)
         session.known_until = monotonic() + KEEP_S
-        self._metrics.ended(session.pipeline.name, reason)
+        self._opened.labels(session.pipeline.name).dec()
+        self._ended_by_reason.labels(session.pipeline.name, reason).inc()
         fields = {
             "pipeline": session.pipeline.name,
             "reason": str(reason),

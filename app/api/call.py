@@ -163,12 +163,12 @@ class Inference:
         records = [work.record for work in self.workload.running if isinstance(work, Exchange)]
         unary = Counter(record.pipeline for record in records if record.transport == "unary")
         in_flight = {each.name: unary[each.name] for each in admissions}
-        load = Counter[str](), Counter[str]()
-        for admission in admissions:
-            for counted, count in zip(load, (admission.own.running, admission.own.waiting), strict=True):
-                counted[admission.name] += count
+        running, waiting = Counter[str](), Counter[str]()
+        for each in admissions:
+            running[each.name] += each.own.running
+            waiting[each.name] += each.own.waiting
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
-        self.metrics.show_load(in_flight, *load, limits)
+        self.metrics.show_load(in_flight, running, waiting, limits)
 
     async def answer(self, call: InferenceCall) -> Ending:
         """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""

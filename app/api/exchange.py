@@ -262,19 +262,15 @@ def keep_freed_memory() -> None:
     glibc keeps freed memory only up to twice the largest block so far, and the blocks of one request are together
     larger. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """
-    _call_glibc("mallopt", _M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-    _call_glibc("mallopt", _M_TRIM_THRESHOLD, KEPT_BYTES)
+    with suppress(AttributeError):  # another C library
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+        _LIBC.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release_freed_memory() -> None:
     """Returns freed memory to the system."""
-    _call_glibc("malloc_trim", 0)
-
-
-def _call_glibc(name: str, *arguments: int) -> None:
-    """Does nothing if the C library does not have the function."""
-    if (function := getattr(_LIBC, name, None)) is not None:
-        function(*arguments)
+    with suppress(AttributeError):
+        _LIBC.malloc_trim(0)
 
 
 class ByteBudget:

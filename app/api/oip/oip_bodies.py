@@ -36,6 +36,7 @@ from app.core.inference import (
 )
 from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import shown
+from app.pipelines.body import LARGE_BYTES
 
 MAX_ID = 1024
 _CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
@@ -214,10 +215,6 @@ def _check_region(parameters: _TensorParameters) -> None:
         raise InvalidInput(text)
 
 
-_LARGE_BYTES = 64 * 1024
-"""Answers below this size are sent in one piece."""
-
-
 async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse) -> None:
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     outputs, raws = list[dict[str, Any]](), list[Buffer]()
@@ -249,7 +246,7 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
             (b"content-type", b"application/octet-stream"),
             (b"inference-header-content-length", b"%d" % json_bytes),
         ]
-    if json_bytes + raw_bytes < _LARGE_BYTES:
+    if json_bytes + raw_bytes < LARGE_BYTES:
         await exchange.answer(b"".join((*head, *raws)), *headers)
     else:
         await exchange.send_parts([*head, *raws], headers)

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.toolkit.events import read_stream
 from tests.toolkit.executions import executions, settled_executions
 from tests.toolkit.waiting import eventually
 
@@ -110,17 +109,3 @@ def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline
     assert answer.json()["texts"] == LINES
     damaged = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign[:200]})
     assert (damaged.status_code, damaged.json()["code"]) == (422, "invalid_input")
-
-
-def test_write_streams_token_by_token_what_it_joins(client: httpx.Client) -> None:
-    body = {"prompt": "The for statement", "max_tokens": 12, "seed": 7}
-    whole = client.post("/v1/pipelines/write", json=body)
-    assert whole.status_code == 200
-    assert isinstance(whole.json()["text"], str)
-    assert 1 <= len(whole.json()["token_id"]) <= 12
-    assert whole.json()["finish_reason"] in {"length", "stop"}
-    assert client.post("/v1/pipelines/write", json=body).json() == whole.json()
-    *outputs, last = [event.data for event in read_stream(client, "write", body)]
-    assert all(len(output["token_id"]) == 1 for output in outputs)
-    assert last["reason"] == "complete"
-    assert "".join(output["text"] for output in outputs) == whole.json()["text"]

@@ -249,24 +249,6 @@ async def test_the_stream_limit_of_the_server_is_respected() -> None:
         assert peak == 1
 
 
-async def test_a_cancelled_call_makes_room_for_the_next() -> None:
-
-    async def answering_the_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(ONE_AT_A_TIME)
-        async for frame in frames_of(reader):
-            if ends_request(frame) and frame.stream_id == 3:
-                writer.write(answer(3))
-
-    async with server(answering_the_second) as url:
-        opened = client(url)
-        first = await opened.unary("/test/Unary", b"question", 10.0)
-        await asyncio.sleep(0.05)
-        second = asyncio.create_task(called(opened))
-        await asyncio.sleep(0.05)
-        first.cancel()
-        assert await asyncio.wait_for(second, 5.0) == b"fine"
-
-
 async def test_waiting_for_a_stream_counts_against_the_deadline() -> None:
     blocks: list[bytes] = []
 

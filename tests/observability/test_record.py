@@ -93,34 +93,31 @@ def test_an_early_exit_is_counted_and_logged(metrics: Metrics, caplog: pytest.Lo
     assert sample(metrics, "early_exits_total", pipeline="p", reason="no_text") == 1
 
 
+def failed(kind: FaultKind | None) -> ModelError:
+    error = ModelError("failed")
+    error.fault = kind and Fault(kind)
+    return error
+
+
 @pytest.mark.parametrize(
-    ("error", "metric", "labels"),
+    ("error", "metric", "labels", "counted"),
     [
-        (TooManyRequests("full"), "rejected_total", {"reason": "too_many_requests"}),
-        (ContractViolation("grew", tensor="T"), "contract_violations_total", {"pipeline": "p", "tensor": "T"}),
+        (TooManyRequests("full"), "rejected_total", {"reason": "too_many_requests"}, 1),
+        (ContractViolation("grew", tensor="T"), "contract_violations_total", {"pipeline": "p", "tensor": "T"}, 1),
+        (failed(FaultKind.RAISED), "model_exceptions_total", {"pipeline": "p"}, 1),
+        (failed(FaultKind.SHAPE), "model_exceptions_total", {"pipeline": "p"}, 0),
+        (failed(None), "model_exceptions_total", {"pipeline": "p"}, 0),
     ],
 )
 def test_some_errors_have_their_own_metric(
-    metrics: Metrics, error: GatewayError, metric: str, labels: dict[str, str]
+    metrics: Metrics, error: GatewayError, metric: str, labels: dict[str, str], counted: int
 ) -> None:
+    """Exceptions of a model's script are counted, and not its other errors."""
     record = inference()
     record.fail(error)
     record.close(metrics)
-    assert sample(metrics, metric, **labels) == 1
+    assert sample(metrics, metric, **labels) == counted
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome=error.outcome) == 1
-
-
-@pytest.mark.parametrize(("kind", "counted"), [(FaultKind.RAISED, 1), (FaultKind.SHAPE, 0), (None, 0)])
-def test_exceptions_of_model_scripts_are_counted_separately(
-    metrics: Metrics, kind: FaultKind | None, counted: int
-) -> None:
-    error = ModelError("failed")
-    error.fault = kind and Fault(kind)
-    record = inference()
-    record.fail(error)
-    record.close(metrics)
-    assert sample(metrics, "model_exceptions_total", pipeline="p") == counted
-    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="model_error") == 1
 
 
 def test_other_requests_are_not_counted_and_logged_at_debug(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,14 +43,6 @@ def done(number: int) -> Event:
 
 
 class TestLiveLog:
-    async def test_a_read_returns_all_unread_events_once(self) -> None:
-        log = LiveLog()
-        log.append(output(1))
-        log.append(output(2))
-        assert ids(await log.read(0)) == [1, 2]
-        log.append(done(3))
-        assert ids(await log.read(2)) == [3]
-
     async def test_a_read_timeout_loses_no_events(self) -> None:
         log = LiveLog()
         with pytest.raises(TimeoutError):
